@@ -171,7 +171,7 @@ def _first_line() -> Iterator[None]:
         is_sparks = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
         if isinstance(error, SluiceError) or not is_sparks:
             raise
-        from sluicemq.spark.pipelines.frames import sentence_of  # noqa: PLC0415 - it is Spark's
+        from sluicemq.spark.pipelines.plan import sentence_of  # noqa: PLC0415 - it is Spark's
 
         raise ConfigurationError(sentence_of(error)) from None
 

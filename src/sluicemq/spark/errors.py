@@ -18,9 +18,11 @@ import difflib
 import gc
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, TypeVar
 
@@ -41,6 +43,8 @@ T = TypeVar("T")
 
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 """Read by pyspark.util.handle_worker_exception (pyspark 4.0 and later)."""
+MASK: Final = "***"
+_URL_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^/\s]*)@")
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
 _PASSING: Final = (
@@ -109,6 +113,65 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str
     by_lower = {one.lower(): one for one in reversed(list(names))}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`Did you mean 'topic'?`, or the list of all when nothing is near."""
+    listed = list(names)
+    return did_you_mean(name, listed).rstrip() or f"There are: {', '.join(listed)}."
+
+
+# ---- places of a file, and what nobody may read
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """What is wrong in a line, at a key, and what to do. A warning stops nothing."""
+
+    line: int
+    key: str
+    what: str
+    cure: str = ""
+    is_error: bool = True
+
+    def told(self, path: str) -> str:
+        """`late.yaml:4: source.topik: there is no such key. Did you mean 'topic'?`"""
+        kind = "" if self.is_error else "warning: "
+        key = f"{self.key}: " if self.key else ""
+        return f"{path}:{self.line}: {kind}{key}{self.what} {self.cure}".rstrip()
+
+
+class PlaceError(Exception):
+    """Carries a problem of a place of the file to where the file's name is known."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.what)
+        self.problem = problem
+
+
+@dataclass(slots=True)
+class Secrets:
+    """Texts that nobody may read, and what stands for each."""
+
+    masks: dict[str, str] = field(default_factory=dict)
+
+    def add(self, text: str, mask: str = MASK) -> None:
+        if text:
+            self.masks.setdefault(text, mask)
+
+    def add_url(self, url: str) -> None:
+        """The password of a URL, which a driver may write out with or without its escapes."""
+        for password in _URL_PASSWORD.findall(url):
+            self.add(password)
+
+    def hidden(self, text: str) -> str:
+        """The text without any of them; longest first, as one may hold another."""
+        for secret in sorted(self.masks, key=len, reverse=True):
+            text = text.replace(secret, self.masks[secret])
+        return text
+
+
+# ---- workers
 
 
 @cache

@@ -22,11 +22,9 @@ import orjson
 
 import sluicemq
 from sluicemq.errors import ConfigurationError, SluiceError
-from sluicemq.spark.pipelines.document import Event, Pipeline
-from sluicemq.spark.pipelines.file import load_pipeline
-from sluicemq.spark.pipelines.frames import sentence_of
-from sluicemq.spark.pipelines.plan import plan
-from sluicemq.spark.pipelines.run import Stop, run, stop_on_signals
+from sluicemq.spark.pipelines.file import Pipeline, load_pipeline
+from sluicemq.spark.pipelines.plan import plan, sentence_of
+from sluicemq.spark.pipelines.run import Event, Stop, run, stop_on_signals
 from sluicemq.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -68,9 +66,15 @@ def session_for(
 
     Raises ConfigurationError when Spark does not start.
     """
+    submitted: str | None = None
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made the JVM, with its settings
+        from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - takes a second
+
+        SparkContext._ensure_initialized()
+        submitted = SparkConf().get("spark.master", None)
     warehouse = str(Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse")
     chosen = {"spark.sql.warehouse.dir": warehouse, **pipeline.settings, **settings}
-    where = master or chosen.pop("spark.master", None) or _submitted_master() or "local[*]"
+    where = master or chosen.pop("spark.master", None) or submitted or "local[*]"
     root = Path(sluicemq.__file__).parents[1]
     if not where.startswith("local") and root.name != "site-packages":
         # So that executors on this machine find a checkout that is not installed.
@@ -81,17 +85,6 @@ def session_for(
         raise
     except Exception as error:
         raise ConfigurationError(f"Spark does not start: {sentence_of(error)}") from error
-
-
-def _submitted_master() -> str | None:
-    """What `spark-submit --master` said: it has made the JVM already, with its settings."""
-    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - takes a second
-
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return None
-    SparkContext._ensure_initialized()
-    found: str | None = SparkConf().get("spark.master", None)
-    return found
 
 
 def run_pipeline(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:

@@ -49,21 +49,19 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.options import moment, parse_options
 from sluicemq.spark.pipelines.ready import (
     DURATION,
+    FROM_PLACE,
     INTEGER,
     LIST,
+    SENDING,
     TEXT,
     Field,
+    Folder,
+    Ledger,
     Ready,
     Report,
     Task,
-    load_messages,
-)
-from sluicemq.spark.pipelines.steps import (
-    FROM_PLACE,
-    SENDING,
-    Folder,
-    Ledger,
     guarantee,
+    load_messages,
     run_steps,
     step_rows,
     write_step,
@@ -173,6 +171,18 @@ class Runs:
             found = self.folder.load(f"{RUNS}/{names[-1]}")
             self.last = Run.of(found or {}, self.folder.path)
 
+    @property
+    def number(self) -> int:
+        return 0 if self.last is None else self.last.number
+
+    @property
+    def first(self) -> Offsets:
+        return {} if self.last is None else self.last.first
+
+    @property
+    def following(self) -> Offsets:
+        return {} if self.last is None else self.last.following
+
     def settle(self) -> None:
         """Completes what a run that died has committed, and removes what can never be.
 
@@ -180,19 +190,19 @@ class Runs:
         committed, by itself or by another, the rest of it goes.
         """
         self.settle_last()
-        number = 0 if self.last is None else self.last.number
         for name in self.folder.names(STAGING):
-            if name.partition("-")[0].isdigit() and int(name.partition("-")[0]) <= number:
+            if name.partition("-")[0].isdigit() and int(name.partition("-")[0]) <= self.number:
                 self.folder.remove(f"{STAGING}/{name}")
 
     def settle_last(self) -> None:
         """Completes what the last run has committed; readers may do so at any time."""
-        if self.last is not None:
-            self._move(self.last)
+        if self.last is not None and self.folder.exists(self.last.staging):
+            for name in self.last.files:
+                self.folder.move(f"{self.last.staging}/{name}", name)
 
     def begin(self) -> tuple[int, str]:
         """Number and staging directory of a new run."""
-        number = 1 if self.last is None else self.last.number + 1
+        number = self.number + 1
         return number, f"{STAGING}/{number:08d}-{uuid.uuid4().hex[:8]}"
 
     def commit(self, run: Run) -> None:
@@ -207,11 +217,6 @@ class Runs:
             )
         self.last = run
         self.settle()
-
-    def _move(self, run: Run) -> None:
-        if self.folder.exists(run.staging):
-            for name in run.files:
-                self.folder.move(f"{run.staging}/{name}", name)
 
 
 def read_archive(spark: Any, path: str) -> Any:
@@ -296,32 +301,6 @@ class Planned:
         )  # fmt: skip
 
 
-def _plan_archive(task: Task) -> list[str]:
-    last = Runs(Folder(task.spark, task.options["path"])).last
-    planned = Planned.of(task, {} if last is None else last.following)
-    lines = [planned.gap_text()] if planned.gaps else []
-    for topic in planned.topics:
-        ranges = [one for one in planned.ranges if one.queue.topic == topic]
-        count = sum(one.size for one in ranges)
-        lines.append(f"archive {count:,} messages of {len(ranges)} queues of {topic!r}")
-    return lines or ["nothing new: the archive is complete"]
-
-
-def _run_archive(task: Task) -> Report:
-    report = _run_once(task)
-    pause_s = float(task.options["every"])
-    while pause_s and not task.stopping():
-        end_s = SYSTEM_CLOCK.monotonic_s() + pause_s
-        while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
-            threading.Event().wait(min(0.5, pause_s))
-        if not task.stopping():
-            later = _run_once(task)
-            report.lines = later.lines
-            for name, number in later.figures.items():
-                report.figures[name] = report.figures.get(name, 0) + number
-    return report
-
-
 def _run_once(task: Task) -> Report:
     spark = task.spark.newSession()
     for name, value in _SESSION.items():
@@ -329,7 +308,7 @@ def _run_once(task: Task) -> Report:
     runs = Runs(Folder(spark, task.options["path"]))
     runs.settle()
     report = Report(figures={"rows": 0, "verified": 0}, files=[runs.folder.path])
-    planned = Planned.of(task, {} if runs.last is None else runs.last.following)
+    planned = Planned.of(task, runs.following)
     if planned.gaps:
         if task.options["on_gap"] == "fail":
             raise OffsetOutOfRangeError(
@@ -360,8 +339,7 @@ def _write(spark: Any, task: Task, runs: Runs, planned: Planned, report: Report)
         written = spark.read.schema(SCHEMA).parquet(runs.folder.at(staging))
     verified = task.options["verify"] != NONE
     count = verify_rows(planned.rows(task, spark), written) if verified else written.count()
-    first: Offsets = {} if runs.last is None else dict(runs.last.first)
-    following: Offsets = {} if runs.last is None else dict(runs.last.following)
+    first, following = dict(runs.first), dict(runs.following)
     for one in planned.ranges:
         first.setdefault(one.queue, one.start)
         following[one.queue] = one.end
@@ -396,9 +374,9 @@ _TWICE: Final = "more than once in the archive"
 def _verify_all(spark: Any, task: Task, runs: Runs, bounds: Bounds, report: Report) -> None:
     """Compares everything that is archived and still at the brokers."""
     ranges = []
-    for queue, end in ({} if runs.last is None else runs.last.following).items():
+    for queue, end in runs.following.items():
         low, high = bounds.get(queue, (0, 0))
-        start = max(low, 0 if runs.last is None else runs.last.first[queue])
+        start = max(low, runs.first[queue])
         if start < min(end, high):
             ranges.append(QueueRange(queue, start, min(end, high)))
     if not ranges:
@@ -512,60 +490,11 @@ _FIXED: Final = ("path", "topics", "to", "where", "since", "until", "queues", "i
 """What a replay that goes on must have in common with its beginning."""
 
 
-def _plan_replay(task: Task) -> list[str]:
-    ledger, rows = _opened(task)
-    found = rows.groupBy("topic").agg(
-        F.expr("count(1) as n"), F.expr("min(store_time) as first"),
-        F.expr("max(store_time) as last"),
-    )  # fmt: skip
-    lines = [
-        f"send {row['n']:,} messages of {row['topic']!r}, stored {row['first']:%Y-%m-%d %H:%M:%S}"
-        f" to {row['last']:%Y-%m-%d %H:%M:%S}, to {task.options['to'] or row['topic']!r}"
-        for row in found.orderBy("topic").limit(100).collect()
-    ]
-    if ledger["steps"]:
-        lines.append(f"{ledger['rows']:,} of them are sent already, in {ledger['steps']} steps")
-    lines = lines or ["no message to send"]
-    return [*lines, guarantee(task.connection, task.options["delivery"])]
-
-
-def _run_replay(task: Task) -> Report:
-    options = task.options
-    ledger, rows = _opened(task)
-    if not ledger["steps"]:
-        ledger.begin()
-    report = Report(figures={"rows": 0}, files=[ledger.folder.at(ledger.file)])
-    task.tell(report, guarantee(task.connection, options["delivery"]))
-    columns = [
-        "body", "tags", "keys", f"{OWN_PROPERTIES} as properties",
-        f"properties['{SHARDING_KEY}'] as sharding_key", *FROM_PLACE,
-    ]  # fmt: skip
-    given = {"delivery": options["delivery"]}
-    if options["to"]:
-        given["topic"] = options["to"]
-    else:
-        columns.append("topic")
-    if options["queues"] == "same":
-        columns.append("queue_id")
-    if options["ids"] == "same":
-        columns.append("msg_id as message_id")
-
-    def send(number: int, some: Any) -> None:
-        chosen = some.selectExpr(*columns)
-        write_step(chosen, task.connection, ledger["query"], number, **given)
-
-    is_done = run_steps(task, ledger, report, rows, send)
-    ending = "all is sent" if is_done else "stopped; run it again to go on"
-    task.tell(report, f"sent {report.figures['rows']:,} messages; {ending}")
-    return report
-
-
 def _opened(task: Task) -> tuple[Ledger, Any]:
     """The replay's state, and all its rows, sent or not."""
     options, name = task.options, task.options["name"]
-    archived = read_archive(task.spark, options["path"])
-    last = Runs(Folder(task.spark, options["path"])).last
-    assert last is not None
+    rows = read_archive(task.spark, options["path"])
+    following = Runs(Folder(task.spark, options["path"])).following
     if "/" in name or not name:
         raise ConfigurationError(f"the name is {name!r}.", cure="Use letters, digits and -.")
     home = Folder(task.spark, options["state"] or options["path"])
@@ -573,16 +502,9 @@ def _opened(task: Task) -> tuple[Ledger, Any]:
     settings = {key: options[key] for key in _FIXED} | {"topics": list(options["topics"])}
     if not ledger.open(name, settings):
         ledger.document |= {
-            "limits": to_table(last.following, several=True), "query": f"replay-{name}",
+            "limits": to_table(following, several=True), "query": f"replay-{name}",
             "step_rows": step_rows(float(options["rate"]), options["step"]),
         }  # fmt: skip
-    return ledger, _chosen_rows(task, archived, ledger["limits"])
-
-
-def _chosen_rows(task: Task, archived: Any, limits: Mapping[str, Any]) -> Any:
-    """The rows of the archive that are asked for, up to where it went at the beginning."""
-    options = task.options
-    rows = archived
     if options["topics"]:
         rows = rows.where(F.col("topic").isin(list(options["topics"])))
     for option, sign, day_sign in (("since", ">=", ">="), ("until", "<", "<=")):
@@ -597,15 +519,21 @@ def _chosen_rows(task: Task, archived: Any, limits: Mapping[str, Any]) -> Any:
             rows = rows.where(f"day {day_sign} date_from_unix_date({time_ms // 86_400_000})")
     if options["where"]:
         rows = rows.where(options["where"])
-    return _within(rows, [(*queue, 0, end) for queue, end in sorted(from_table(limits))])
+    limits = sorted(from_table(ledger["limits"]))  # where the archive went at the beginning
+    return ledger, _within(rows, [(*queue, 0, end) for queue, end in limits])
 
 
 # ---- the ready pipelines
 
-ARCHIVE: Final = Ready(
-    "archive",
-    "Topics to partitioned Parquet, whole messages, incremental, verified row by row.",
-    (
+
+class Archive(Ready):
+    """Archives what came since the last run. Raises ConfigurationError, OffsetOutOfRangeError when
+    retention was faster, StoreDamagedError when verification finds a difference (nothing of the run
+    is kept), and the client's errors."""
+
+    name = "archive"
+    what = "Topics to partitioned Parquet, whole messages, incremental, verified row by row."
+    fields = (
         Field("path", TEXT, "Directory of the archive, on any file system that Spark writes to."),
         Field("topics", LIST, "Topics to archive.", ()),
         Field("pattern", TEXT,
@@ -621,19 +549,40 @@ ARCHIVE: Final = Ready(
               ("zstd", "snappy", "gzip", "lz4", "none")),
         Field("rows_per_file", INTEGER, "Largest number of rows of one file.", 1_000_000),
         Field("every", DURATION, "Run again so long after each run, until stopped; 0: once.", 0.0),
-    ),
-    _plan_archive,
-    _run_archive,
-)  # fmt: skip
-archive = ARCHIVE.call
-"""Archives what came since the last run. Raises ConfigurationError, OffsetOutOfRangeError when
-retention was faster, StoreDamagedError when verification finds a difference (nothing of the run is
-kept), and the client's errors."""
+    )  # fmt: skip
 
-REPLAY: Final = Ready(
-    "replay",
-    "An archive back into topics: ranges and filters, paced, resumable, exactly once.",
-    (
+    def plan(self, task: Task) -> list[str]:
+        runs = Runs(Folder(task.spark, task.options["path"]))
+        planned = Planned.of(task, runs.following)
+        lines = [planned.gap_text()] if planned.gaps else []
+        for topic in planned.topics:
+            ranges = [one for one in planned.ranges if one.queue.topic == topic]
+            count = sum(one.size for one in ranges)
+            lines.append(f"archive {count:,} messages of {len(ranges)} queues of {topic!r}")
+        return lines or ["nothing new: the archive is complete"]
+
+    def run(self, task: Task) -> Report:
+        report = _run_once(task)
+        pause_s = float(task.options["every"])
+        while pause_s and not task.stopping():
+            end_s = SYSTEM_CLOCK.monotonic_s() + pause_s
+            while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
+                threading.Event().wait(min(0.5, pause_s))
+            if not task.stopping():
+                later = _run_once(task)
+                report.lines = later.lines
+                for name, number in later.figures.items():
+                    report.figures[name] = report.figures.get(name, 0) + number
+        return report
+
+
+class Replay(Ready):
+    """Sends messages of an archive again. Raises ConfigurationError (also when a replay of this
+    name was begun otherwise), and the errors of the sink; run it again to go on."""
+
+    name = "replay"
+    what = "An archive back into topics: ranges and filters, paced, resumable, exactly once."
+    fields = (
         Field("path", TEXT, "The archive."),
         Field("name", TEXT, "Name of this replay: run again under it, it goes on where it was."),
         Field("topics", LIST, "Topics to replay; all of the archive without it.", ()),
@@ -645,10 +594,55 @@ REPLAY: Final = Ready(
         Field("ids", TEXT, "New message ids, or those they had.", "new", ("new", "same")),
         *SENDING,
         Field("state", TEXT, "Directory of the replay's state; the archive's without it.", ""),
-    ),
-    _plan_replay,
-    _run_replay,
-)
-replay = REPLAY.call
-"""Sends messages of an archive again. Raises ConfigurationError (also when a replay of this name
-was begun otherwise), and the errors of the sink; run it again to go on."""
+    )  # fmt: skip
+
+    def plan(self, task: Task) -> list[str]:
+        ledger, rows = _opened(task)
+        found = rows.groupBy("topic").agg(
+            F.expr("count(1) as n"), F.expr("min(store_time) as first"),
+            F.expr("max(store_time) as last"),
+        )  # fmt: skip
+        lines = [
+            f"send {row['n']:,} messages of {row['topic']!r}, stored"
+            f" {row['first']:%Y-%m-%d %H:%M:%S} to {row['last']:%Y-%m-%d %H:%M:%S}, to"
+            f" {task.options['to'] or row['topic']!r}"
+            for row in found.orderBy("topic").limit(100).collect()
+        ]
+        if ledger["steps"]:
+            lines.append(f"{ledger['rows']:,} of them are sent already, in {ledger['steps']} steps")
+        lines = lines or ["no message to send"]
+        return [*lines, guarantee(task.connection, task.options["delivery"])]
+
+    def run(self, task: Task) -> Report:
+        options = task.options
+        ledger, rows = _opened(task)
+        if not ledger["steps"]:
+            ledger.begin()
+        report = Report(figures={"rows": 0}, files=[ledger.folder.at(ledger.file)])
+        task.tell(report, guarantee(task.connection, options["delivery"]))
+        columns = [
+            "body", "tags", "keys", f"{OWN_PROPERTIES} as properties",
+            f"properties['{SHARDING_KEY}'] as sharding_key", *FROM_PLACE,
+        ]  # fmt: skip
+        given = {"delivery": options["delivery"]}
+        if options["to"]:
+            given["topic"] = options["to"]
+        else:
+            columns.append("topic")
+        if options["queues"] == "same":
+            columns.append("queue_id")
+        if options["ids"] == "same":
+            columns.append("msg_id as message_id")
+
+        def send(number: int, some: Any) -> None:
+            chosen = some.selectExpr(*columns)
+            write_step(chosen, task.connection, ledger["query"], number, **given)
+
+        is_done = run_steps(task, ledger, report, rows, send)
+        ending = "all is sent" if is_done else "stopped; run it again to go on"
+        task.tell(report, f"sent {report.figures['rows']:,} messages; {ending}")
+        return report
+
+
+archive: Final = Archive()
+replay: Final = Replay()

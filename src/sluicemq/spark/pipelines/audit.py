@@ -595,45 +595,44 @@ def _add_unknown(found: Audit, known: Iterable[GroupSubscriptions]) -> None:
 # ---- the ready pipeline
 
 
-def _run(task: Task) -> Report:
-    options = task.options
-    found = audit(
-        task.spark, task.connection, topics=options["topics"], groups=options["groups"],
-        recent_s=options["recent"], say=task.say, stopping=task.stopping,
-    )  # fmt: skip
-    report = Report(found.figures)
-    report.is_failure = options["fail_on_findings"] and report.figures["findings"] > 0
-    if options["output"]:
-        text = json.dumps(found.record(), indent=1, ensure_ascii=False)
-        replace_text(SYSTEM_FILES, str(Path(options["output"]).absolute()), text + "\n")
-        report.files.append(options["output"])
-    task.tell(report, *found.lines(options["rows"]))
-    return report
-
-
-def _plan(task: Task) -> list[str]:
-    options = task.options
-    with open_admin(parse_options(task.connection)) as admin:
-        groups = options["groups"] or known_groups(admin)
-    lines = [
-        f"ask brokers and members of {len(groups)} groups",
-        f"read tags (properties too, where a filter is SQL92) of "
-        f"{', '.join(options['topics']) or 'their topics'}, the last {options['recent']:,.0f} s",
-    ]
-    return [*lines, f"write {options['output']}"] if options["output"] else lines
-
-
-AUDIT: Final = Ready(
-    "audit",
-    "Unequal subscriptions, lag, tags that nobody takes, hash collisions, failing filters.",
-    (
+class AuditPipeline(Ready):
+    name = "audit"
+    what = "Unequal subscriptions, lag, tags that nobody takes, hash collisions, failing filters."
+    fields = (
         Field("topics", LIST, "Only these topics; without, all that a group reads.", ()),
         Field("groups", LIST, "Only these groups; without, all.", ()),
         Field("recent", DURATION, "Messages of the last time are looked at.", 86_400.0),
         Field("output", TEXT, "A JSON file for the findings.", None),
         Field("rows", INTEGER, "Rows shown of each table.", 20),
         Field("fail_on_findings", FLAG, "Exit code 1 when something is found.", False),
-    ),
-    _plan,
-    _run,
-)
+    )  # fmt: skip
+
+    def plan(self, task: Task) -> list[str]:
+        options = task.options
+        with open_admin(parse_options(task.connection)) as admin:
+            groups = options["groups"] or known_groups(admin)
+        lines = [
+            f"ask brokers and members of {len(groups)} groups",
+            "read tags (properties too, where a filter is SQL92) of"
+            f" {', '.join(options['topics']) or 'their topics'}, the last"
+            f" {options['recent']:,.0f} s",
+        ]
+        return [*lines, f"write {options['output']}"] if options["output"] else lines
+
+    def run(self, task: Task) -> Report:
+        options = task.options
+        found = audit(
+            task.spark, task.connection, topics=options["topics"], groups=options["groups"],
+            recent_s=options["recent"], say=task.say, stopping=task.stopping,
+        )  # fmt: skip
+        report = Report(found.figures)
+        report.is_failure = options["fail_on_findings"] and report.figures["findings"] > 0
+        if options["output"]:
+            text = json.dumps(found.record(), indent=1, ensure_ascii=False)
+            replace_text(SYSTEM_FILES, str(Path(options["output"]).absolute()), text + "\n")
+            report.files.append(options["output"])
+        task.tell(report, *found.lines(options["rows"]))
+        return report
+
+
+AUDIT: Final = AuditPipeline()

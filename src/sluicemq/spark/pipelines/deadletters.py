@@ -63,25 +63,23 @@ from sluicemq.spark.pipelines.archive import OWN_PROPERTIES
 from sluicemq.spark.pipelines.audit import subscriptions_of
 from sluicemq.spark.pipelines.ready import (
     FLAG,
+    FROM_PLACE,
     INTEGER,
     LIST,
     MAPPING,
+    SENDING,
     TEXT,
     Field,
+    Folder,
+    Ledger,
     Ready,
     Report,
     Task,
-    load_messages,
-    table_lines,
-)
-from sluicemq.spark.pipelines.steps import (
-    FROM_PLACE,
-    SENDING,
-    Folder,
-    Ledger,
     guarantee,
+    load_messages,
     run_steps,
     step_rows,
+    table_lines,
     write_step,
 )
 from sluicemq.spark.sources.offset_reader import open_admin, queue_bounds
@@ -486,25 +484,6 @@ def _subscriptions(
 # ---- the ready pipeline
 
 
-def _plan(task: Task) -> list[str]:
-    report = Report()
-    quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
-    _look(quiet, report, check=task.options["action"] != CLUSTERS)
-    if task.options["action"] == REPLAY:
-        report.lines.append(guarantee(task.connection, task.options["delivery"]))
-    return report.lines
-
-
-def _run(task: Task) -> Report:
-    report = Report()
-    action = task.options["action"]
-    if action == REPLAY:
-        _replay(task, report)
-    else:
-        _look(task, report, check=action == CHECK)
-    return report
-
-
 def _look(task: Task, report: Report, *, check: bool) -> None:
     options = task.options
     with open_admin(parse_options(task.connection)) as admin:
@@ -612,10 +591,17 @@ def rows_to_send(plan: Any) -> Any:
     )  # fmt: skip
 
 
-DEAD_LETTERS: Final = Ready(
-    "dead-letters",
-    "Dead letters of a group: clusters by cause, edits, a dry run, a paced replay with a report.",
-    (
+class DeadLetters(Ready):
+    """Dead letters of a group: clusters, check or replay. Raises ConfigurationError (also when a
+    replay in this state was begun otherwise), RouteNotFoundError when the group has no dead
+    letters, and the errors of the sink."""
+
+    name = "dead-letters"
+    what = (
+        "Dead letters of a group: clusters by cause, edits, a dry run, a paced replay with a"
+        " report."
+    )
+    fields = (
         Field("group", TEXT, "The consumer group whose dead letters these are."),
         Field("action", TEXT,
               "Say why they died; or also what would become of each that is sent again; or send "
@@ -635,11 +621,24 @@ DEAD_LETTERS: Final = Ready(
         *SENDING,
         Field("state", TEXT, "Directory of plan, report and progress; needed to replay.", ""),
         Field("report", TEXT, "Form of the report.", JSON_LINES, (JSON_LINES, PARQUET)),
-    ),
-    _plan,
-    _run,
-)  # fmt: skip
-dead_letters = DEAD_LETTERS.call
-"""Dead letters of a group: clusters, check or replay. Raises ConfigurationError (also when a replay
-in this state was begun otherwise), RouteNotFoundError when the group has no dead letters, and the
-errors of the sink."""
+    )  # fmt: skip
+
+    def plan(self, task: Task) -> list[str]:
+        report = Report()
+        quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
+        _look(quiet, report, check=task.options["action"] != CLUSTERS)
+        if task.options["action"] == REPLAY:
+            report.lines.append(guarantee(task.connection, task.options["delivery"]))
+        return report.lines
+
+    def run(self, task: Task) -> Report:
+        report = Report()
+        action = task.options["action"]
+        if action == REPLAY:
+            _replay(task, report)
+        else:
+            _look(task, report, check=action == CHECK)
+        return report
+
+
+dead_letters: Final = DeadLetters()

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.document import AVAILABLE_NOW, BATCH, STREAMING
 from sluicemq.spark.pipelines.ready import (
+    AVAILABLE_NOW,
+    BATCH,
     FLAG,
     INTEGER,
     MAPPING,
+    STREAMING,
     TEXT,
     Field,
     Ready,
@@ -163,62 +165,10 @@ def stream_table(
 # ---- the ready pipeline
 
 
-def _run(task: Task) -> Report:
-    options = task.options
-    place = f"{options['table']} of {shown_url(options['url'])}"
-    names = ("url", "table", "topic", "key", "create", "batch_rows", "source")
-    given = {name: options[name] for name in names} | {"columns": options["columns"] or None}
-    done = Written()
-    if options["mode"] == BATCH:
-        done = write_table(task.spark, task.connection, **given)
-    elif not options["checkpoint"]:
-        raise ConfigurationError(
-            "a stream needs a checkpoint.", cure="Say checkpoint: DIRECTORY, or mode: batch."
-        )
-    else:
-
-        def tell(number: int, written: Written) -> None:
-            nonlocal done
-            done = Written(done.rows + written.rows, done.new + written.new)
-            task.say(f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {place}")
-
-        query = stream_table(
-            task.spark, task.connection, checkpoint=options["checkpoint"],
-            trigger=options["trigger"], on_batch=tell, **given,
-        )  # fmt: skip
-        while query.isActive and not task.stopping():
-            threading.Event().wait(0.2)
-        if query.isActive:  # the micro-batch under way is the last
-            finish(query)
-        query.awaitTermination()
-    repeated = done.rows - done.new
-    report = Report({"rows": done.rows, "new": done.new, "repeated": repeated})
-    task.tell(
-        report, f"{done.rows:,} messages, {done.new:,} new rows in {place};"
-        f" {repeated:,} were there already",
-    )  # fmt: skip
-    return report
-
-
-def _plan(task: Task) -> list[str]:
-    options, key = task.options, task.options["key"]
-    source = source_options(task.connection, options["topic"], key, options["source"])
-    batch = {name: text for name, text in source.items() if not name.startswith("max")}
-    messages = task.spark.read.format("rocketmq").options(**batch).load()
-    rows = rows_of(messages, key, options["columns"] or None)
-    expression, _ = KEYS.get(key, (key, ()))
-    return [
-        f"read {source.get('topic', 'the source')} as a {options['mode']}",
-        f"key {KEY_COLUMN}: {expression}",
-        f"columns {', '.join(f'{name} {kind}' for name, kind in rows.dtypes[1:])}",
-        f"insert into {options['table']} of {shown_url(options['url'])} what is not there",
-    ]
-
-
-DEDUP: Final = Ready(
-    "dedup",
-    "A topic into a relational table, each message exactly once.",
-    (
+class Dedup(Ready):
+    name = "dedup"
+    what = "A topic into a relational table, each message exactly once."
+    fields = (
         Field("url", TEXT, "Of the database: sqlite:///shop.db or postgresql://user@host/name."),
         Field("table", TEXT, "The table, with its schema where there are several."),
         Field("topic", TEXT, "The topic; or topics in source:.", None),
@@ -234,7 +184,59 @@ DEDUP: Final = Ready(
         Field("trigger", TEXT, "Of a stream: available-now, or how often: 10s.", AVAILABLE_NOW),
         Field("create", FLAG, "Make the table when it is missing.", True),
         Field("batch_rows", INTEGER, "Rows of one statement.", 1_000),
-    ),
-    _plan,
-    _run,
-)  # fmt: skip
+    )  # fmt: skip
+
+    def plan(self, task: Task) -> list[str]:
+        options, key = task.options, task.options["key"]
+        source = source_options(task.connection, options["topic"], key, options["source"])
+        batch = {name: text for name, text in source.items() if not name.startswith("max")}
+        messages = task.spark.read.format("rocketmq").options(**batch).load()
+        rows = rows_of(messages, key, options["columns"] or None)
+        expression, _ = KEYS.get(key, (key, ()))
+        return [
+            f"read {source.get('topic', 'the source')} as a {options['mode']}",
+            f"key {KEY_COLUMN}: {expression}",
+            f"columns {', '.join(f'{name} {kind}' for name, kind in rows.dtypes[1:])}",
+            f"insert into {options['table']} of {shown_url(options['url'])} what is not there",
+        ]
+
+    def run(self, task: Task) -> Report:
+        options = task.options
+        place = f"{options['table']} of {shown_url(options['url'])}"
+        names = ("url", "table", "topic", "key", "create", "batch_rows", "source")
+        given = {name: options[name] for name in names} | {"columns": options["columns"] or None}
+        done = Written()
+        if options["mode"] == BATCH:
+            done = write_table(task.spark, task.connection, **given)
+        elif not options["checkpoint"]:
+            raise ConfigurationError(
+                "a stream needs a checkpoint.", cure="Say checkpoint: DIRECTORY, or mode: batch."
+            )
+        else:
+
+            def tell(number: int, written: Written) -> None:
+                nonlocal done
+                done = Written(done.rows + written.rows, done.new + written.new)
+                task.say(
+                    f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {place}"
+                )
+
+            query = stream_table(
+                task.spark, task.connection, checkpoint=options["checkpoint"],
+                trigger=options["trigger"], on_batch=tell, **given,
+            )  # fmt: skip
+            while query.isActive and not task.stopping():
+                threading.Event().wait(0.2)
+            if query.isActive:  # the micro-batch under way is the last
+                finish(query)
+            query.awaitTermination()
+        repeated = done.rows - done.new
+        report = Report({"rows": done.rows, "new": done.new, "repeated": repeated})
+        task.tell(
+            report, f"{done.rows:,} messages, {done.new:,} new rows in {place};"
+            f" {repeated:,} were there already",
+        )  # fmt: skip
+        return report
+
+
+DEDUP: Final = Dedup()

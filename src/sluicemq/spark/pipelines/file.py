@@ -7,27 +7,35 @@
     sinks:
       - {kind: table, url: "sqlite:///late.db", table: late, key: [origin]}
 
-All that is wrong is found in one reading, each with its line, its key, the nearest right name and a
-cure. What needs more is found by `plan`: a transform is parsed by Spark, topics are looked for at
-the cluster, tables in the database. Nothing is ever printed that `Secrets` knows.
+PyYAML's `compose` gives nodes with marks instead of values. `Entry` wraps one: the path of keys
+that leads to it (`sinks[1].url`), its line, its texts. All that is wrong is found in one reading,
+each with its line, its key, the nearest right name and a cure (`Document.problems`). What needs
+more is found by `plan`: a transform is parsed by Spark, topics are looked for at the cluster,
+tables in the database; a `Pipeline` keeps the line of each part, so that this is told the same way.
 
-Options of the `rocketmq` source and sink are those that `spark/options.py` declares, checked by its
-own parsers; what else a sink takes is declared here as fields. Options are looked up without regard
-to case, as Spark does, so two spellings of one option are one key twice.
+`${NAME}` in a text is taken from the environment (`$${` is a plain `${`). What came from a variable
+whose name sounds like a secret, and what stands where secrets stand, is remembered in `Secrets`,
+which takes it out of whatever is printed.
+
+Options of the `rocketmq` source and sink are those of `spark/options.py`, checked by its parsers
+and looked up without regard to case, as Spark does; what else a sink takes is declared here.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
+import yaml  # type: ignore[import-untyped]
 
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.filter.check import check
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
+from sluicemq.spark.errors import PlaceError, Problem, Secrets, nearest
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
     CONNECTION,
@@ -42,45 +50,293 @@ from sluicemq.spark.options import (
     by_name,
     parse_options,
 )
-from sluicemq.spark.pipelines.document import (
+from sluicemq.spark.pipelines.ready import (
     AVAILABLE_NOW,
     BATCH,
-    PARQUET,
-    ROCKETMQ,
-    STORE,
-    STREAMING,
-    TABLE,
-    TOPIC,
-    VIEW,
-    Document,
-    Entry,
-    Pipeline,
-    Problem,
-    Sink,
-    Source,
-    nearest,
-)
-from sluicemq.spark.pipelines.ready import (
+    DURATION,
     FLAG,
     INTEGER,
     LIST,
     MAPPING,
     NAMES,
+    NUMBER,
     REQUIRED,
+    STREAMING,
     TEXT,
     Field,
     duration_s,
-    read_field,
-    read_fields,
     ready,
 )
 from sluicemq.spark.schema import declared_columns
 from sluicemq.spark.sinks.databases import check_url
 from sluicemq.spark.sources.offsets import topics_of
 
+ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"
+TOPIC, TABLE = "topic", "table"
+VIEW: Final = "source"
+_VARIABLE: Final = re.compile(r"\$\$(?=\{)|\$\{([^}]*)\}")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME: Final = re.compile(r"SECRET|PASS|PWD|TOKEN|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_NULL: Final = "tag:yaml.org,2002:null"
+
+
+# ---- reading
+
+
+@dataclass(slots=True)
+class Document:
+    """One file that is being read: its environment, and what was found wrong so far."""
+
+    environment: Mapping[str, str]
+    problems: list[Problem] = field(default_factory=list)
+    secrets: Secrets = field(default_factory=Secrets)
+
+    def add(self, line: int, key: str, what: str, cure: str = "", *, is_error: bool = True) -> None:
+        hidden = self.secrets.hidden
+        problem = Problem(line, key, hidden(what), hidden(cure), is_error)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def root(self, text: str) -> "Entry | None":
+        """The whole document. None, with the problem added, when it is no YAML mapping."""
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            what = getattr(error, "problem", None) or getattr(error, "context", None) or error
+            self.add(mark.line + 1 if mark else 1, "", f"this is no YAML: {what}.")
+            return None
+        if not isinstance(node, yaml.MappingNode):
+            self.add(1, "", "a pipeline is a mapping.", "Begin with name:, source: and sinks:.")
+            return None
+        return Entry(self, node, "", node.start_mark.line + 1)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One value of the document. `block_line`: the line where the text of a block (`|`) begins."""
+
+    document: Document
+    node: Any
+    key: str
+    line: int
+
+    def problem(self, what: str, cure: str = "", *, is_error: bool = True) -> None:
+        self.document.add(self.line, self.key, what, cure, is_error=is_error)
+
+    @property
+    def block_line(self) -> int:
+        is_block = getattr(self.node, "style", None) in ("|", ">")
+        return int(self.node.start_mark.line) + 1 + is_block
+
+    def scalar(self) -> str | None:
+        """The text of a scalar, with its variables. None, with a problem, for anything else and for
+        nothing."""
+        if not isinstance(self.node, yaml.ScalarNode):
+            self.problem("a text is wanted here, not a list or a mapping.")
+            return None
+        if self.node.tag == _NULL:
+            self.problem("nothing is said.", "Give a value, or leave the key out.")
+            return None
+        environment, secrets = self.document.environment, self.document.secrets
+
+        def value(found: re.Match[str]) -> str:
+            name = found[1]
+            if name is None:
+                return "$"
+            if name not in environment:
+                if _NAME.fullmatch(name):
+                    cure = f"Set it, as in: {name}=… sluice pipeline run …"
+                    self.problem(f"the variable {name} is not set.", cure)
+                else:
+                    self.problem(f"${{{name}}} is no variable.", "Write $${ for a plain ${.")
+                return ""
+            if _SECRET_NAME.search(name):
+                secrets.add(environment[name], f"${{{name}}}")
+            return environment[name]
+
+        return _VARIABLE.sub(value, str(self.node.value))
+
+    def items(self) -> "list[Entry] | None":
+        """The entries of a list. None, with a problem, for anything else."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            self.problem("a list is wanted here.", "Write [a, b], or a line with - for each.")
+            return None
+        return [
+            Entry(self.document, node, f"{self.key}[{index}]", node.start_mark.line + 1)
+            for index, node in enumerate(self.node.value)
+        ]
+
+    def mapping(self) -> "dict[str, Entry] | None":
+        """The entries by key. None, with a problem, for anything else; keys twice are problems."""
+        if not isinstance(self.node, yaml.MappingNode):
+            self.problem("a mapping is wanted here.", "Write a line key: value for each.")
+            return None
+        found: dict[str, Entry] = {}
+        for name_node, node in self.node.value:
+            line = name_node.start_mark.line + 1
+            name = str(getattr(name_node, "value", ""))
+            key = f"{self.key}.{name}" if self.key else name
+            if not isinstance(name_node, yaml.ScalarNode):
+                self.document.add(line, self.key, "a key is a text.")
+            elif name in found:
+                cure = f"It stands in line {found[name].line} already; keep one."
+                self.document.add(line, key, "the key is there twice.", cure)
+            else:
+                found[name] = Entry(self.document, node, key, line)
+        return found
+
+    def plain(self, depth: int = 5) -> Any:
+        """The value as plain lists, mappings, texts and numbers, for what is handed on as JSON."""
+        if depth == 0:
+            self.problem("this is nested too deep.")
+            return None
+        if isinstance(self.node, yaml.MappingNode):
+            return {name: one.plain(depth - 1) for name, one in (self.mapping() or {}).items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [one.plain(depth - 1) for one in self.items() or ()]
+        text = self.scalar()
+        return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
+
+    def joined(self) -> str | None:
+        """A scalar's text; a list is joined by commas, a mapping is JSON (offsets)."""
+        if isinstance(self.node.value, str):
+            return self.scalar()
+        value = self.plain()
+        is_list = isinstance(value, list)
+        return ",".join(map(str, value)) if is_list else orjson.dumps(value).decode()
+
+
 Entries = Mapping[str, Entry]
-Cluster = Mapping[str, tuple[str, int]]
-"""Options with the line of each."""
+Texts = dict[str, str]
+"""Options as Spark takes them."""
+
+
+# ---- what it means
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What comes in. `options` are those of Spark's source, those of the cluster included."""
+
+    kind: str
+    options: Mapping[str, str]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where it goes. `fields`: the declared ones by name; `options`: of Spark's sink (topics);
+    `lines` has the line of each key."""
+
+    name: str
+    kind: str
+    fields: Mapping[str, Any]
+    options: Mapping[str, str]
+    key: str
+    line: int
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def error(self, what: str, cure: str = "", *, at: str = "") -> PlaceError:
+        """An error at the sink, or at one of its keys."""
+        key = f"{self.key}.{at}" if at else self.key
+        return PlaceError(Problem(self.lines.get(at, self.line), key, what, cure))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A whole file. With `use` a ready one of that name, whose fields are `given`; else `source`
+    and `sinks` are there. `trigger`: seconds between micro-batches, None for all that is there
+    now. `transform_line`: the line of the file where the SQL begins."""
+
+    path: str
+    name: str
+    cluster: Mapping[str, str]
+    source: Source | None = None
+    transform: str | None = None
+    transform_line: int = 0
+    sinks: tuple[Sink, ...] = ()
+    mode: str = BATCH
+    trigger: float | None = None
+    checkpoint: str | None = None
+    use: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=Secrets)
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.mode == STREAMING
+
+    def checkpoint_of(self, sink: Sink) -> str:
+        """The checkpoint directory of a sink's query: one below the pipeline's for each."""
+        return f"{(self.checkpoint or '').rstrip('/')}/{sink.name}"
+
+    def failed(self, error: PlaceError) -> ConfigurationError:
+        """The error as the user sees it: file, line, key."""
+        return ConfigurationError(self.secrets.hidden(error.problem.told(self.path)))
+
+
+# ---- declared fields
+
+_SCALARS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
+    TEXT: (r"(?s).*\S.*", str, "it is empty"),
+    INTEGER: (r"\s*[+-]?\d[\d_]*\s*", int, "write a whole number"),
+    NUMBER: (r"\s*[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", float, "write a number"),
+    FLAG: (r"(?i)\s*(true|false)\s*", lambda text: text.strip().lower() == "true",
+           "write true or false"),
+    DURATION: (r"(?s).*", duration_s, ""),
+}  # fmt: skip
+"""Kind -> what its texts look like, how they are read, and what to do about others."""
+
+
+def read_fields(
+    entries: Entries, fields: Sequence[Field], owner: Entry, what: str
+) -> dict[str, Any]:
+    """Every declared field by name, defaults filled in. `what` says whose fields they are; a
+    missing one is a problem of the owner's line."""
+    by_name = {one.name: one for one in fields}
+    values = {one.name: one.default for one in fields if one.default is not REQUIRED}
+    for name, entry in entries.items():
+        if name not in by_name:
+            entry.problem(f"{what} has no such key.", nearest(name, by_name))
+        elif (value := read_field(entry, by_name[name])) is not None:
+            values[name] = value
+    for one in fields:
+        if one.default is REQUIRED and one.name not in entries:
+            owner.problem(f"{what} needs the key {one.name!r}.", one.what)
+    return values
+
+
+def read_field(entry: Entry | None, one: Field) -> Any:
+    """The value, or None with a problem; None of no entry. A single text is a list of one."""
+    if entry is None:
+        return None
+    if one.kind == LIST:
+        entries = [entry] if isinstance(entry.node.value, str) else entry.items()
+        texts = [read_field(inner, Field("", TEXT, "", words=one.words)) for inner in entries or ()]
+        return [text for text in texts if text is not None]
+    if one.kind == MAPPING:
+        found = {name: inner.scalar() for name, inner in (entry.mapping() or {}).items()}
+        return {name: text for name, text in found.items() if text is not None}
+    text = entry.scalar()
+    if text is None:
+        return None
+    pattern, parse, cure = _SCALARS[one.kind]
+    try:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(cure)  # noqa: TRY301 - as the parsers do
+        value = parse(text)
+    except ValueError as error:
+        entry.problem(f"it is {text!r}: {error}.")
+        return None
+    if one.words and value not in one.words:
+        entry.problem(f"it is {value!r}.", f"It can be {' or '.join(one.words)}.")
+        return None
+    return value
+
+
 SECRET: Final = ("secretKey", "securityToken", "tls.keyPassword")
 MESSAGE: Final = (
     "value", "tag", "keys", "properties", "queue_id", "sharding_key", "delay_level", "delay_ms",
@@ -89,14 +345,17 @@ MESSAGE: Final = (
 """Parts of a message that a topic sink may compute by Spark SQL expressions."""
 _OF_FILES: Final = ("source", "transform", "sinks", "mode", "trigger", "checkpoint")
 _TOP: Final = ("name", "cluster", *_OF_FILES, "use", "with", "spark")
+_TEXT: Final = Field("", TEXT, "")
+_MODE: Final = Field("mode", TEXT, "", BATCH, (BATCH, STREAMING))
 _KIND_OF_SOURCE: Final = Field("kind", TEXT, "", ROCKETMQ, (ROCKETMQ, STORE, PARQUET))
-_KIND_OF_SINK: Final = Field("kind", TEXT, "", REQUIRED, (TOPIC, PARQUET, TABLE))
 _SINK_NAME: Final = Field("name", TEXT, "Of the sink, for the log and its checkpoint.", None)
 PARQUET_SOURCE: Final = (
     Field("path", TEXT, "The directory or file."),
     Field("schema", TEXT, "Columns as in SQL; without it they are taken from the files.", None),
     Field("options", MAPPING, "Further options of Spark's Parquet source.", {}),
 )
+TOPIC_SINK: Final = (_SINK_NAME, *(Field(name, TEXT, "", None) for name in MESSAGE))
+"""Beside the options of Spark's sink."""
 PARQUET_SINK: Final = (
     _SINK_NAME,
     Field("path", TEXT, "The directory."),
@@ -116,6 +375,28 @@ TABLE_SINK: Final = (
     Field("output", TEXT, "What a stream hands on: new rows, or changed ones of an aggregate.",
           "append", ("append", "update", "complete")),
 )  # fmt: skip
+_NEEDED: Final = {
+    "source": ("", "Say what is read, as in source: {topic: T}."),
+    "sinks": ("", "Say where it goes, as in sinks: [{kind: …}]."),
+    "trigger": (STREAMING, "Write trigger: available-now or 10s."),
+    "checkpoint": (STREAMING, "Write checkpoint: DIR, where the stream notes how far it is."),
+}
+"""Keys that a file has to have, in any mode or in one."""
+_WRONG_IN: Final = {
+    ("", "trigger", BATCH): ("this goes with mode: streaming.", "A batch reads once."),
+    ("", "checkpoint", BATCH): ("this goes with mode: streaming.", "A batch reads once."),
+    (TOPIC, "queryId", STREAMING): (
+        "it does not go with mode: streaming.", "The stream's checkpoint holds its id.",
+    ),
+    (PARQUET, "write", STREAMING): ("this goes with mode: batch.", "A stream appends."),
+    (TABLE, "output", BATCH): ("this goes with mode: streaming.", "A batch writes every row."),
+}  # fmt: skip
+"""Kind of sink (or ""), key and mode that do not go together."""
+_SINKS: Final = {TOPIC: TOPIC_SINK, PARQUET: PARQUET_SINK, TABLE: TABLE_SINK}
+_KIND_OF_SINK: Final = Field("kind", TEXT, "", REQUIRED, tuple(_SINKS))
+
+
+# ---- the file
 
 
 def load_pipeline(path: str, environment: Mapping[str, str] | None = None) -> Pipeline:
@@ -156,36 +437,32 @@ def parse_pipeline(
     for name in [name for name in entries if name not in _TOP]:
         entries.pop(name).problem("there is no such key.", nearest(name, _TOP))
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2].rpartition(".")[0])
-    name = _text(entries, "name") or stem or "pipeline"
+    name = read_field(entries.get("name"), _TEXT) or stem or "pipeline"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         entries["name"].problem(f"it is {name!r}.", "Use letters, digits, dots, _ and -.")
-    cluster = _cluster(entries.get("cluster"))
-    settings: dict[str, str] = {}
-    if "spark" in entries:
-        settings = read_field(entries["spark"], Field("spark", MAPPING, "")) or {}
-        for setting, entry in (entries["spark"].mapping() or {}).items():
-            if not setting.startswith("spark."):
-                cure = "As in spark.executor.memory."
-                entry.problem("a setting of Spark begins with spark.", cure)
-    parts = _ready(entries) if "use" in entries else _own(root, entries, cluster)
+    cluster: Texts = {}
+    if "cluster" in entries:
+        entry = entries["cluster"]
+        known = [option for option in OPTIONS if option.name in CONNECTION]
+        cluster = _options(entry.mapping() or {}, known, READ, "a cluster")
+        keys = {"accessKey", "secretKey"} & set(cluster)
+        for lacking in {"accessKey", "secretKey"} - keys if keys else ():
+            cure = f"{min(keys)} is given; it needs both."
+            entry.problem(f"the option {lacking!r} is missing.", cure)
+    settings = read_field(entries.get("spark"), Field("spark", MAPPING, "")) or {}
+    for setting, entry in (entries["spark"].mapping() or {}).items() if settings else ():
+        if not setting.startswith("spark."):
+            entry.problem("a setting of Spark begins with spark.", "As in spark.executor.memory.")
+    parts = _used(entries) if "use" in entries else _own(root, entries, cluster)
     problems = sorted(document.problems)
     if any(one.is_error for one in problems):
         return None, problems
-    pipeline = Pipeline(
-        path, name, {option: text for option, (text, _) in cluster.items()}, settings=settings,
-        secrets=document.secrets, warnings=tuple(problems), **parts,
-    )  # fmt: skip
+    pipeline = Pipeline(path, name, cluster, settings=settings, secrets=document.secrets,
+                        warnings=tuple(problems), **parts)  # fmt: skip
     return pipeline, problems
 
 
-def _text(entries: Entries, name: str) -> str | None:
-    text: str | None = None
-    if name in entries:
-        text = read_field(entries[name], Field(name, TEXT, ""))
-    return text
-
-
-def _ready(entries: Entries) -> dict[str, Any]:
+def _used(entries: Entries) -> dict[str, Any]:
     """The parts of a pipeline that uses a ready one."""
     use = entries["use"].scalar() or ""
     for name in _OF_FILES:
@@ -200,29 +477,23 @@ def _ready(entries: Entries) -> dict[str, Any]:
     return {"use": use, "given": read_fields(given, ready(use).fields, owner, what)}
 
 
-def _own(root: Entry, entries: Entries, cluster: Cluster) -> dict[str, Any]:
+def _own(root: Entry, entries: Entries, cluster: Texts) -> dict[str, Any]:
     """The parts of a pipeline with source and sinks of its own."""
     if "with" in entries:
         entries["with"].problem("this goes with use: NAME, a ready pipeline.")
-    mode = BATCH
-    if "mode" in entries:
-        words = Field("mode", TEXT, "", words=(BATCH, STREAMING))
-        mode = read_field(entries["mode"], words) or BATCH
-    parts: dict[str, Any] = {"mode": mode, "transform": _text(entries, "transform")}
-    for name, cure in (
-        ("trigger", "Write trigger: available-now or 10s."),
-        ("checkpoint", "Write checkpoint: DIR, where the stream notes how far it is."),
-    ):
-        if mode == BATCH and name in entries:
-            entries[name].problem("this goes with mode: streaming.", "A batch reads once.")
-        elif mode == STREAMING and name not in entries:
+    mode = read_field(entries.get("mode"), _MODE) or BATCH
+    parts = {name: read_field(entries.get(name), _TEXT) for name in ("transform", "checkpoint")}
+    parts["mode"] = mode
+    _check_mode("", entries, mode)
+    for name, (of, cure) in _NEEDED.items():
+        if name not in entries and of == STREAMING == mode:
             entries["mode"].problem(f"mode: streaming needs the key {name!r}.", cure)
-    parts["trigger"] = _trigger(entries.get("trigger"))
-    parts["checkpoint"] = _text(entries, "checkpoint")
+        elif name not in entries and not of:
+            root.problem(f"the key {name!r} is missing.", cure)
+    if "trigger" in entries:
+        parts["trigger"] = _trigger(entries["trigger"])
     if "source" in entries:
         parts["source"] = _source(entries["source"], cluster, mode)
-    else:
-        root.problem("the key 'source' is missing.", "Say what is read, as in source: {topic: T}.")
     if "transform" in entries:
         parts["transform_line"] = entries["transform"].block_line
         if not re.search(rf"\b{VIEW}\b", parts["transform"] or VIEW, re.IGNORECASE):
@@ -230,14 +501,19 @@ def _own(root: Entry, entries: Entries, cluster: Cluster) -> dict[str, Any]:
             entries["transform"].problem(what, "select … from source")
     if "sinks" in entries:
         parts["sinks"] = _sinks(entries["sinks"], cluster, mode)
-    else:
-        root.problem("the key 'sinks' is missing.", "Say where it goes, as in sinks: [{kind: …}].")
     return parts
 
 
-def _trigger(entry: Entry | None) -> float | None:
-    text = None if entry is None else entry.scalar()
-    if entry is None or text is None or text.strip() == AVAILABLE_NOW:
+def _check_mode(kind: str, entries: Entries, mode: str) -> None:
+    """Keys that do not go with the mode."""
+    for (of, name, wrong_mode), (what, cure) in _WRONG_IN.items():
+        if (of, wrong_mode) == (kind, mode) and name in entries:
+            entries[name].problem(what, cure)
+
+
+def _trigger(entry: Entry) -> float | None:
+    text = entry.scalar()
+    if text is None or text.strip() == AVAILABLE_NOW:
         return None
     try:
         return duration_s(text)
@@ -246,145 +522,102 @@ def _trigger(entry: Entry | None) -> float | None:
         return None
 
 
-# ---- options
-
-
-def _cluster(entry: Entry | None) -> Cluster:
-    """The options that say where the cluster is and who asks."""
-    if entry is None:
-        return {}
-    known = [option for option in OPTIONS if option.name in CONNECTION]
-    found = _options(entry.mapping() or {}, known, READ, "a cluster")
-    keys = [name for name in ("accessKey", "secretKey") if name in found]
-    if len(keys) == 1:
-        lacking = "secretKey" if keys == ["accessKey"] else "accessKey"
-        entry.problem(f"the option {lacking!r} is missing.", f"{keys[0]} is given; it needs both.")
-    return found
-
-
 def _options(
     entries: Entries, declared: Iterable[Option], use: str, what: str, others: Sequence[str] = ()
-) -> dict[str, tuple[str, int]]:
-    """Options by their own name, each with its line; what is wrong becomes problems."""
-    known = {
-        name: option
-        for option in declared
-        if use in option.use
-        for name in (option.name, *option.aliases)
-    }
-    by_lower = {name.lower(): option for name, option in known.items()}
-    found: dict[str, tuple[str, int]] = {}
+) -> Texts:
+    """Texts of options by their own names; what is wrong becomes problems."""
+    declared = [option for option in declared if use in option.use]
+    known = [name for option in declared for name in (option.name, *option.aliases)]
+    by_lower, all_by_lower = by_name(declared), {one.name.lower(): one for one in OPTIONS}
+    found: Texts = {}
+    lines: dict[str, int] = {}
     for name, entry in entries.items():
-        option = by_lower.get(name.lower())
+        option, other = by_lower.get(name.lower()), all_by_lower.get(name.lower())
         if option is None:
-            _unknown(entry, name, use, what, [*known, *others])
+            said, cure = f"{what} has no such key.", nearest(name, [*known, *others])
+            if other is not None and use not in other.use:
+                uses = ", ".join(sorted(other.use))
+                said, cure = f"it does not go with a {use}.", f"It is for: {uses}."
+            elif other is not None:
+                said, cure = f"it does not belong to {what}.", "Put it into source: or a sink."
+            entry.problem(said, cure)
             continue
-        secrets = entry.document.secrets
         if option.name in SECRET:
-            secrets.add(str(getattr(entry.node, "value", "")))
-        text = _option_text(entry)
+            entry.document.secrets.add(str(getattr(entry.node, "value", "")))
+        text = entry.joined()
         if option.name in SECRET:
-            secrets.add(text or "")
+            entry.document.secrets.add(text or "")
         if option.name in found:
-            cure = f"Line {found[option.name][1]} says {option.name} already; keep one."
+            cure = f"Line {lines[option.name]} says {option.name} already; keep one."
             entry.problem(f"it means {option.name!r}, which is there.", cure)
         elif text is not None:
             try:
                 option.parse(text)
-                found[option.name] = (text, entry.line)
+                found[option.name], lines[option.name] = text, entry.line
             except ValueError as error:
                 entry.problem(f"it is {text!r}: {error}.")
     return found
 
 
-def _unknown(entry: Entry, name: str, use: str, what: str, names: list[str]) -> None:
-    other = next((one for one in OPTIONS if name.lower() == one.name.lower()), None)
-    if other is None:
-        entry.problem(f"{what} has no such key.", nearest(name, names))
-    elif use not in other.use:
-        uses = ", ".join(sorted(other.use))
-        entry.problem(f"it does not go with a {use}.", f"It is for: {uses}.")
-    else:
-        entry.problem(f"it does not belong to {what}.", "Put it into source: or a sink.")
+_Looks = tuple[Callable[[Options], object], ...]
+_SOURCES: Final[Mapping[str, tuple[str, Sequence[Option], _Looks]]] = {
+    ROCKETMQ: ("a source", OPTIONS, (
+        topics_of, declared_columns, lambda options: options.required("nameServers"),
+        lambda options: options.credentials,
+    )),
+    STORE: ("a store source", STORE_OPTIONS, (
+        lambda options: options.required("path"), topics_of, declared_columns,
+    )),
+}  # fmt: skip
+"""Kind -> what it is, its options, and what they say together: topics, columns, both keys."""
 
 
-def _option_text(entry: Entry) -> str | None:
-    """A scalar's text; a list is joined by commas, a mapping is JSON (offsets)."""
-    if isinstance(entry.node.value, str):
-        return entry.scalar()
-    value = entry.plain()
-    if isinstance(value, list):
-        return ",".join(str(one) for one in value)
-    return orjson.dumps(value).decode()
-
-
-# ---- source
-
-
-def _source(entry: Entry, cluster: Cluster, mode: str) -> Source | None:
+def _source(entry: Entry, cluster: Texts, mode: str) -> Source | None:
     """None when its kind is not known."""
     entries = entry.mapping()
     if entries is None:
         return None
     kind = read_field(entries.pop("kind"), _KIND_OF_SOURCE) if "kind" in entries else ROCKETMQ
+    if kind is None:
+        return None
     if kind == PARQUET:
         fields = read_fields(entries, PARQUET_SOURCE, entry, "a parquet source")
         given = {"path": fields.get("path", ""), **fields["options"]}
         given |= {"schema": fields["schema"]} if fields["schema"] else {}
         return Source(PARQUET, given, entry.line)
-    if kind is None:
-        return None
     if kind == STORE and mode == STREAMING:
         entry.problem("a store source is read in a batch.", "Write mode: batch.")
     use = STREAM if kind == ROCKETMQ and mode == STREAMING else READ
     before = len(entry.document.problems)
-    looks: tuple[Callable[[Options], object], ...]
-    if kind == STORE:
-        found = _options(entries, STORE_OPTIONS, use, "a store source", ("kind",))
-        looks = (lambda options: options.required("path"), topics_of, declared_columns)
-    else:
-        found = {**cluster, **_options(entries, OPTIONS, use, "a source", ("kind",))}
-        looks = (
-            topics_of, declared_columns, lambda options: options.required("nameServers"),
-            lambda options: options.credentials,
-        )  # fmt: skip
-    texts = {name: text for name, (text, _) in found.items()}
+    what, declared, looks = _SOURCES[kind]
+    texts = _options(entries, declared, use, what, ("kind",))
+    texts = {**cluster, **texts} if kind == ROCKETMQ else texts
     if len(entry.document.problems) == before:
-        options = parse_options(texts, use, by_name(STORE_OPTIONS if kind == STORE else OPTIONS))
+        options = parse_options(texts, use, by_name(declared))
         for look in looks:
-            _check_together(entry, entries, look, options)
+            try:
+                look(options)
+            except ConfigurationError as error:
+                named = [name for name in entries if f"'{name}'" in str(error)]
+                if not named and look is declared_columns:
+                    named = [name for name in entries if name == "columns"]
+                place = entries[named[0]] if named else entry
+                place.problem(f"{error.fact}.", "" if ".option(" in error.cure else error.cure)
     _check_filters(entries, texts)
     return Source(kind, texts, entry.line)
 
 
-def _check_together(
-    entry: Entry, entries: Entries, look: Callable[[Options], object], options: Options
-) -> None:
-    """What the options say together: one way to name topics, columns, both keys."""
-    try:
-        look(options)
-    except ConfigurationError as error:
-        named = [name for name in entries if f"'{name}'" in str(error)]
-        if not named and look is declared_columns:
-            named = [name for name in entries if name == "columns"]
-        place = entries[named[0]] if named else entry
-        place.problem(f"{error.fact}.", "" if ".option(" in error.cure else error.cure)
-
-
-def _check_filters(entries: Entries, texts: Mapping[str, str]) -> None:
-    def one_line(text: str) -> str:
-        return " ".join(text.split())
-
+def _check_filters(entries: Entries, texts: Texts) -> None:
     if "filter.tags" in texts and "filter.tags" in entries:
         try:
             parse_tags(texts["filter.tags"])
         except FilterSyntaxError as error:
-            entries["filter.tags"].problem(one_line(str(error)))
+            entries["filter.tags"].problem(" ".join(str(error).split()))
     if "filter.sql" in texts and "filter.sql" in entries:
         for finding in check(texts["filter.sql"]):
             entries["filter.sql"].problem(
-                f"at character {finding.position + 1}: {one_line(finding.what)}",
-                one_line(finding.instead),
+                f"at character {finding.position + 1}: {' '.join(finding.what.split())}",
+                " ".join(finding.instead.split()),
                 is_error=finding.is_error or finding.code == IGNORED_TEXT,
             )
 
@@ -392,7 +625,7 @@ def _check_filters(entries: Entries, texts: Mapping[str, str]) -> None:
 # ---- sinks
 
 
-def _sinks(entry: Entry, cluster: Cluster, mode: str) -> tuple[Sink, ...]:
+def _sinks(entry: Entry, cluster: Texts, mode: str) -> tuple[Sink, ...]:
     """All sinks, each with a name of its own."""
     entries = entry.items()
     if entries is not None and not entries:
@@ -410,7 +643,7 @@ def _sinks(entry: Entry, cluster: Cluster, mode: str) -> tuple[Sink, ...]:
     return tuple(sinks)
 
 
-def _sink(entry: Entry, cluster: Cluster, mode: str) -> Sink | None:
+def _sink(entry: Entry, cluster: Texts, mode: str) -> Sink | None:
     entries = entry.mapping()
     if entries is None:
         return None
@@ -419,62 +652,49 @@ def _sink(entry: Entry, cluster: Cluster, mode: str) -> Sink | None:
         entry.problem("a sink needs the key 'kind'.", f"It can be {TOPIC}, {PARQUET} or {TABLE}.")
         return None
     kind = read_field(entries.pop("kind"), _KIND_OF_SINK)
-    options: dict[str, str] = {}
     if kind is None:
         return None
+    declared, what, options = _SINKS[kind], f"a {kind} sink", Texts()
+    names = [one.name for one in declared]
     if kind == TOPIC:
-        fields, options = _topic(entry, entries, cluster, mode)
-        target = options.get("topic", "")
-    elif kind == PARQUET:
-        fields = read_fields(entries, PARQUET_SINK, entry, "a parquet sink")
-        if mode == STREAMING and "write" in entries:
-            entries["write"].problem("this goes with mode: batch.", "A stream appends.")
-        target = None
+        rest = {name: inner for name, inner in entries.items() if name not in names}
+        options = {**cluster, **_options(rest, OPTIONS, WRITE, what, ("kind", *names))}
+        own = {name: inner for name, inner in entries.items() if name in names}
+        found = read_fields(own, declared, entry, what)
+        fields = {name: value for name, value in found.items() if value is not None}
     else:
-        fields = read_fields(entries, TABLE_SINK, entry, "a table sink")
-        _check_table(entries, fields, mode)
-        target = fields.get("table", "").replace("/", "-") or None
-    name = fields.get("name") or (kind if target is None else f"{kind}-{target}")
+        fields = read_fields(entries, declared, entry, what)
+        entry.document.secrets.add_url(fields.get("url", ""))
+    _check_mode(kind, entries, mode)
+    for key, wrong, cure in _mistakes(kind, entries, fields, options):
+        if not key or key in entries:
+            (entries[key] if key else entry).problem(wrong, cure)
+    suffix = {TOPIC: options.get("topic", ""), TABLE: fields.get("table", "").replace("/", "-")}
+    name = fields.get("name") or "-".join(filter(None, (kind, suffix.get(kind))))
     return Sink(name, kind, fields, options, entry.key, entry.line, lines)
 
 
-def _check_table(entries: Entries, fields: Mapping[str, Any], mode: str) -> None:
-    if "url" in entries and fields.get("url"):
-        entries["url"].document.secrets.add_url(fields["url"])
-        try:
-            check_url(fields["url"])
-        except ConfigurationError as error:
-            entries["url"].problem(f"{error.fact}.", error.cure)
-    if mode == BATCH and "output" in entries:
-        entries["output"].problem("this goes with mode: streaming.", "A batch writes every row.")
-    if "key" in entries and fields.get("key") == []:
-        entries["key"].problem("there is no column.", "Name those that tell rows apart.")
-    if "batch_rows" in entries and not 1 <= fields["batch_rows"] <= 1_000_000:
-        entries["batch_rows"].problem(f"it is {fields['batch_rows']}.", "From 1 to 1,000,000.")
-
-
-def _topic(
-    entry: Entry, entries: dict[str, Entry], cluster: Cluster, mode: str
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Fields and options of a topic sink. Exactly once means an epoch: a micro-batch of a stream,
-    or a batch write with a name."""
-    fields: dict[str, Any] = {
-        name: read_field(entries.pop(name), Field(name, TEXT, ""))
-        for name in ("name", *MESSAGE)
-        if name in entries
-    }
-    own = _options(entries, OPTIONS, WRITE, "a topic sink", ("kind", "name", *MESSAGE))
-    texts = {name: text for name, (text, _) in {**cluster, **own}.items()}
-    if "topic" not in texts and "topic" not in entries:
-        entry.problem("a topic sink needs the key 'topic'.", "The topic to write to.")
-    if "nameServers" not in texts:
-        entry.problem("the option 'nameServers' is missing.", "Say it in cluster:.")
-    delivery = texts.get("delivery", AT_LEAST_ONCE).strip().lower()
-    if "queryId" in texts and "queryId" in entries:
-        if mode == STREAMING:
-            cure = "The stream's checkpoint holds its id."
-            entries["queryId"].problem("it does not go with mode: streaming.", cure)
-        elif delivery != EXACTLY_ONCE:
-            cure = "Write delivery: exactly-once."
-            entries["queryId"].problem(f"it does not go with delivery: {delivery}.", cure)
-    return fields, texts
+def _mistakes(
+    kind: str, entries: Entries, fields: Mapping[str, Any], options: Texts
+) -> Iterator[tuple[str, str, str]]:
+    """What goes wrong together in a sink: key ("": the sink itself), what, cure."""
+    if kind == TOPIC:
+        if "topic" not in options and "topic" not in entries:
+            yield "", "a topic sink needs the key 'topic'.", "The topic to write to."
+        if "nameServers" not in options:
+            yield "", "the option 'nameServers' is missing.", "Say it in cluster:."
+        # Exactly once means an epoch: a micro-batch of a stream, or a batch write with a name.
+        delivery = options.get("delivery", AT_LEAST_ONCE).strip().lower()
+        if "queryId" in options and delivery != EXACTLY_ONCE:
+            what = f"it does not go with delivery: {delivery}."
+            yield "queryId", what, "Write delivery: exactly-once."
+    elif kind == TABLE:
+        if fields.get("url"):
+            try:
+                check_url(fields["url"])
+            except ConfigurationError as error:
+                yield "url", f"{error.fact}.", error.cure
+        if fields.get("key") == []:
+            yield "key", "there is no column.", "Name those that tell rows apart."
+        if not 1 <= fields["batch_rows"] <= 1_000_000:
+            yield "batch_rows", f"it is {fields['batch_rows']}.", "From 1 to 1,000,000."

@@ -19,15 +19,16 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.spark.pipelines.document import ROCKETMQ, Events, Listener, Pipeline, PlaceError
-from sluicemq.spark.pipelines.frames import Writer, checked_frame, reach_of, sentence_of
-from sluicemq.spark.pipelines.ready import Task, ready
+from sluicemq.spark.errors import PlaceError, Secrets
+from sluicemq.spark.pipelines.file import ROCKETMQ, Pipeline
+from sluicemq.spark.pipelines.plan import Writer, checked_frame, reach_of, sentence_of
+from sluicemq.spark.pipelines.ready import Report, Task, ready
 from sluicemq.spark.progress import stream_progress
 
 if TYPE_CHECKING:
@@ -43,17 +44,40 @@ FINISH_S: Final = 600.0
 Stopping = Callable[[], bool]
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What a run did: rows by sink (of a stream: rows read for it), sinks that were left out when
-    it was stopped, and what a ready pipeline reports (`ready.Report`)."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of text and its numbers, for people and for programs; without secrets. `kind`:
+    started, stage, batch, written, line, stopping, done.
 
-    rows: dict[str, int] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    figures: dict[str, int | float] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    is_failure: bool = False
+    late-flights topic-report: batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 0
+    {"event": "batch", "pipeline": "late-flights", "sink": "topic-report", "batch": 7, …}
+    """
+
+    kind: str
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"event": self.kind, "text": self.text, **self.figures}
+
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events of one pipeline's run; what to do with them (stderr, JSON lines) is the
+    listener's."""
+
+    pipeline: str
+    listener: Listener
+    secrets: Secrets = field(default_factory=Secrets)
+
+    def emit(self, kind: str, text: str, **figures: Any) -> None:
+        sink = figures.get("sink")
+        head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
+        shown = self.secrets.hidden(head + text)
+        self.listener(Event(kind, shown, {"pipeline": self.pipeline, **figures}))
 
 
 def run(
@@ -62,46 +86,37 @@ def run(
     *,
     listener: Listener = lambda event: None,
     stopping: Stopping = lambda: False,
-) -> Outcome:
+) -> Report:
     """Runs it to its end, or until `stopping`. Raises ConfigurationError with the place of the file
     for what cannot work, and SluiceError for what fails while it runs."""
     events = Events(pipeline.name, listener, pipeline.secrets)
     began_s = SYSTEM_CLOCK.monotonic_s()
-    run_it = _run_stream if pipeline.is_streaming else _run_batch
     try:
         if pipeline.use is not None:
-            outcome = _run_ready(pipeline, pipeline.use, spark, events, stopping)
+            events.emit("started", f"the ready pipeline {pipeline.use!r}")
+            said: set[str] = set()
+
+            def say(text: str) -> None:
+                said.add(text)
+                events.emit("line", text)
+
+            task = Task(spark, pipeline.given, pipeline.cluster, say, stopping)
+            report = ready(pipeline.use).run(task)
+            for line in report.lines:
+                if line not in said:  # most are told as soon as they are known
+                    events.emit("line", line)
         else:
-            outcome = run_it(pipeline, spark, events, stopping)
+            run_it = _run_stream if pipeline.is_streaming else _run_batch
+            report = run_it(pipeline, spark, events, stopping)
     except PlaceError as error:
         raise pipeline.failed(error) from error.__cause__
     spent_s = round(SYSTEM_CLOCK.monotonic_s() - began_s, 1)
     ending = f"done in {spent_s} s"
-    if outcome.left:
-        ending = f"stopped after {spent_s} s; not written: {', '.join(outcome.left)}"
-    events.emit("done", ending, seconds=spent_s, rows=outcome.rows, left=outcome.left,
-                figures=outcome.figures, files=outcome.files)  # fmt: skip
-    return outcome
-
-
-def _run_ready(
-    pipeline: Pipeline, use: str, spark: "SparkSession", events: Events, stopping: Stopping
-) -> Outcome:
-    events.emit("started", f"the ready pipeline {use!r}")
-    said: set[str] = set()
-
-    def say(text: str) -> None:
-        said.add(text)
-        events.emit("line", text)
-
-    report = ready(use).run(Task(spark, pipeline.given, pipeline.cluster, say, stopping))
-    for line in report.lines:
-        if line not in said:  # most are told as soon as they are known
-            events.emit("line", line)
-    return Outcome(
-        figures=report.figures, files=report.files, lines=report.lines,
-        is_failure=report.is_failure,
-    )  # fmt: skip
+    if report.left:
+        ending = f"stopped after {spent_s} s; not written: {', '.join(report.left)}"
+    events.emit("done", ending, seconds=spent_s, rows=report.rows, left=report.left,
+                figures=report.figures, files=report.files)  # fmt: skip
+    return report
 
 
 # ---- a batch
@@ -109,7 +124,7 @@ def _run_ready(
 
 def _run_batch(
     pipeline: Pipeline, spark: "SparkSession", events: Events, stopping: Stopping
-) -> Outcome:
+) -> Report:
     reach = reach_of(pipeline)
     pinned = pipeline if reach is None else reach.pinned(pipeline)
     frame, writers = checked_frame(pinned, spark)
@@ -121,13 +136,13 @@ def _run_batch(
     assert pipeline.source is not None
     if {"filter.tags", "filter.sql"} & set(pipeline.source.options) or pipeline.transform:
         messages = None  # who knows how many rows a filter leaves
-    outcome = Outcome()
+    report = Report()
     for writer in writers:
         if stopping():
-            outcome.left.append(writer.sink.name)
+            report.left.append(writer.sink.name)
         else:
-            outcome.rows[writer.sink.name] = _write(spark, writer, frame, events, messages)
-    return outcome
+            report.rows[writer.sink.name] = _write(spark, writer, frame, events, messages)
+    return report
 
 
 def _write(
@@ -217,33 +232,31 @@ class BatchWatch:
     def look(self, *, at_end: bool = False) -> None:
         """Tells what changed. Never raises: a job is not to fail of being watched."""
         try:
-            for numbers in self._stages():
-                if numbers == self._last.get(numbers.stage):
+            tracker = self._context.statusTracker()
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+            stages = {stage for job in jobs if job is not None for stage in job.stageIds}
+            store: Any = self._context._jsc.sc().statusStore()
+            for stage in sorted(stages - self._told):
+                if tracker.getStageInfo(stage) is None:
                     continue
-                self._last[numbers.stage] = numbers
-                is_over = numbers.tasks > 0 and numbers.done == numbers.tasks
-                if is_over or (numbers.rows and not at_end):
-                    self._tell(numbers)
-                if is_over:
-                    self._told.add(numbers.stage)
-        except Exception:
-            logger.debug("the progress of %s cannot be read", self._group, exc_info=True)
-
-    def _stages(self) -> Iterator[StageNumbers]:
-        tracker = self._context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
-        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
-        store: Any = self._context._jsc.sc().statusStore()
-        for stage in sorted(stages - self._told):
-            if tracker.getStageInfo(stage) is None:
-                continue
-            data = store.lastStageAttempt(stage)
-            if str(data.status().toString()) not in ("PENDING", "SKIPPED"):
+                data = store.lastStageAttempt(stage)
+                if str(data.status().toString()) in ("PENDING", "SKIPPED"):
+                    continue
                 began_ms = data.submissionTime().get().getTime()
                 self._began_s.setdefault(stage, began_ms / 1000)
                 rows = max(int(data.inputRecords()), int(data.shuffleReadRecords()))
                 tasks, done = int(data.numTasks()), int(data.numCompleteTasks())
-                yield StageNumbers(stage, tasks, done, rows)
+                numbers = StageNumbers(stage, tasks, done, rows)
+                if numbers == self._last.get(stage):
+                    continue
+                self._last[stage] = numbers
+                is_over = tasks > 0 and done == tasks
+                if is_over or (rows and not at_end):
+                    self._tell(numbers)
+                if is_over:
+                    self._told.add(stage)
+        except Exception:
+            logger.debug("the progress of %s cannot be read", self._group, exc_info=True)
 
     def _tell(self, numbers: StageNumbers) -> None:
         spent_s = max(0.001, self._clock.now_ms() / 1000 - self._began_s[numbers.stage])
@@ -267,15 +280,24 @@ class BatchWatch:
 
 def _run_stream(
     pipeline: Pipeline, spark: "SparkSession", events: Events, stopping: Stopping
-) -> Outcome:
+) -> Report:
     frame, writers = checked_frame(pipeline, spark)
     for writer in writers:
         writer.prepare(frame)
+    seconds = pipeline.trigger
+    trigger = {"availableNow": True} if seconds is None else {
+        "processingTime": f"{int(seconds * 1000)} milliseconds"
+    }  # fmt: skip
     watches: list[QueryWatch] = []
     of_topics = pipeline.source is not None and pipeline.source.kind == ROCKETMQ
     try:
         for writer in writers:
-            query = _started(pipeline, writer, frame)
+            stream = writer.stream(frame).queryName(f"{pipeline.name}/{writer.sink.name}")
+            stream = stream.option("checkpointLocation", pipeline.checkpoint_of(writer.sink))
+            try:
+                query = stream.trigger(**trigger).start()
+            except Exception as failure:
+                raise _failed(writer, failure) from failure
             watches.append(QueryWatch(query, writer.sink.name, events, of_topics))
         what = f"a stream into {writers[0].target}" if len(writers) == 1 else (
             f"a stream into {len(writers)} sinks; each sink reads for itself, with its own"
@@ -296,19 +318,7 @@ def _run_stream(
         error = watch.query.exception()
         if error is not None:
             raise _failed(writer, error)
-    return Outcome(rows={watch.sink: watch.rows for watch in watches})
-
-
-def _started(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> "StreamingQuery":
-    trigger: dict[str, Any] = {"availableNow": True}
-    if pipeline.trigger is not None:
-        trigger = {"processingTime": f"{int(pipeline.trigger * 1000)} milliseconds"}
-    stream = writer.stream(frame).queryName(f"{pipeline.name}/{writer.sink.name}")
-    stream = stream.option("checkpointLocation", pipeline.checkpoint_of(writer.sink))
-    try:
-        return stream.trigger(**trigger).start()
-    except Exception as error:
-        raise _failed(writer, error) from error
+    return Report(rows={watch.sink: watch.rows for watch in watches})
 
 
 @dataclass(slots=True)

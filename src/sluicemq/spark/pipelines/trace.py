@@ -352,35 +352,6 @@ _TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 """What is shown: title, and columns whose sums are figures."""
 
 
-def _run(task: Task) -> Report:
-    options, since = task.options, task.options["since"]
-    output = options["output"].rstrip("/")
-    task.say(f"reading {options['topic']}, writing {output}")
-    begin = options["begin"]
-    if since is not None:
-        begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
-    tables = trace(
-        task.spark, task.connection, output=output, topic=options["topic"], begin=begin,
-        end=options["end"], groups=options["groups"], settle_s=options["settle"],
-        slow_s=options["slow"],
-    )  # fmt: skip
-    report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
-    counts = tables.events.groupBy("kind").count().collect()
-    report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
-    if not counts:
-        task.tell(report, f"{options['topic']} has no traces of that time.")
-    for name in _TABLES:
-        if not task.stopping():
-            rows = _table(task, report, name, getattr(tables, name), output)
-            if name == "latency" and options["chart"]:
-                _chart(task, report, rows, output)
-    if not task.stopping():
-        tables.missing.write.mode("overwrite").parquet(f"{output}/missing")
-        report.files.append(f"{output}/missing")
-        _add_silent(task, report, tables)
-    return report
-
-
 def _table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
     """Computes a table, writes and shows it; its rows, which are aggregates."""
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
@@ -472,23 +443,12 @@ def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None
     axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
 
 
-def _plan(task: Task) -> list[str]:
-    options = task.options
-    with open_admin(parse_options(task.connection)) as admin:
-        queues = admin.queues(options["topic"])
-        stored = sum(high - low for low, high in map(admin.offsets, queues))
-    lines = [
-        f"read {options['topic']}: {stored:,} trace messages in {len(queues)} queues",
-        f"write {options['output']}/events, sends, deliveries, missing (Parquet)",
-        f"write {options['output']}/{', '.join(_TABLES)} ({options['format']})",
-    ]
-    return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
-
-
-TRACE: Final = Ready(
-    "trace",
-    "Delivery latency, failures, slow consumers and lost messages out of the traces of clients.",
-    (
+class Trace(Ready):
+    name = "trace"
+    what = (
+        "Delivery latency, failures, slow consumers and lost messages out of the traces of clients."
+    )
+    fields = (
         Field("output", TEXT, "Directory of the results; what is there is replaced.", REQUIRED),
         Field("topic", TEXT, "Topic of the traces.", DEFAULT_TRACE_TOPIC),
         Field("since", DURATION, "Only what was traced in the last time, such as 24h.", None),
@@ -500,7 +460,47 @@ TRACE: Final = Ready(
         Field("format", TEXT, "Format of the tables.", "parquet", ("parquet", "csv")),
         Field("rows", INTEGER, "Rows shown of each table.", 20),
         Field("chart", FLAG, "Draw latency.png (matplotlib).", True),
-    ),
-    _plan,
-    _run,
-)
+    )  # fmt: skip
+
+    def plan(self, task: Task) -> list[str]:
+        options = task.options
+        with open_admin(parse_options(task.connection)) as admin:
+            queues = admin.queues(options["topic"])
+            stored = sum(high - low for low, high in map(admin.offsets, queues))
+        lines = [
+            f"read {options['topic']}: {stored:,} trace messages in {len(queues)} queues",
+            f"write {options['output']}/events, sends, deliveries, missing (Parquet)",
+            f"write {options['output']}/{', '.join(_TABLES)} ({options['format']})",
+        ]
+        return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
+
+    def run(self, task: Task) -> Report:
+        options, since = task.options, task.options["since"]
+        output = options["output"].rstrip("/")
+        task.say(f"reading {options['topic']}, writing {output}")
+        begin = options["begin"]
+        if since is not None:
+            begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
+        tables = trace(
+            task.spark, task.connection, output=output, topic=options["topic"], begin=begin,
+            end=options["end"], groups=options["groups"], settle_s=options["settle"],
+            slow_s=options["slow"],
+        )  # fmt: skip
+        report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
+        counts = tables.events.groupBy("kind").count().collect()
+        report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
+        if not counts:
+            task.tell(report, f"{options['topic']} has no traces of that time.")
+        for name in _TABLES:
+            if not task.stopping():
+                rows = _table(task, report, name, getattr(tables, name), output)
+                if name == "latency" and options["chart"]:
+                    _chart(task, report, rows, output)
+        if not task.stopping():
+            tables.missing.write.mode("overwrite").parquet(f"{output}/missing")
+            report.files.append(f"{output}/missing")
+            _add_silent(task, report, tables)
+        return report
+
+
+TRACE: Final = Trace()

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from sluicemq.spark.pipelines.archive import Runs, archive, replay
-from sluicemq.spark.pipelines.steps import Ledger
+from sluicemq.spark.pipelines.ready import Ledger
 from sluicemq.spark.session import spark_session
 
 SETTINGS = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "1"}

@@ -11,7 +11,6 @@ import pytest
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.spark.pipelines.archive import (
-    ARCHIVE,
     COLUMNS,
     Run,
     Runs,
@@ -19,7 +18,7 @@ from sluicemq.spark.pipelines.archive import (
     read_archive,
     replay,
 )
-from sluicemq.spark.pipelines.steps import Folder
+from sluicemq.spark.pipelines.ready import Folder
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,8 +54,8 @@ def test_an_archive_holds_whole_messages_and_grows_run_by_run(
     path, said = str(tmp_path / "archive"), list[str]()
     options: dict[str, Any] = {"path": path, "topics": [topic]}
     publish(0, 60)
-    task = ARCHIVE.task(spark, connection, options)
-    assert ARCHIVE.plan(task) == [f"archive 60 messages of 2 queues of {topic!r}"]
+    task = archive.task(spark, connection, options)
+    assert archive.plan(task) == [f"archive 60 messages of 2 queues of {topic!r}"]
     report = archive(spark, connection, **options, say=said.append)
     assert report.figures == {"rows": 60, "verified": 60}
     assert said[0].startswith("run 1: archived 60 rows of 1 topics in 2 files, verified 60 rows")

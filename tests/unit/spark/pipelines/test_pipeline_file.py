@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.document import Pipeline
-from sluicemq.spark.pipelines.file import check_pipeline, load_pipeline, parse_pipeline
+from sluicemq.spark.pipelines.file import Pipeline, check_pipeline, load_pipeline, parse_pipeline
 
 RIGHT = """\
 name: late

@@ -12,8 +12,7 @@ pytest.importorskip("pyspark")
 
 from sluicemq.spark.pipelines import __main__ as program
 from sluicemq.spark.pipelines import run as running
-from sluicemq.spark.pipelines.document import Pipeline
-from sluicemq.spark.pipelines.file import parse_pipeline
+from sluicemq.spark.pipelines.file import Pipeline, parse_pipeline
 from sluicemq.spark.pipelines.ready import Ready, Report, Task
 from sluicemq.spark.pipelines.run import Stop
 
@@ -43,12 +42,15 @@ def test_a_line_is_told_once_and_findings_can_be_the_exit_code(
     audit: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     is_failure: bool,
 ) -> None:  # fmt: skip
-    def found(task: Task) -> Report:
-        task.say("told at once")
-        return Report({"findings": 1}, [], ["told at once", "told at the end"], is_failure)
+    class Found(Ready):
+        def plan(self, task: Task) -> list[str]:
+            return []
 
-    pipeline = Ready("audit", "", (), lambda task: [], found)
-    monkeypatch.setattr(running, "ready", lambda name: pipeline)
+        def run(self, task: Task) -> Report:
+            task.say("told at once")
+            return Report({"findings": 1}, [], ["told at once", "told at the end"], is_failure)
+
+    monkeypatch.setattr(running, "ready", lambda name: Found())
     spark: Any = None
     assert program.run_pipeline(audit, spark, as_json=False) == int(is_failure)
     told = capfd.readouterr().err

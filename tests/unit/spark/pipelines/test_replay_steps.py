@@ -8,9 +8,9 @@ import pytest
 
 from simulation.stepped import ManualClock
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.spark.pipelines import steps
+from sluicemq.spark.pipelines import ready as steps
 from sluicemq.spark.pipelines.deadletters import Judge
-from sluicemq.spark.pipelines.steps import WINDOWS_MAX, Pace, Window, step_rows, steps_of
+from sluicemq.spark.pipelines.ready import WINDOWS_MAX, Pace, Window, step_rows, steps_of
 
 
 def windows(*rows: int) -> list[Window]:
