@@ -20,9 +20,8 @@ from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.spark.pipelines.audit import audit
 from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
-from sluicemq.spark.pipelines.dedup import write_table
+from sluicemq.spark.pipelines.dedup import Written, write_table
 from sluicemq.spark.pipelines.trace import trace
-from sluicemq.spark.sinks.databases import Written
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from waiting import wait_for
 

@@ -29,12 +29,12 @@ from pyspark.sql.types import BinaryType, StructType
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RouteNotFoundError
 from sluicemq.spark import errors as outage
+from sluicemq.spark import senders as sink_send
+from sluicemq.spark import source as sink
 from sluicemq.spark.errors import ride_out
 from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.schema import declared_columns, struct_type
-from sluicemq.spark.sinks import senders as sink_send
-from sluicemq.spark.sinks import writer as sink
-from sluicemq.spark.sinks.senders import RowSorter
+from sluicemq.spark.senders import RowSorter
 from sluicemq.spark.sources.stream import stream_reader
 from waiting import slowness
 
@@ -133,7 +133,7 @@ def sinks(site: Site, topic: str) -> Callable[[int], None]:
         direct = sink.StreamSink(plain, schema, overwrite=False)
         direct.commit([direct.write(iter([batch]))], epoch)
         staged = sink.StreamSink(exact, schema, overwrite=False)
-        with sink.producer_of(exact) as producer:
+        with sink_send.producer_of(exact) as producer:
             task = sink_send.Task("outage", epoch, 0, 0)
             sender = sink_send.StagingSender(producer, 16, task, staged.brokers)
             sorter = RowSorter(staged.roles, f"{topic}-exact", "fail", sender)

@@ -176,7 +176,7 @@ def test_the_command_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> 
 def test_sparks_source_and_sink(cluster: Cluster) -> None:
     pytest.importorskip("pyspark")
     from sluicemq.spark.options import parse_options
-    from sluicemq.spark.sources.offset_reader import open_admin
+    from sluicemq.spark.sources.offsets import open_admin
 
     given = {
         "nameServers": cluster.address,

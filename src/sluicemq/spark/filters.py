@@ -9,7 +9,7 @@ leaves out precisely the rows for which it is not true:
 | topic, broker, queue_id | = and IN | queues are left out |
 | queue_offset | = < <= > >= | the range of offsets is cut |
 | tags | = and IN | tag subscription; the reader compares tags again, a broker only hashes |
-| keys | = and IN, where brokers evaluate SQL92 | SQL92 selector, and the index (`offset_reader`) |
+| keys | = and IN, where brokers evaluate SQL92 | SQL92 selector, and the index (`offsets`) |
 | string property | = <> IN, NOT IN, IS [NOT] NULL | SQL92 selector |
 | int property | = <> < <= > >= IN, NOT IN | SQL92 selector |
 | bigint, double property | where Java's conversion and Spark's agree | SQL92 selector |

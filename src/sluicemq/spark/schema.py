@@ -29,8 +29,13 @@ the option `columns`, or by a user's own `.schema(…)`, whose further columns a
 A promoted property is a column of its own, so that Spark can push predicates on it (it pushes none
 on map elements). Its text is read as Java reads it (Integer.valueOf …): then a SQL92 selector and
 the column agree on every message. A text that is no value of the type is null (see the option
-`badProperties`). The type `auto`, and `prop:*` for every property there is, are settled by
-`offset_reader.settled` before a read.
+`badProperties`).
+
+The type `auto`, and `prop:*` for every property there is, are settled before a read (`settled`):
+the newest messages of every queue are read and every value of a property is tried as int, bigint,
+double and boolean, as Java reads them; the narrowest type that all of them have is the column's,
+else string. Later messages may hold others: such a text is null and counted, as ever (the option
+`badProperties`). A stream whose types must not change between restarts names them.
 
 Bodies may be texts or JSON instead of bytes:
 
@@ -47,9 +52,11 @@ DDL, as a planning process has no JVM to parse it:
     type   = string | int | bigint | double | float | boolean | array<type> | struct<schema>
 """
 
+import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql.types import (
@@ -68,7 +75,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, FilterEvaluationError
+from sluicemq.filter.java import double_of, integer_of, long_of
 from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import Options
 
@@ -111,6 +119,9 @@ PROMOTED: Final[dict[str, DataType]] = {
     "boolean": BooleanType(),
 }
 """The types that a promoted property may have."""
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+"""What a look takes for a number: not 007 (a code), nor Java's 5d and 0x1p3."""
+NUMBERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
 AUTO: Final = "auto"
 EVERY: Final = "*"
 BINARY, TEXT, JSON = "binary", "utf-8", "json"
@@ -125,6 +136,7 @@ _ITEM: Final = re.compile(
     r"(?::(?P<type>\w+))?(?:\s+as\s+(?P<alias>\S+))?",
     re.IGNORECASE,
 )
+logger = logging.getLogger(__name__)
 _TOKEN: Final = re.compile(r"\s*(?:`(?P<quoted>[^`]+)`|(?P<word>[\w.\-]+)|(?P<sign>[<>,:]))")
 
 
@@ -252,6 +264,57 @@ def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, 
                 cure=f"A property can be {', '.join(PROMOTED)}.",
             )
     return _distinct(tuple(found))
+
+
+# ---- types that messages show
+
+Look = Callable[[Options], Iterable[Mapping[str, str]]]
+"""The properties of the newest messages."""
+
+
+def settled(columns: tuple[Column, ...], options: Options, look: Look) -> tuple[Column, ...]:
+    """The columns with every `auto` replaced by a type, and `prop:*` by the properties that `look`
+    sees."""
+    if all(column.kind != AUTO for column in columns):
+        return columns
+    values: dict[str, set[str]] = defaultdict(set)
+    for properties in look(options):
+        for name, value in properties.items():
+            values[name].add(value)
+    kinds = {name: kind_of(texts) for name, texts in values.items()}
+    taken = {column.name.lower() for column in columns} | {name.lower() for name in BASE}
+    result: list[Column] = []
+    for column in columns:
+        if column.property_name == EVERY:
+            for name in sorted(kinds.keys() - SET_FOR_ALL):
+                if name.lower() in taken:
+                    logger.warning("prop:* leaves out the property %r: a column has that name",
+                                   name)  # fmt: skip
+                else:
+                    taken.add(name.lower())
+                    result.append(Column(name, name, kinds[name]))
+        elif column.kind == AUTO:
+            result.append(replace(column, kind=kinds.get(column.property_name or "", "string")))
+        else:
+            result.append(column)
+    return tuple(result)
+
+
+def kind_of(values: Iterable[str]) -> str:
+    """The narrowest type of which all texts are values."""
+    texts = set(values)
+    if all(text.lower() in ("true", "false") for text in texts):
+        return "boolean"
+    if not all(map(_NUMBER.fullmatch, texts)):
+        return "string"
+    for kind, read in NUMBERS:
+        try:
+            for text in texts:
+                read(text, "")
+        except FilterEvaluationError:
+            continue
+        return kind
+    return "string"
 
 
 # ---- bodies

@@ -41,8 +41,7 @@ from sluicemq.spark.references import (
 )
 from sluicemq.spark.schema import BASE, SET_FOR_ALL, parse_columns, struct_type
 from sluicemq.spark.selectors import string_literal
-from sluicemq.spark.sources.offset_reader import ending_offsets, open_admin, queue_bounds
-from sluicemq.spark.sources.offsets import to_table
+from sluicemq.spark.sources.offsets import ending_offsets, open_admin, queue_bounds, to_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 pytest.importorskip("pyspark")
 
 from sluicemq.client.ledger import blocking_engine
-from sluicemq.spark.sinks.databases import Target, insert_new, prepare
+from sluicemq.spark.pipelines.dedup import Target, insert_new, prepare
 
 COUNT = 500
 

@@ -10,8 +10,7 @@ from sluicemq.errors import PermissionDeniedError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import encode_properties, encode_record
-from sluicemq.spark.sources.offset_reader import GAP_MAX, narrowed_by_keys
-from sluicemq.spark.sources.offsets import QueueRange
+from sluicemq.spark.sources.offsets import GAP_MAX, QueueRange, narrowed_by_keys
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 

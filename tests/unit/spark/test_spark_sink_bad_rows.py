@@ -13,10 +13,10 @@ from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch
+from sluicemq.spark import senders as sink_bad_rows
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.sinks import senders as sink_bad_rows
-from sluicemq.spark.sinks.rows import RowError, encoded
-from sluicemq.spark.sinks.senders import (
+from sluicemq.spark.rows import RowError, encoded
+from sluicemq.spark.senders import (
     DirectSender,
     Lane,
     Rows,

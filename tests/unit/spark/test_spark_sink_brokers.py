@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.spark.sinks.writer import brokers_with_epochs, checked_query
+from sluicemq.spark.source import brokers_with_epochs, checked_query
 from sluicemq.wire.frames import Command
 
 

@@ -6,8 +6,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.sinks.rows import UniqueIdColumns, id_column, property_column
-from sluicemq.spark.sinks.writer import BatchSink, roles_of
+from sluicemq.spark.rows import UniqueIdColumns, id_column, property_column
+from sluicemq.spark.source import BatchSink, roles_of
 
 MAP = pa.map_(pa.string(), pa.string())
 

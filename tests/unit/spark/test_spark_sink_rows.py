@@ -10,7 +10,7 @@ from sluicemq.client.core.messages import prepare
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.record.codec import decode_batch
-from sluicemq.spark.sinks.rows import (
+from sluicemq.spark.rows import (
     UniqueIdColumns,
     body_column,
     delay_column,

@@ -23,7 +23,7 @@ from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import errors, session, source
 from sluicemq.spark.filters import predicates_of
 from sluicemq.spark.schema import parse_columns, struct_type
-from sluicemq.spark.sources import offset_reader as cluster
+from sluicemq.spark.sources import offsets as cluster
 
 Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 OPTIONS = {"topic": "t", "nameServers": "127.0.0.1:9876"}

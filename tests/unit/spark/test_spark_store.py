@@ -27,7 +27,7 @@ from sluicemq.spark import source
 from sluicemq.spark.options import OPTIONS, STORE_ONLY, STORE_OPTIONS, options_table
 from sluicemq.spark.schema import BASE
 from sluicemq.spark.source import StoreSource
-from sluicemq.spark.sources.store_reader import StorePartition
+from sluicemq.spark.sources.reader import StorePartition
 from sluicemq.store.store import Store
 
 HOST = encode_host(Host("127.0.0.1", 10911))

@@ -18,8 +18,8 @@ from sluicemq.errors import (
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import errors
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
-from sluicemq.spark.sources import offset_reader as sizes
 from sluicemq.spark.sources import stream
+from sluicemq.spark.sources import stream as sizes
 from sluicemq.spark.sources import stream as topic_identity
 from sluicemq.spark.sources.offsets import RangePartition
 from sluicemq.wire.codes import RequestCode

@@ -7,12 +7,12 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Not, StringContains
 
 from sluicemq.model.topic import MessageQueue
+from sluicemq.spark import schema as infer
 from sluicemq.spark.filters import Pushed, report_pushdown
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.progress import stream_progress
 from sluicemq.spark.report import parse_plan
 from sluicemq.spark.schema import columns_of, declared_columns, struct_type
-from sluicemq.spark.sources import offset_reader as infer
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,14 @@ from sluicemq.spark.pipelines.ready import (
     write_step,
 )
 from sluicemq.spark.schema import BASE, EXTRA
-from sluicemq.spark.sources.offset_reader import open_admin, queue_bounds
 from sluicemq.spark.sources.offsets import (
     Bounds,
     Offsets,
     QueueRange,
     from_table,
+    open_admin,
     place,
+    queue_bounds,
     to_table,
     topics_of,
 )

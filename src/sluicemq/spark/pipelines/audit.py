@@ -60,7 +60,7 @@ from sluicemq.spark.pipelines.ready import (
     load_messages,
     table_lines,
 )
-from sluicemq.spark.sources.offset_reader import open_admin
+from sluicemq.spark.sources.offsets import open_admin
 from sluicemq.wire import bodies
 
 if TYPE_CHECKING:

@@ -82,8 +82,7 @@ from sluicemq.spark.pipelines.ready import (
     table_lines,
     write_step,
 )
-from sluicemq.spark.sources.offset_reader import open_admin, queue_bounds
-from sluicemq.spark.sources.offsets import Bounds, to_table
+from sluicemq.spark.sources.offsets import Bounds, open_admin, queue_bounds, to_table
 
 CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
 JSON_LINES, PARQUET = "jsonl", "parquet"

@@ -50,6 +50,7 @@ from sluicemq.spark.options import (
     by_name,
     parse_options,
 )
+from sluicemq.spark.pipelines.dedup import check_url
 from sluicemq.spark.pipelines.ready import (
     AVAILABLE_NOW,
     BATCH,
@@ -68,7 +69,6 @@ from sluicemq.spark.pipelines.ready import (
     ready,
 )
 from sluicemq.spark.schema import declared_columns
-from sluicemq.spark.sinks.databases import check_url
 from sluicemq.spark.sources.offsets import topics_of
 
 ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"

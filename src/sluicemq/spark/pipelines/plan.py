@@ -54,6 +54,7 @@ from sluicemq.spark.options import (
     WRITE,
     parse_options,
 )
+from sluicemq.spark.pipelines import dedup as databases
 from sluicemq.spark.pipelines.file import (
     MESSAGE,
     PARQUET,
@@ -68,16 +69,19 @@ from sluicemq.spark.pipelines.file import (
 from sluicemq.spark.pipelines.ready import Task, ready
 from sluicemq.spark.references import StandIn, elements, named_apart, predicates_in, quoted
 from sluicemq.spark.report import pushdown
-from sluicemq.spark.sinks import databases
-from sluicemq.spark.sinks.writer import roles_of
-from sluicemq.spark.sources.offset_reader import (
+from sluicemq.spark.source import roles_of
+from sluicemq.spark.sources.offsets import (
+    Offsets,
     check_selector,
     ending_offsets,
+    from_checkpoint,
     open_admin,
+    place,
     queue_bounds,
     starting_offsets,
+    to_table,
+    topics_of,
 )
-from sluicemq.spark.sources.offsets import Offsets, from_checkpoint, place, to_table, topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -185,7 +189,7 @@ def lost_by_filter(pipeline: Pipeline) -> list[str]:
         with open_admin(options) as admin:
             topics = topics_of(options).found(admin)
             return filter_findings(sql, lambda text: tried_at_brokers(admin, topics, text))
-    from sluicemq.spark.sources.store_reader import snapshot  # noqa: PLC0415 - heavy
+    from sluicemq.spark.sources.reader import snapshot  # noqa: PLC0415 - heavy
 
     with snapshot(parse_options(source.options, READ, DECLARED)) as seen:
         newest = list(seen.newest_properties(MESSAGES_MAX))

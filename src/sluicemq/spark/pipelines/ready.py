@@ -27,6 +27,7 @@ Only window bounds come to the driver, one at a time.
 
 import importlib
 import json
+import logging
 import re
 import threading
 import uuid
@@ -43,15 +44,17 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
-from sluicemq.spark.sinks.writer import brokers_with_epochs
-from sluicemq.spark.sources.offset_reader import open_admin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 JsonObject = dict[str, Any]
 BATCH, STREAMING = "batch", "streaming"
 AVAILABLE_NOW: Final = "available-now"
+CHECK_S: Final = 0.1
+FINISH_S: Final = 600.0
+logger = logging.getLogger(__name__)
 TEXT, INTEGER, NUMBER, FLAG, LIST, DURATION, MAPPING = (
     "text", "integer", "number", "flag", "list", "duration", "mapping",
 )  # fmt: skip
@@ -243,7 +246,40 @@ def table_lines(
     return [title, *(line.rstrip() for line in printed.get().splitlines())]
 
 
-# ---- folders
+# ---- streams and folders
+
+
+def finish(query: "StreamingQuery") -> None:
+    """Lets the micro-batch under way end, and no other begin; returns when the query is over.
+
+    A query has no such thing: `stop()` interrupts the micro-batch, which is then done again after
+    the restart. So the state of Spark's `StreamExecution` is set as if it had ended, which its loop
+    looks at between micro-batches only; the one under way is committed. That is a look into Spark's
+    inside: where it is not as expected the query is stopped between two triggers instead, or
+    interrupted. All three lose nothing, as the checkpoint says what is done.
+    """
+    try:
+        inner: Any = query._jsq
+        execution = inner.streamingQuery()
+        active = execution.state().get()
+        if active.getClass().getSimpleName().startswith("ACTIVE"):
+            name = active.getClass().getName().replace("ACTIVE", "TERMINATED")
+            loader = active.getClass().getClassLoader()
+            terminated = loader.loadClass(name).getField("MODULE$").get(None)
+            execution.state().compareAndSet(active, terminated)
+            thread = execution.queryExecutionThread()
+            while thread.isAlive() and query.status["isTriggerActive"]:
+                threading.Event().wait(CHECK_S)
+    except Exception:
+        logger.debug(
+            "Spark's query is not as expected; it is stopped between triggers", exc_info=True
+        )
+    end_s = SYSTEM_CLOCK.monotonic_s() + FINISH_S
+    while query.isActive and query.status["isTriggerActive"]:
+        if SYSTEM_CLOCK.monotonic_s() > end_s:
+            break
+        threading.Event().wait(CHECK_S)
+    query.stop()
 
 
 class Folder:
@@ -563,6 +599,9 @@ def guarantee(connection: Mapping[str, str], delivery: str) -> str:
     """What holds on this cluster, in words."""
     if delivery != EXACTLY_ONCE:
         return "at least once: a step that is cut in two by a kill is sent again"
+    from sluicemq.spark.source import brokers_with_epochs  # noqa: PLC0415 - heavy
+    from sluicemq.spark.sources.offsets import open_admin  # noqa: PLC0415
+
     with open_admin(parse_options(connection)) as admin:
         if brokers_with_epochs(admin):
             return "exactly once, also after a kill"

@@ -28,7 +28,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.spark.errors import PlaceError, Secrets
 from sluicemq.spark.pipelines.file import ROCKETMQ, Pipeline
 from sluicemq.spark.pipelines.plan import Writer, checked_frame, reach_of, sentence_of
-from sluicemq.spark.pipelines.ready import Report, Task, ready
+from sluicemq.spark.pipelines.ready import CHECK_S, Report, Task, finish, ready
 from sluicemq.spark.progress import stream_progress
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-CHECK_S: Final = 0.1
 TELL_S: Final = 0.2
 PERIOD_S: Final = 2.0
-FINISH_S: Final = 600.0
 Stopping = Callable[[], bool]
 
 
@@ -396,36 +394,3 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def finish(query: "StreamingQuery") -> None:
-    """Lets the micro-batch under way end, and no other begin; returns when the query is over.
-
-    A query has no such thing: `stop()` interrupts the micro-batch, which is then done again after
-    the restart. So the state of Spark's `StreamExecution` is set as if it had ended, which its loop
-    looks at between micro-batches only; the one under way is committed. That is a look into Spark's
-    inside: where it is not as expected the query is stopped between two triggers instead, or
-    interrupted. All three lose nothing, as the checkpoint says what is done.
-    """
-    try:
-        inner: Any = query._jsq
-        execution = inner.streamingQuery()
-        active = execution.state().get()
-        if active.getClass().getSimpleName().startswith("ACTIVE"):
-            name = active.getClass().getName().replace("ACTIVE", "TERMINATED")
-            loader = active.getClass().getClassLoader()
-            terminated = loader.loadClass(name).getField("MODULE$").get(None)
-            execution.state().compareAndSet(active, terminated)
-            thread = execution.queryExecutionThread()
-            while thread.isAlive() and query.status["isTriggerActive"]:
-                threading.Event().wait(CHECK_S)
-    except Exception:
-        logger.debug(
-            "Spark's query is not as expected; it is stopped between triggers", exc_info=True
-        )
-    end_s = SYSTEM_CLOCK.monotonic_s() + FINISH_S
-    while query.isActive and query.status["isTriggerActive"]:
-        if SYSTEM_CLOCK.monotonic_s() > end_s:
-            break
-        threading.Event().wait(CHECK_S)
-    query.stop()

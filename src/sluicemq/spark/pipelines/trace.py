@@ -68,7 +68,7 @@ from sluicemq.spark.pipelines.ready import (
     load_messages,
     table_lines,
 )
-from sluicemq.spark.sources.offset_reader import open_admin
+from sluicemq.spark.sources.offsets import open_admin
 
 PAIRS_MAX: Final = 1_000
 PANELS_MAX: Final = 6

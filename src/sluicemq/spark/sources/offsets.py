@@ -1,11 +1,22 @@
-"""What is read: topics, ranges of queue offsets, partitions, and what a checkpoint holds.
+"""What is read: topics, ranges of queue offsets, partitions; and what a checkpoint holds.
 
 A pattern of topics is matched against the whole name. It finds what users made: retry and
 dead-letter topics only when it says so by its first character (`%DLQ%.*`), system topics never. A
 stream asks again at each trigger, so a topic that is made while it runs is read, from its first
 message; topics of a list that the checkpoint does not know yet likewise.
 
-What a stream's checkpoint holds, as JSON (Spark stores it, version 1):
+The driver asks the cluster through `client.sync.Admin` alone, so it works on a Java cluster as
+well. Executors only see what comes out and travels to them, pickled by Spark: `ReadPlan` (how to
+read) and `RangePartition` (what). A planning process needs neither NumPy nor the decoder.
+
+**Keys.** `keys = 'k1 k2'` is true of messages that bear the key `k1` among others, so the broker's
+key index gives every candidate, and Spark compares again: the ranges shrink to the places of the
+candidates. Only a SluiceMQ broker is asked: it answers after its index has caught up with the log,
+and says so when it cannot. The index of a Java broker may have holes after a crash (its index files
+newer than the last checkpoint are thrown away), and rows would be missing; there `keys` is a SQL92
+condition. A key with as many messages as one answer can hold is read by its queues too.
+
+**Checkpoints** of a stream, as JSON (Spark stores it, version 1):
 
     {"version": 1, "topic": "flights", "filter": "TAG UA||AA", "queues": {"broker-a": {"0": 120}}}
 
@@ -21,29 +32,39 @@ stream of several topics writes version 2: `queues` by topic, and `topic` is the
 new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
 would ask again, and `latest` is another place then. And for queues of a topic that was made anew.
 Checkpoints of older versions have no `seen`.
-
-`ReadPlan` (how to read) and `RangePartition` (what) travel from driver to executor, pickled by
-Spark. Light to import: a planning process needs neither NumPy nor the decoder.
 """
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS
+from sluicemq.client.core.directory import broker_address
 from sluicemq.client.core.names import Credentials
+from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.bulk import READ_GROUP
-from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    RequestError,
+    SluiceError,
+)
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.subscription import Subscription
+from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
 from sluicemq.net.tls import Tls
+from sluicemq.record.codec import decode_records
+from sluicemq.spark.filters import Pushed
 from sluicemq.spark.options import Moment, OffsetChoice, Options
 from sluicemq.spark.schema import (
     SET_FOR_ALL,
@@ -53,9 +74,16 @@ from sluicemq.spark.schema import (
     columns_of,
     declared_columns,
 )
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 CHECKPOINT_VERSION: Final = 1
 CHECKPOINT_VERSION_TOPICS: Final = 2
+ADMIN_TIMEOUT_S = 5.0
+PROBE_SELECTOR = "SluiceProbe IS NULL"
+KEYS_MAX: Final = 32
+GAP_MAX: Final = 4_096
+"""Candidates so near to one another are read in one range: a task costs more than the messages."""
 _SYSTEM: Final = frozenset({
     "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
     "CHECKPOINT_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
@@ -99,7 +127,14 @@ class Topics:
     def matching(self, topics: Iterable[str], own: Set[str] = frozenset()) -> Sequence[str]:
         """Those of `topics` that the pattern finds; `own` are names that a cluster made. Raises
         ConfigurationError when there is none."""
-        names = [one for one in topics if one not in _SYSTEM | own and self._may_match(one)]
+        own_ones = (self.pattern or "").startswith("%")  # of groups: retries and dead letters
+        names = [
+            one for one in topics
+            if one not in _SYSTEM | own and (
+                own_ones if one.startswith((RETRY_PREFIX, DLQ_PREFIX))
+                else not one.startswith(_SYSTEM_PREFIXES) and not one.endswith("_REPLY_TOPIC")
+            )
+        ]  # fmt: skip
         matching = [name for name in names if self.has(name)]
         if not matching:
             raise ConfigurationError(
@@ -107,11 +142,6 @@ class Topics:
                 cure=f"There are: {', '.join(names[:20]) or 'none'}.",
             )
         return matching
-
-    def _may_match(self, name: str) -> bool:
-        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            return (self.pattern or "").startswith("%")
-        return not name.startswith(_SYSTEM_PREFIXES) and not name.endswith("_REPLY_TOPIC")
 
 
 def topics_of(options: Options) -> Topics:
@@ -173,22 +203,358 @@ def split_ranges(
     return found
 
 
-def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | None) -> Offsets:
-    """The end of the next micro-batch: `latest`, or as much of it as `rows_max` allows.
+# ---- bounds
 
-    The limit is shared by lag (largest remainders), so every queue with a lag moves over time and
-    the sum never exceeds it. A queue never goes back.
+
+class TimeIndex(Protocol):
+    """Who finds the first offset of a queue that was stored at `time_ms` or later."""
+
+    def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int: ...
+
+
+def open_admin(options: Options) -> Admin:
+    """Connections for planning. Raises ConfigurationError when no name server is given."""
+    return Admin(
+        options.required("nameServers").split(";"),
+        credentials=options.credentials,
+        tls=options.tls or False,
+        timeout_s=min(ADMIN_TIMEOUT_S, options["timeoutMs"] / 1000),
+    )
+
+
+def queue_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
+    """Every readable queue of the topics with its first stored offset and the next to be written.
+
+    Raises RouteNotFoundError for a topic that does not exist, NameServerUnreachableError, and
+    ConfigurationError when there is no readable queue.
     """
-    shares = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
-    total = sum(shares.values())
-    if rows_max is not None and total > rows_max:
-        lags = shares
-        shares = {queue: rows_max * lag // total for queue, lag in lags.items()}
-        left = rows_max - sum(shares.values())
-        by_remainder = sorted(lags, key=lambda queue: (-(rows_max * lags[queue] % total), queue))
-        for queue in by_remainder[:left]:
-            shares[queue] += 1
-    return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
+    bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
+    if not bounds:
+        raise ConfigurationError(
+            f"the topic {','.join(topics)!r} has no readable queue.", cure="See sluice topic show."
+        )
+    return bounds
+
+
+def newest_ranges(bounds: Bounds, count: int) -> dict[MessageQueue, range]:
+    """The offsets of about `count` messages: the newest of every queue that has any."""
+    filled = {queue: bound for queue, bound in bounds.items() if bound[0] < bound[1]}
+    each = -(-count // len(filled)) if filled else 0
+    return {queue: range(max(low, high - each), high) for queue, (low, high) in filled.items()}
+
+
+def newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
+    """Those of the newest messages at the brokers, as many as the option `inferMessages` says."""
+    with open_admin(options) as admin:
+        names = topics_of(options).found(admin)
+        ranges = newest_ranges(queue_bounds(admin, names), options["inferMessages"])
+        addresses = broker_addresses(admin, names)
+    for queue, offsets in ranges.items():
+        reader = BulkReader(
+            addresses[queue.broker], queue.topic, queue.queue_id, offsets.start, offsets.stop,
+            broker=queue.broker, group=options["group"] or READ_GROUP,
+            credentials=options.credentials, tls=options.tls or False,
+            timeout_s=options["timeoutMs"] / 1000,
+        )  # fmt: skip
+        with reader:
+            for chunk in reader:
+                for message in decode_records(bytes(chunk), broker=queue.broker):
+                    yield message.properties
+
+
+def starting_offsets(index: TimeIndex, options: Options, bounds: Bounds, default: str) -> Offsets:
+    """Where to start: startingTimestamp, else startingOffsets, else `default` (a word)."""
+    return _chosen(index, options, bounds, "starting", options["startingOffsets"] or default)
+
+
+def ending_offsets(index: TimeIndex, options: Options, bounds: Bounds) -> Offsets:
+    """Where to end, exclusive: endingTimestamp, else endingOffsets."""
+    chosen = options["endingOffsets"]
+    if options["endingTimestamp"] is None and chosen == "earliest":
+        raise ConfigurationError(
+            "the option 'endingOffsets' is 'earliest': nothing would be read.",
+            cure="Use latest or JSON by broker and queue.",
+        )
+    return _chosen(index, options, bounds, "ending", chosen)
+
+
+def _chosen(index: TimeIndex, options: Options, bounds: Bounds, side: str, chosen: Any) -> Offsets:
+    time_ms = options[f"{side}Timestamp"]
+    if time_ms is not None:
+        return {
+            queue: low if low == high else min(high, max(low, index.offset_by_time(queue, time_ms)))
+            for queue, (low, high) in bounds.items()
+        }
+    if isinstance(chosen, str):
+        return {queue: bound[chosen == "latest"] for queue, bound in bounds.items()}
+    fails, option = options["failOnDataLoss"], f"{side}Offsets"
+    return chosen_offsets(chosen, bounds, option, index.offset_by_time, fail_on_data_loss=fails)
+
+
+def chosen_offsets(
+    table: Mapping[str, Any],
+    bounds: Bounds,
+    option: str,
+    by_time: Callable[[MessageQueue, int], int] | None = None,
+    *,
+    fail_on_data_loss: bool = True,
+) -> Offsets:
+    """Offsets that a user gave by broker and queue (and topic, of several), words and times
+    resolved; `by_time(queue, time_ms)` finds the first offset stored then or later.
+
+    Raises ConfigurationError when a queue is missing, unknown, or its offset behind its end, and
+    OffsetOutOfRangeError for an offset that retention has passed, unless loss is allowed.
+    """
+    given = _by_queue(table, bounds, option)
+    offsets = {}
+    for queue, (lowest, highest) in bounds.items():
+        choice = given[queue]
+        if isinstance(choice, Moment):
+            found = lowest
+            if by_time is not None and lowest < highest:
+                found = min(highest, max(lowest, by_time(queue, choice.time_ms)))
+        elif isinstance(choice, str):
+            found = lowest if choice == "earliest" else highest
+        else:
+            found = choice
+        asked = (
+            f"the option {option!r} asks for offset {found} of {place(queue)}, which holds"
+            f" {lowest} to {highest}"
+        )
+        if found > highest:
+            cure = "Choose one that is there, or earliest or latest."
+            raise ConfigurationError(f"{asked}.", cure=cure)
+        if found < lowest and fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{asked}: {lowest - found} messages are gone.",
+                cure="Set failOnDataLoss=false to read what is left, or choose earliest.",
+            )
+        if found < lowest:
+            logger.warning("%s: offsets %d to %d of %s are gone and not read", option, found,
+                           lowest, place(queue))  # fmt: skip
+        offsets[queue] = max(found, lowest)
+    return offsets
+
+
+def _by_queue(
+    table: Mapping[str, Any], bounds: Bounds, option: str
+) -> dict[MessageQueue, OffsetChoice]:
+    """The table with whole queues as keys: exactly those of `bounds`."""
+    topics = sorted({queue.topic for queue in bounds})
+    inner = [value for one in table.values() for value in one.values()]
+    by_topic = any(isinstance(value, Mapping) for value in inner)
+    if not by_topic and len(topics) != 1:
+        raise ConfigurationError(
+            f"the option {option!r} names brokers, and several topics are read.",
+            cure='Write {"topic": {"broker": {"0": 120}}}.',
+        )
+    given = dict(from_table(table if by_topic else {topics[0]: table}))
+    several = len({queue.topic for queue in (*given, *bounds)}) > 1
+    for wrong, what, cure in (
+        (sorted(set(given) - set(bounds)), "names", "It is not in the topic's route."),
+        (sorted(set(bounds) - set(given)), "does not name", "Every queue needs an offset."),
+    ):
+        if wrong:
+            listed = ", ".join(f"{one.topic}:" * several + place(one) for one in wrong[:5])
+            raise ConfigurationError(f"the option {option!r} {what} {listed}.", cure=cure)
+    return given
+
+
+def narrowed(index: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> list[QueueRange]:
+    """The ranges start to end without what the pushed predicates rule out.
+
+    Time bounds keep a margin: of equal times a 4.x broker may find any, and beyond the end it
+    answers the last message; so one looks for a millisecond earlier, and later, and one more.
+    Spark compares every row's time itself.
+    """
+    ranges = []
+    allowed = (pushed.topics, pushed.brokers, pushed.queue_ids)
+    for queue in sorted(start):
+        parts = zip(queue, allowed, strict=True)
+        if any(values is not None and part not in values for part, values in parts):
+            continue
+        low, high = max(start[queue], pushed.offset_min), min(end[queue], pushed.offset_end)
+        if low < high and pushed.time_min_ms is not None:
+            low = max(low, min(high, index.offset_by_time(queue, pushed.time_min_ms - 1)))
+        if low < high and pushed.time_max_ms is not None:
+            high = min(high, index.offset_by_time(queue, pushed.time_max_ms + 2) + 1)
+        if low < high:
+            ranges.append(QueueRange(queue, low, high))
+    return ranges
+
+
+def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
+    """Broker name -> the address to read from."""
+    return {
+        data.broker: address
+        for route in map(admin.route, topics)
+        for data in route.brokers
+        if (address := broker_address(route, data.broker)) is not None
+    }
+
+
+def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: str) -> None:
+    """Asks every broker of the topics whether it compiles and evaluates a selector.
+
+    Raises RequestError with the broker's own words: 23 does not compile, 1 SQL92 is switched off.
+    """
+    now_ms = SYSTEM_CLOCK.now_ms()
+    addresses = {
+        address: topic for topic in topics for address in broker_addresses(admin, [topic]).values()
+    }
+    for address, topic in addresses.items():
+        subscription = Subscription(topic, expression, SQL92, version=now_ms)
+        request = requests.check_subscription(f"spark@{os.getpid()}", group, subscription)
+        answer = admin.call(address, request)
+        if answer.code != SUCCESS:
+            raise RequestError(
+                answer.code,
+                answer.remark or "",
+                address=address,
+                cure=f"The selector {expression!r} cannot be evaluated there; a Java broker needs"
+                " enablePropertyFilter=true.",
+            )
+
+
+def evaluates_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
+    """Whether all brokers of the topics evaluate SQL92: predicates may be pushed to them."""
+    try:
+        check_selector(admin, topics, group, PROBE_SELECTOR)
+    except SluiceError:
+        return False
+    return True
+
+
+# ---- keys
+
+
+def narrowed_by_keys(
+    admin: Admin, ranges: list[QueueRange], keys: frozenset[str], addresses: dict[str, str]
+) -> list[QueueRange]:
+    """The ranges without what cannot bear one of `keys` (whole values of the column)."""
+    words = {value.split(" ")[0] for value in keys}
+    if len(words) > KEYS_MAX or "" in words:
+        return ranges
+    found: dict[tuple[str, str], set[tuple[int, int]] | None] = {}
+    result: list[QueueRange] = []
+    for one in ranges:
+        topic, broker, queue_id = one.queue
+        if (topic, broker) not in found:
+            found[topic, broker] = _places(admin, topic, addresses[broker], words)
+        places = found[topic, broker]
+        if places is None:
+            result.append(one)
+            continue
+        offsets = [at for queue, at in sorted(places) if queue == queue_id]
+        inside = [offset for offset in offsets if one.start <= offset < one.end]
+        if inside:
+            gaps = [(left, right) for left, right in pairwise(inside) if right - left > GAP_MAX]
+            starts = [inside[0], *(right for _, right in gaps)]
+            ends = [*(left + 1 for left, _ in gaps), inside[-1] + 1]
+            result += [QueueRange(one.queue, *of) for of in zip(starts, ends, strict=True)]
+    return result
+
+
+def _places(admin: Admin, topic: str, address: str, words: set[str]) -> set[tuple[int, int]] | None:
+    """(queue id, offset) of every message with one of the keys; None when that is not certain."""
+    found: set[tuple[int, int]] = set()
+    try:
+        if "sluiceVersion" not in admin.runtime(address):
+            return None
+        config = admin.call(address, Command(RequestCode.GET_BROKER_CONFIG, {})).body
+        limit = re.search(rb"^maxMsgsNumBatch=(\d+)", config, re.MULTILINE)
+        count_max = min(COUNT_MAX, int(limit[1])) if limit else 0
+        for word in words:
+            command = requests.messages_by_key(
+                topic, word, 0, TIME_MAX_MS, COUNT_MAX, is_unique=False
+            )
+            answer = admin.call(address, command)
+            is_of_index = "indexLastUpdateTimestamp" in (answer.fields or {})
+            if answer.code not in (SUCCESS, QUERY_NOT_FOUND) or not is_of_index:
+                return None
+            messages = decode_records(answer.body, decompress=False)
+            places = {(message.queue_id, message.queue_offset) for message in messages}
+            if len(places) >= count_max:
+                return None
+            found |= places
+    except SluiceError:
+        return None
+    return found
+
+
+# ---- what travels to executors
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """How to read, the same for every range. `tags` are compared again by the reader; the topic
+    of `subscription` is replaced by each range's own."""
+
+    columns: tuple[Column, ...]
+    subscription: Subscription | None
+    tags: frozenset[str] | None = None
+    group: str = READ_GROUP
+    body: BodyFormat | None = None
+    credentials: Credentials | None = None
+    tls: Tls | None = None
+    batch_bytes: int = 4 * 1024 * 1024
+    timeout_s: float = 30.0
+    fail_on_data_loss: bool = True
+    fail_on_bad_property: bool = False
+    hidden: frozenset[str] = SET_FOR_ALL
+
+
+class RangePartition(InputPartition):  # type: ignore[misc]
+    """Offsets start <= offset < end of one queue, and its broker's address. None: read nothing."""
+
+    def __init__(self, queue: MessageQueue | None, start: int, end: int, address: str) -> None:
+        super().__init__(queue)
+        self.queue = queue
+        self.start = start
+        self.end = end
+        self.address = address
+
+
+def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
+    """The part of a plan that does not depend on where records come from; no subscription yet.
+    Raises ConfigurationError, FilterSyntaxError for tags."""
+    if options["filter.tags"] is not None:
+        subscribe(topics_of(options).label, options["filter.tags"])
+    return ReadPlan(
+        columns=columns_of(schema, declared_columns(options)),
+        body=body_format(options),
+        subscription=None,
+        fail_on_data_loss=options["failOnDataLoss"],
+        fail_on_bad_property=options["badProperties"] == "fail",
+        hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),
+    )
+
+
+def read_plan(options: Options, schema: StructType) -> ReadPlan:
+    """How executors read from brokers; without a subscription yet. Raises ConfigurationError."""
+    return replace(
+        decoding_plan(options, schema),
+        group=options["group"] or READ_GROUP,
+        credentials=options.credentials,
+        tls=options.tls,
+        batch_bytes=options["batchBytes"],
+        timeout_s=options["timeoutMs"] / 1000,
+    )
+
+
+def partitions_of(
+    options: Options, ranges: list[QueueRange], addresses: Mapping[str, str]
+) -> list[InputPartition]:
+    """Spark's partitions of queue ranges: large ones split, at least one."""
+    pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
+    return [
+        RangePartition(one.queue, one.start, one.end, addresses[one.queue.broker]) for one in pieces
+    ] or nothing()
+
+
+def nothing() -> list[InputPartition]:
+    """One partition without rows: Spark would make one of its own out of none."""
+    return [RangePartition(None, 0, 0, "")]
 
 
 # ---- checkpoints
@@ -272,150 +638,3 @@ def other_topic(found: str, label: str) -> ConfigurationError:
         f"the checkpoint is of the topic {found!r}, the stream reads {label!r}.",
         cure="Use another checkpointLocation for another topic.",
     )
-
-
-# ---- offsets that a user chose
-
-
-def chosen_offsets(
-    table: Mapping[str, Any],
-    bounds: Bounds,
-    option: str,
-    by_time: Callable[[MessageQueue, int], int] | None = None,
-    *,
-    fail_on_data_loss: bool = True,
-) -> Offsets:
-    """Offsets that a user gave by broker and queue (and topic, of several), words and times
-    resolved; `by_time(queue, time_ms)` finds the first offset stored then or later.
-
-    Raises ConfigurationError when a queue is missing, unknown, or its offset behind its end, and
-    OffsetOutOfRangeError for an offset that retention has passed, unless loss is allowed.
-    """
-    given = _by_queue(table, bounds, option)
-    offsets = {}
-    for queue, (lowest, highest) in bounds.items():
-        choice = given[queue]
-        if isinstance(choice, Moment):
-            found = lowest
-            if by_time is not None and lowest < highest:
-                found = min(highest, max(lowest, by_time(queue, choice.time_ms)))
-        elif isinstance(choice, str):
-            found = lowest if choice == "earliest" else highest
-        else:
-            found = choice
-        asked = (
-            f"the option {option!r} asks for offset {found} of {place(queue)}, which holds"
-            f" {lowest} to {highest}"
-        )
-        if found > highest:
-            cure = "Choose one that is there, or earliest or latest."
-            raise ConfigurationError(f"{asked}.", cure=cure)
-        if found < lowest and fail_on_data_loss:
-            raise OffsetOutOfRangeError(
-                f"{asked}: {lowest - found} messages are gone.",
-                cure="Set failOnDataLoss=false to read what is left, or choose earliest.",
-            )
-        if found < lowest:
-            logger.warning("%s: offsets %d to %d of %s are gone and not read", option, found,
-                           lowest, place(queue))  # fmt: skip
-        offsets[queue] = max(found, lowest)
-    return offsets
-
-
-def _by_queue(
-    table: Mapping[str, Any], bounds: Bounds, option: str
-) -> dict[MessageQueue, OffsetChoice]:
-    """The table with whole queues as keys: exactly those of `bounds`."""
-    topics = sorted({queue.topic for queue in bounds})
-    inner = [value for one in table.values() for value in one.values()]
-    by_topic = any(isinstance(value, Mapping) for value in inner)
-    if not by_topic and len(topics) != 1:
-        raise ConfigurationError(
-            f"the option {option!r} names brokers, and several topics are read.",
-            cure='Write {"topic": {"broker": {"0": 120}}}.',
-        )
-    given = dict(from_table(table if by_topic else {topics[0]: table}))
-    several = len({queue.topic for queue in (*given, *bounds)}) > 1
-    for wrong, what, cure in (
-        (sorted(set(given) - set(bounds)), "names", "It is not in the topic's route."),
-        (sorted(set(bounds) - set(given)), "does not name", "Every queue needs an offset."),
-    ):
-        if wrong:
-            listed = ", ".join(f"{one.topic}:" * several + place(one) for one in wrong[:5])
-            raise ConfigurationError(f"the option {option!r} {what} {listed}.", cure=cure)
-    return given
-
-
-# ---- what travels to executors
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """How to read, the same for every range. `tags` are compared again by the reader; the topic
-    of `subscription` is replaced by each range's own."""
-
-    columns: tuple[Column, ...]
-    subscription: Subscription | None
-    tags: frozenset[str] | None = None
-    group: str = READ_GROUP
-    body: BodyFormat | None = None
-    credentials: Credentials | None = None
-    tls: Tls | None = None
-    batch_bytes: int = 4 * 1024 * 1024
-    timeout_s: float = 30.0
-    fail_on_data_loss: bool = True
-    fail_on_bad_property: bool = False
-    hidden: frozenset[str] = SET_FOR_ALL
-
-
-class RangePartition(InputPartition):  # type: ignore[misc]
-    """Offsets start <= offset < end of one queue, and its broker's address. None: read nothing."""
-
-    def __init__(self, queue: MessageQueue | None, start: int, end: int, address: str) -> None:
-        super().__init__(queue)
-        self.queue = queue
-        self.start = start
-        self.end = end
-        self.address = address
-
-
-def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
-    """The part of a plan that does not depend on where records come from; no subscription yet.
-    Raises ConfigurationError, FilterSyntaxError for tags."""
-    if options["filter.tags"] is not None:
-        subscribe(topics_of(options).label, options["filter.tags"])
-    return ReadPlan(
-        columns=columns_of(schema, declared_columns(options)),
-        body=body_format(options),
-        subscription=None,
-        fail_on_data_loss=options["failOnDataLoss"],
-        fail_on_bad_property=options["badProperties"] == "fail",
-        hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),
-    )
-
-
-def read_plan(options: Options, schema: StructType) -> ReadPlan:
-    """How executors read from brokers; without a subscription yet. Raises ConfigurationError."""
-    return replace(
-        decoding_plan(options, schema),
-        group=options["group"] or READ_GROUP,
-        credentials=options.credentials,
-        tls=options.tls,
-        batch_bytes=options["batchBytes"],
-        timeout_s=options["timeoutMs"] / 1000,
-    )
-
-
-def partitions_of(
-    options: Options, ranges: list[QueueRange], addresses: Mapping[str, str]
-) -> list[InputPartition]:
-    """Spark's partitions of queue ranges: large ones split, at least one."""
-    pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
-    return [
-        RangePartition(one.queue, one.start, one.end, addresses[one.queue.broker]) for one in pieces
-    ] or nothing()
-
-
-def nothing() -> list[InputPartition]:
-    """One partition without rows: Spark would make one of its own out of none."""
-    return [RangePartition(None, 0, 0, "")]

@@ -17,11 +17,18 @@ back.
 Filters do not change offsets: messages that the broker leaves out count as read. Admission control
 counts offsets, so with a filter a micro-batch may hold fewer rows.
 
+**Bytes** (the option `maxBytesPerTrigger`). No request of RocketMQ tells the bytes of a range, so
+the mean stored size is taken from samples of up to 32 messages: where the micro-batch would begin,
+then in the middle and at the end of what that first guess allows, and again while the guess still
+shrinks. Sizes that change slowly are met within some per cent; a queue whose messages alternate
+between small and large by thousands is not. Each queue moves by one message at least.
+
 An offset that equals the last one is given back as it came: Spark compares texts, and would make
 empty micro-batches without end of two texts for one place.
 """
 
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
@@ -30,7 +37,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullStatus, pull_answer
+from sluicemq.client.core.answers import PullAnswer, PullStatus, pull_answer
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
@@ -41,20 +48,11 @@ from sluicemq.errors import (
 )
 from sluicemq.filter.subscriptions import tree_of
 from sluicemq.model.subscription import ALL, SQL92, Subscription
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_records
 from sluicemq.spark.errors import plain_errors, ride_out
 from sluicemq.spark.filters import Pushed, subscription_of, tried_at_brokers, warn_of_filter
 from sluicemq.spark.options import STREAM, Options, parse_options
-from sluicemq.spark.sources.offset_reader import (
-    admit_bytes,
-    announce_group,
-    broker_addresses,
-    check_selector,
-    open_admin,
-    queue_bounds,
-    starting_offsets,
-)
 from sluicemq.spark.sources.offsets import (
     Anchor,
     Anchors,
@@ -62,17 +60,22 @@ from sluicemq.spark.sources.offsets import (
     Offsets,
     QueueRange,
     RangePartition,
-    admit,
     anchors_of,
+    broker_addresses,
+    check_selector,
     from_checkpoint,
+    open_admin,
     other_topic,
     partitions_of,
     place,
+    queue_bounds,
     read_plan,
+    starting_offsets,
     to_checkpoint,
     to_table,
     topics_of,
 )
+from sluicemq.wire.bodies import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -88,6 +91,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _BYTES_MAX: Final = 1024
 """A broker gives one message at least, however large."""
+SAMPLE_MESSAGES: Final = 32
+SAMPLE_BYTES: Final = 256 * 1024
+ROUNDS_MAX: Final = 4
+
+
+def _pulled(
+    admin: Admin, group: str, queue: MessageQueue, offset: int, count_max: int, bytes_max: int
+) -> PullAnswer | None:
+    """Messages from `offset` on; None when there are none."""
+    command = requests.pull(
+        group, queue, offset, count_max=count_max, bytes_max=bytes_max,
+        subscription=Subscription(queue.topic, ALL),
+    )  # fmt: skip
+    address = admin.address(queue)
+    answer = pull_answer(admin.call(address, command), address)
+    return answer if answer.status is PullStatus.FOUND else None
 
 
 # ---- is a topic still the one that a checkpoint is of?
@@ -95,13 +114,8 @@ _BYTES_MAX: Final = 1024
 
 def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
     """When the message at `offset` was stored, in ms since 1970; None when there is none."""
-    command = requests.pull(
-        group, queue, offset, count_max=1, bytes_max=_BYTES_MAX,
-        subscription=Subscription(queue.topic, ALL),
-    )  # fmt: skip
-    address = admin.address(queue)
-    answer = pull_answer(admin.call(address, command), address)
-    if answer.status is not PullStatus.FOUND:
+    answer = _pulled(admin, group, queue, offset, 1, _BYTES_MAX)
+    if answer is None:
         return None
     first = next(iter(decode_records(answer.data, broker=queue.broker)), None)
     return None if first is None or first.queue_offset != offset else first.store_time_ms
@@ -248,6 +262,79 @@ def _made_anew(
         cure="Set failOnDataLoss=false to read the new topic from its beginning, or start with a"
         " new checkpointLocation.",
     )
+
+
+# ---- admission
+
+
+def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | None) -> Offsets:
+    """The end of the next micro-batch: `latest`, or as much of it as `rows_max` allows.
+
+    The limit is shared by lag (largest remainders), so every queue with a lag moves over time and
+    the sum never exceeds it. A queue never goes back.
+    """
+    shares = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
+    total = sum(shares.values())
+    if rows_max is not None and total > rows_max:
+        lags = shares
+        shares = {queue: rows_max * lag // total for queue, lag in lags.items()}
+        left = rows_max - sum(shares.values())
+        by_remainder = sorted(lags, key=lambda queue: (-(rows_max * lags[queue] % total), queue))
+        for queue in by_remainder[:left]:
+            shares[queue] += 1
+    return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
+
+
+def admit_bytes(
+    admin: Admin, group: str, start: Mapping[MessageQueue, int], latest: Offsets, bytes_max: int
+) -> Offsets:
+    """The end of the next micro-batch, like `offsets.admit`, with at most `bytes_max` stored
+    bytes by sample, in equal shares of the queues that lag."""
+
+    def count_of(mean: float) -> int:
+        return max(1, int(allowed / mean)) if mean else 1
+
+    ends = dict(latest)
+    lags = {queue: end - start.get(queue, 0) for queue, end in latest.items()}
+    lagging = [queue for queue, lag in lags.items() if lag > 0]
+    allowed = max(1, bytes_max // max(1, len(lagging)))
+    for queue in lagging:
+        begin = start.get(queue, 0)
+        first = mean_bytes(admin, group, queue, begin)
+        count = min(lags[queue], count_of(first))
+        for _ in range(ROUNDS_MAX):
+            places = {begin + count // 2, begin + count - 1} - {begin}
+            sizes = [first, *(mean_bytes(admin, group, queue, place) for place in places)]
+            known = [size for size in sizes if size]
+            guess, count = count, min(count, count_of(sum(known) / max(1, len(known))))
+            if count * 5 >= guess * 4:
+                break
+        ends[queue] = begin + count
+    return ends
+
+
+def mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> float:
+    """The mean stored size of the messages from `offset` on; 0.0 when there is none."""
+    answer = _pulled(admin, group, queue, offset, SAMPLE_MESSAGES, SAMPLE_BYTES)
+    if answer is None:
+        return 0.0
+    return len(answer.data) / max(1, answer.next_offset - offset)
+
+
+def announce_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
+    """Makes a group that never had a consumer one that mqadmin finds.
+
+    mqadmin looks for a group's brokers by its retry topic, which a broker makes at the first
+    heartbeat. So there is one, of a client that leaves at once: a member that stays would be given
+    queues by consumers of the group. Nothing happens where the retry topic exists.
+    """
+    if admin.find_route(RETRY_PREFIX + group) is not None:
+        return
+    client_id = f"spark@{os.getpid()}"
+    consumer = ConsumerData(group, CONSUME_ACTIVELY)
+    for address in broker_addresses(admin, topics).values():
+        admin.call(address, requests.heartbeat(Heartbeat(client_id, consumers=(consumer,))))
+        admin.call(address, requests.unregister(client_id, consumer=group))
 
 
 # ---- the readers

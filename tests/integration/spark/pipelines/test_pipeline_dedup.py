@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.dedup import stream_table, write_table
+from sluicemq.spark.pipelines.dedup import Written, stream_table, write_table
 from sluicemq.spark.pipelines.ready import Task, ready
-from sluicemq.spark.sinks.databases import Written
 
 ROOT = Path(__file__).parents[4]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))

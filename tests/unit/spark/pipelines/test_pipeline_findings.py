@@ -31,11 +31,10 @@ from sluicemq.spark.pipelines.audit import (
     loss,
     unwanted_tags,
 )
-from sluicemq.spark.pipelines.dedup import DEDUP, source_options
+from sluicemq.spark.pipelines.dedup import DEDUP, Target, insert_new, make_table, source_options
 from sluicemq.spark.pipelines.file import check_pipeline
 from sluicemq.spark.pipelines.ready import ready, table_lines
 from sluicemq.spark.pipelines.trace import TRACE, decoded
-from sluicemq.spark.sinks.databases import Target, insert_new, make_table
 
 TESTS = Path(__file__).parents[3]
 TAG_A, TAG_B = subscribe("orders", "A"), subscribe("orders", "B||C")

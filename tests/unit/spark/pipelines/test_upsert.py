@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.sinks import databases as upsert
+from sluicemq.spark.pipelines import dedup as upsert
 
 COLUMNS = (("id", "string"), ("n", "bigint"), ("at", "bigint"), ("more", "map<string,string>"))
 

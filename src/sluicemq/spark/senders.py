@@ -34,12 +34,13 @@ from sluicemq.client.core.epochs import StagedRanges
 from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.sending import choose_by_key
-from sluicemq.client.sync.producer import Producer
+from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import Message
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.spark.errors import ride_out
-from sluicemq.spark.sinks.rows import (
+from sluicemq.spark.options import Options
+from sluicemq.spark.rows import (
     Encoded,
     RowError,
     UniqueIdColumns,
@@ -445,6 +446,16 @@ class StagingSender(Sender):
                             made.bodies(start, stop))  # fmt: skip
 
         self.send_in_runs(STAGING_TOPIC, queue, made, rows, indices, done)
+
+
+def producer_of(options: Options) -> Producer:
+    return Producer(
+        options.required("nameServers").split(";"),
+        group=options["group"] or DEFAULT_GROUP,
+        credentials=options.credentials,
+        tls=options.tls or False,
+        timeout_ms=options["timeoutMs"],
+    )
 
 
 def send_all(rows: Iterator[Rows], sender: Sender) -> None:

@@ -1,1 +1,0 @@
-"""Writing: the sink `rocketmq`, and rows into tables of databases."""
