@@ -54,6 +54,7 @@ from pyspark.sql import datasource
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, SluiceError
 from sluicemq.filter.check import check
+from sluicemq.filter.evaluate import has_surrogate
 from sluicemq.filter.nodes import And, render
 from sluicemq.filter.subscriptions import SEPARATOR, compile_sql92, compile_whole, parse_tags
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
@@ -258,13 +259,13 @@ def _selector(name: str, kind: str, predicate: str, literal: Any, *, negated: bo
     operator = _OPERATORS.get(predicate)
     if negated:
         operator = "<>" if operator == "=" else None
-    text = None if operator is None else _LITERALS[kind](literal, operator)
+    text = None if operator is None else _literal(kind, literal, operator)
     return None if text is None else f"{name} {operator} {text}"
 
 
 def _membership(name: str, kind: str, values: Sequence[Any], *, negated: bool) -> str | None:
     operator = "<>" if negated else "="
-    texts = [_LITERALS[kind](value, operator) for value in values]
+    texts = [_literal(kind, value, operator) for value in values]
     listed = [text for text in texts if text is not None]
     if not listed or len(listed) < len(texts):
         return None
@@ -276,50 +277,34 @@ def _membership(name: str, kind: str, values: Sequence[Any], *, negated: bool) -
     return f"({joined})"
 
 
-def _string(literal: Any, operator: str) -> str | None:
-    if not isinstance(literal, str) or operator not in ("=", "<>") or not literal:
-        return None
-    if any("\ud800" <= character <= "\udfff" for character in literal):
-        return None
-    return "'" + literal.replace("'", "''") + "'"
+def _literal(kind: str, literal: Any, operator: str) -> str | None:
+    """A literal in SQL92, where the comparison of a property of the kind with it is exact.
 
-
-def _int(literal: Any, _operator: str) -> str | None:
-    """A literal of 32 bits is an Integer, so the text is read by Integer.valueOf, as the column is.
-
-    Not -2^31: there is no negative literal, and 2147483648 is a Long, read by Long.valueOf.
+    Not of an empty string. Of int those of 32 bits: such a literal is an Integer, so the text is
+    read by Integer.valueOf, as the column is; but -2^31, which is no negative literal: 2147483648
+    is a Long. Of bigint those that are a Long: `x > 5` makes the broker read the text by
+    Integer.valueOf, which fails on 3000000000, where the column is a number and the comparison
+    true; `x = 5` is not true there either way. Of double finite ones; zero does not compile as a
+    float (spec/filter.md §6) and is Spark's. Of boolean `= TRUE`: Boolean.valueOf reads every text
+    but "true" as false, where the column is null.
     """
-    return str(literal) if type(literal) is int and abs(literal) <= _INTEGER_MAX else None
-
-
-def _bigint(literal: Any, operator: str) -> str | None:
-    """Exact when the literal is a Long; for an Integer only `=`.
-
-    `x > 5` makes the broker read the text by Integer.valueOf, which fails on 3000000000, where the
-    column is a number and the comparison true. `x = 5` is not true there either way.
-    """
-    if type(literal) is not int or abs(literal) >= 1 << 63:
-        return None
-    return str(literal) if abs(literal) > _INTEGER_MAX or operator == "=" else None
-
-
-def _double(literal: Any, _operator: str) -> str | None:
-    """Exact for finite literals. Zero does not compile as a float (spec/filter.md §6): to Spark."""
-    if not isinstance(literal, float) or not math.isfinite(literal):
-        return None
-    text = repr(literal)
-    mantissa, _, exponent = text.partition("e")
-    return text if "." in text or not exponent else f"{mantissa}.0e{exponent}"
-
-
-def _boolean(literal: Any, operator: str) -> str | None:
-    """Boolean.valueOf reads every text but "true" as false; the column is null there."""
-    return "TRUE" if literal is True and operator == "=" else None
-
-
-_LITERALS: Final[Mapping[str, Callable[[Any, str], str | None]]] = {
-    "string": _string, "int": _int, "bigint": _bigint, "double": _double, "boolean": _boolean,
-}  # fmt: skip
+    found: str | None = None
+    is_whole = type(literal) is int
+    match kind:
+        case "string" if isinstance(literal, str) and literal and operator in ("=", "<>"):
+            found = None if has_surrogate(literal) else "'" + literal.replace("'", "''") + "'"
+        case "int" if is_whole and abs(literal) <= _INTEGER_MAX:
+            found = str(literal)
+        case "bigint" if is_whole and abs(literal) < 1 << 63:
+            is_long = abs(literal) > _INTEGER_MAX
+            found = str(literal) if is_long or operator == "=" else None
+        case "double" if isinstance(literal, float) and math.isfinite(literal):
+            mantissa, _, exponent = repr(literal).partition("e")
+            is_plain = "." in mantissa or not exponent
+            found = repr(literal) if is_plain else f"{mantissa}.0e{exponent}"
+        case "boolean" if literal is True and operator == "=":
+            found = "TRUE"
+    return found
 
 
 def subscription_of(
@@ -357,7 +342,7 @@ def subscription_of(
 
 
 def _tags_condition(tags: frozenset[str]) -> str:
-    return f"TAGS IN ({', '.join(str(_string(tag, '=')) for tag in sorted(tags))})"
+    return f"TAGS IN ({', '.join(str(_literal('string', tag, '=')) for tag in sorted(tags))})"
 
 
 def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:

@@ -25,7 +25,6 @@ subqueries stand inside of expressions) the answer is "all of them": always righ
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -136,21 +135,18 @@ def _predicate(found: Any) -> dict[str, Any] | None:
         return {"is": kind, "column": found.attribute()}
     if kind not in COMPARED:
         return None
-    values = [_value(one) for one in (found.values() if kind == "In" else [found.value()])]
-    if None in values:
-        return None
+    values: list[Any] = []
+    for one in found.values() if kind == "In" else [found.value()]:
+        java = kind_of(one) if hasattr(one, "getClass") else ""
+        if java in ("Timestamp", "Instant"):
+            instant = one.toInstant() if java == "Timestamp" else one
+            micros = instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000
+            values.append({"us": micros})
+        elif isinstance(one, (str, int, float)):
+            values.append(one)
+        else:
+            return None
     return {"is": kind, "column": found.attribute(), "value": values if kind == "In" else values[0]}
-
-
-def _value(given: Any) -> Any:
-    """As in the option; None for what no predicate of ours is on."""
-    if isinstance(given, (str, int, float)):
-        return given
-    kind = kind_of(given) if hasattr(given, "getClass") else ""
-    if kind not in ("Timestamp", "Instant"):
-        return None
-    instant = given.toInstant() if kind == "Timestamp" else given
-    return {"us": instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000}
 
 
 # ---- places of a text
@@ -163,28 +159,33 @@ def named_apart(
     it means. `view_of` makes the view of a name and returns the view's own name. Raises Spark's
     errors but this one, and ConfigurationError for too many places."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415
 
+    # pyspark logs every error of an analysis, whole stack and all, before it raises it. The logger
+    # is of a class of its own: one that `logging` makes fails on pyspark's arguments.
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    before = logger.disabled
     for _ in range(REFERENCES_MAX + 1):
+        logger.disabled = True
         try:
-            with _quiet():
-                return text, spark.sql(text)
+            return text, spark.sql(text)
         except AnalysisException as error:
             if error.getCondition() != _MISSING:
                 raise
             view = view_of(error.getMessageParameters()["relationName"])
             context = error.getQueryContext()[0]
-            text = _renamed(spark, text, context.startIndex(), context.stopIndex() + 1, view)
+            start, end = context.startIndex(), context.stopIndex() + 1
+        finally:
+            logger.disabled = before
+        # The last part of the name stays as alias where the query gives no other; a sample stands
+        # before it.
+        sampled = _SAMPLE.match(text, end)
+        after = end if sampled is None else sampled.end()
+        alias = quoted(name_parts(text[start:end])[-1])
+        named = f"{text[:start]}{quoted(view)}{text[end:after]} AS {alias}{text[after:]}"
+        plain = f"{text[:start]}{quoted(view)}{text[end:]}"
+        text = named if parses(spark, named) else plain
     raise ConfigurationError(f"the query names tables in more than {REFERENCES_MAX} places.")
-
-
-def _renamed(spark: "SparkSession", text: str, start: int, end: int, view: str) -> str:
-    """The text with the view in this place. The last part of the name stays as alias where the
-    query gives no other; a sample stands before it."""
-    sampled = _SAMPLE.match(text, end)
-    after = end if sampled is None else sampled.end()
-    alias = quoted(name_parts(text[start:end])[-1])
-    named = f"{text[:start]}{quoted(view)}{text[end:after]} AS {alias}{text[after:]}"
-    return named if parses(spark, named) else f"{text[:start]}{quoted(view)}{text[end:]}"
 
 
 def parses(spark: "SparkSession", text: str) -> bool:
@@ -207,20 +208,6 @@ def name_parts(name: str) -> list[str]:
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """pyspark logs every error of an analysis, whole stack and all, before it raises it. The logger
-    is of a class of its own: one that `logging` makes fails on pyspark's arguments."""
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
-
-    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 # ---- columns

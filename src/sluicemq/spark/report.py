@@ -37,25 +37,22 @@ def pushdown(frame: Any) -> Pushdown:
     broker, spark = parse_plan(text), list[str]()
     translate = translator(frame.sparkSession)
     for node, conditions in nodes(execution.optimizedPlan()):
-        taken = _taken(node) if kind_of(node) == _SCAN else []
-        broker += [told(one) for _, one in taken]
-        known = [predicate for predicate, _ in taken]
+        known: list[dict[str, Any]] = []  # predicates that the reader of a scan takes
+        source = (
+            _SOURCES.get(str(node.relation().table().name())) if kind_of(node) == _SCAN else None
+        )
+        options = dict(node.relation().options().asCaseSensitiveMap()) if source else {}
+        if source is not None and "predicates" in options:
+            schema = StructType.fromJson(json.loads(node.relation().schema().json()))
+            reader = source(options | {"reportPushdown": "false"}).reader(schema)
+            both = zip(json.loads(options["predicates"]), reader.offered, strict=False)
+            for said, one in both:  # fewer are offered when it was told to take none
+                if one not in reader.left:
+                    known.append(said)
+                    broker.append(told(one))
         left = [str(one.toString()) for one in conditions if translate(one) not in known]
         spark += [" AND ".join(left)] if left else []
     return Pushdown(tuple(broker), tuple(spark))
-
-
-def _taken(scan: Any) -> list[tuple[dict[str, Any], Any]]:
-    """What the reader of a scan takes, as in the option and as Spark's objects."""
-    relation = scan.relation()
-    source = _SOURCES.get(str(relation.table().name()))
-    options = dict(relation.options().asCaseSensitiveMap())
-    if source is None or "predicates" not in options:
-        return []
-    schema = StructType.fromJson(json.loads(relation.schema().json()))
-    reader = source(options | {"reportPushdown": "false"}).reader(schema)
-    both = zip(json.loads(options["predicates"]), reader.offered, strict=False)  # it may be told no
-    return [(said, one) for said, one in both if one not in reader.left]
 
 
 def parse_plan(text: str) -> list[str]:

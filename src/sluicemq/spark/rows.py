@@ -13,7 +13,7 @@ that is not plain (a null in a map, white space in keys) is done row by row, by 
 `client.core.messages`.
 
 What no message can be made of is a `RowError` about the whole column; which rows they are, and what
-becomes of them, is found in `sink_bad_rows`.
+becomes of them, is found in `senders`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -76,7 +76,7 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.errors import ConfigurationError, FilterEvaluationError
-from sluicemq.filter.java import double_of, integer_of, long_of
+from sluicemq.filter.evaluate import double_of, integer_of, long_of
 from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import Options
 
@@ -167,39 +167,36 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
         return ALL_COLUMNS
     columns = []
     # a comma in backquotes is part of a name
-    for item in re.findall(r"(?:`[^`]*`?|[^,`])+|(?<=,)(?=,)", text):
-        if not item.strip():
+    for part in re.findall(r"(?:`[^`]*`?|[^,`])+|(?<=,)(?=,)", text):
+        item = part.strip()
+        if not item:
             raise ConfigurationError(f"the option 'columns' has an empty item: {text!r}.")
-        columns.append(_column(item.strip()))
-    return _distinct(tuple(columns))
-
-
-def _column(item: str) -> Column:
-    found = _ITEM.fullmatch(item)
-    if found is None:
-        raise ConfigurationError(
-            f"{item!r} in the option 'columns' is not a column.",
-            cure="Write a column name, or prop:NAME:TYPE as COLUMN.",
-        )
-    name = found["quoted"] or found["name"]
-    if found["prop"] is None:
-        if name not in _NAMED or name != item:
+        found = _ITEM.fullmatch(item)
+        name = "" if found is None else found["quoted"] or found["name"]
+        if found is None or (found["prop"] is None and (name not in _NAMED or name != item)):
+            cure = "Write a column name, or prop:NAME:TYPE as COLUMN."
+            if found is not None:
+                cure = (
+                    f"{did_you_mean(name, _NAMED)}There are {', '.join(_NAMED)};"
+                    f" a property is prop:{name}."
+                )
             raise ConfigurationError(
-                f"{item!r} in the option 'columns' is not a column.",
-                cure=f"{did_you_mean(name, _NAMED)}There are {', '.join(_NAMED)};"
-                f" a property is prop:{name}.",
+                f"{item!r} in the option 'columns' is not a column.", cure=cure
             )
-        return Column(name, None, _NAMED[name].simpleString())
-    if name == EVERY and found["quoted"] is None:
-        return Column(EVERY, EVERY, AUTO)
-    kind = (found["type"] or "string").lower()
-    kind = _TYPE_ALIASES.get(kind, kind)
-    if kind not in PROMOTED and kind != AUTO:
-        raise ConfigurationError(
-            f"{found['type']!r} in {item!r} is not a type of a property.",
-            cure=f"Use one of {', '.join((*PROMOTED, AUTO))}.",
-        )
-    return Column(found["alias"] or name, name, kind)
+        kind = (found["type"] or "string").lower()
+        kind = _TYPE_ALIASES.get(kind, kind)
+        if found["prop"] is None:
+            columns.append(Column(name, None, _NAMED[name].simpleString()))
+        elif name == EVERY and found["quoted"] is None:
+            columns.append(Column(EVERY, EVERY, AUTO))
+        elif kind in PROMOTED or kind == AUTO:
+            columns.append(Column(found["alias"] or name, name, kind))
+        else:
+            raise ConfigurationError(
+                f"{found['type']!r} in {item!r} is not a type of a property.",
+                cure=f"Use one of {', '.join((*PROMOTED, AUTO))}.",
+            )
+    return _distinct(tuple(columns))
 
 
 def declared_columns(options: Options) -> tuple[Column, ...]:

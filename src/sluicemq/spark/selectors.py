@@ -38,7 +38,7 @@ built as text, since one call to the JVM then makes the column, whatever its siz
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from typing import Final
@@ -47,7 +47,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.filter.evaluate import compile_value, constant_of, has_surrogate
+from sluicemq.filter.evaluate import compile_value, constant_of
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -234,26 +234,19 @@ def translated(tree: Node, fields: Fields) -> Condition:
     nodes = [node for level in depth for node in level]
     if sum(not isinstance(node, Property | Literal) for node in nodes) > CONDITIONS_MAX:
         raise Inexpressible(f"it has more than {CONDITIONS_MAX} conditions")
-    if any(map(_has_half_character, nodes)):
-        raise Inexpressible("a string in it has half a character (UTF-16), which Spark has not")
     return _Translator(fields).condition(tree)
 
 
-def _has_half_character(node: Node) -> bool:
-    match node:
-        case Literal(value=str(text)) | Match(search=text):
-            return has_surrogate(text)
-        case In(values=values):
-            return any(map(has_surrogate, values))
-        case _:
-            return False
-
-
 def string_literal(text: str) -> str:
-    """A Spark string, the same under every setting of its parser (quotes, escapes, `${…}`)."""
+    """A Spark string, the same under every setting of its parser (quotes, escapes, `${…}`). Raises
+    Inexpressible."""
     if text.isprintable() and not set(text) & set("'\\$"):
         return f"'{text}'"
-    return f"CAST(X'{text.encode().hex()}' AS STRING)"
+    try:
+        return f"CAST(X'{text.encode().hex()}' AS STRING)"
+    except UnicodeEncodeError:
+        what = "a string in it has half a character (UTF-16), which Spark has not"
+        raise Inexpressible(what) from None
 
 
 def number_literal(value: float, java: JavaClass) -> str:
@@ -265,23 +258,18 @@ def number_literal(value: float, java: JavaClass) -> str:
 
 # ---- texts to numbers (filter/evaluate.py has the same rules)
 
-_DIGITS: Final = [
+_DIGITS: Final = "".join(
     character
     for character in map(chr, range(0x80, 0x10000))
     if character.isdecimal()  # what Java's Character.digit takes in one UTF-16 unit
-]
+)
+_ASCII_TWINS: Final = "".join(str(int(digit)) for digit in _DIGITS)
 _WHOLE: Final = string_literal("(?s)^[+-]?[0-9]+(?!.)")  # `$` would allow a line end behind it
 _FLOAT: Final = string_literal(
     "(?s)^[\x00-\x20]*([+-]?(?:NaN|Infinity|(?:"
     "0[xX](?:[0-9a-fA-F]+[.]?|[0-9a-fA-F]*[.][0-9a-fA-F]+)[pP][+-]?[0-9]+"
     "|(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?))[\x00-\x20]*(?!.)"
 )
-
-
-@cache
-def _ascii_digits(text: str) -> str:
-    ascii_twins = "".join(str(int(digit)) for digit in _DIGITS)
-    return f"translate({text}, '{''.join(_DIGITS)}', '{ascii_twins}')"
 
 
 def as_number(text: str, java: JavaClass) -> str:
@@ -291,7 +279,7 @@ def as_number(text: str, java: JavaClass) -> str:
     kind = "INT" if java is JavaClass.INTEGER else "BIGINT"
     plain, other = (
         f"try_cast(regexp_extract({one}, {_WHOLE}, 0) AS {kind})"
-        for one in (text, _ascii_digits(text))
+        for one in (text, f"translate({text}, '{_DIGITS}', '{_ASCII_TWINS}')")
     )
     return f"coalesce({plain}, {other})"
 
@@ -343,8 +331,11 @@ class _Translator:
                 symbol = "NOT IN" if negated else "IN"
                 text = self._text(operand)
                 return _plain(f"{text} {symbol} ({listed})", text)
-            case Match(operand=Property()):
-                return self._match(node)
+            case Match(operator=operator, operand=Property() as operand, search=search):
+                if not search:
+                    return _constant(FALSE)
+                call = f"{operator.lower()}({self._text(operand)}, {string_literal(search)})"
+                return _certain(f"coalesce({'NOT ' if node.negated else ''}{call}, FALSE)")
             case IsNull(operand=Property() as operand, negated=negated):
                 return _certain(f"{self._text(operand)} IS {'NOT ' if negated else ''}NULL")
             case Truth(operand=Property() as operand):
@@ -363,7 +354,17 @@ class _Translator:
     def _equal(self, node: Equal) -> Condition:
         classes = {java_class(node.left), java_class(node.right)}
         if classes == {JavaClass.STRING}:
-            found = self._same_text(node.left, node.right)
+            one, other = self._text(node.left), self._text(node.right)
+            # Null on the left is null, unless it is on the right as well; on the right it is FALSE.
+            if isinstance(node.right, Literal):
+                found = _plain(f"{one} = {other}", one)
+            elif isinstance(node.left, Literal):
+                found = _certain(f"coalesce({one} = {other}, FALSE)")
+            else:
+                found = _plain(
+                    f"CASE WHEN {one} IS NOT NULL THEN coalesce({one} = {other}, FALSE)"
+                    f" WHEN {other} IS NULL THEN TRUE END"
+                )
         elif classes & {JavaClass.BOOLEAN, JavaClass.NULL}:
             return self._by_table(node)
         elif isinstance(node.left, Property):
@@ -372,18 +373,6 @@ class _Translator:
             assert isinstance(node.right, Property)
             found = self._number_test(node.right, "=", node.left, absent=FALSE)
         return _negated(found) if node.negated else found
-
-    def _same_text(self, left: Node, right: Node) -> Condition:
-        """Null on the left is null, unless it is on the right as well; on the right it is FALSE."""
-        one, other = self._text(left), self._text(right)
-        if isinstance(right, Literal):
-            return _plain(f"{one} = {other}", one)
-        if isinstance(left, Literal):
-            return _certain(f"coalesce({one} = {other}, FALSE)")
-        return _plain(
-            f"CASE WHEN {one} IS NOT NULL THEN coalesce({one} = {other}, FALSE)"
-            f" WHEN {other} IS NULL THEN TRUE END"
-        )
 
     def _order(self, node: Order) -> Condition:
         left, right = node.left, node.right
@@ -435,35 +424,19 @@ class _Translator:
         found = _fallible(f"{as_number(text, wanted)} {test}", f"{text} IS NULL", absent)
         return found if match is None else Condition(found.code, match)
 
-    def _match(self, node: Match) -> Condition:
-        if not node.search:
-            return _constant(FALSE)
-        function = {
-            "CONTAINS": "contains", "STARTSWITH": "startswith", "ENDSWITH": "endswith",
-        }[node.operator]  # fmt: skip
-        call = f"{function}({self._text(node.operand)}, {string_literal(node.search)})"
-        return _certain(f"coalesce({'NOT ' if node.negated else ''}{call}, FALSE)")
-
     def _by_table(self, node: Node) -> Condition:
         """Conditions, and properties beside conditions: few values each, so all are tried."""
         forms: list[_Form] = []
-        return _looked_up(self._with_stubs(node, forms), forms)
-
-    def _with_stubs(self, node: Node, forms: list["_Form"]) -> Node:
-        """The node with stubs for operands; what stands for them is added to `forms`."""
         match node:
             case Equal(left=left, right=right, negated=negated):
-                return Equal(self._stub(left, forms), self._stub(right, forms), negated)
+                node = Equal(self._stub(left, forms), self._stub(right, forms), negated)
             case Order(operator=operator, left=left, right=right):
-                return Order(operator, self._stub(left, forms), self._stub(right, forms))
-            case Match(operator=operator, operand=operand, search=search, negated=negated):
-                return Match(operator, self._stub(operand, forms), search, negated)
-            case IsNull(operand=operand, negated=negated):
-                return IsNull(self._stub(operand, forms), negated)
-            case Truth(operand=operand):
-                return Truth(self._stub(operand, forms))
+                node = Order(operator, self._stub(left, forms), self._stub(right, forms))
+            case Match(operand=operand) | IsNull(operand=operand) | Truth(operand=operand):
+                node = replace(node, operand=self._stub(operand, forms))
             case _:
                 raise Inexpressible(f"{type(node).__name__} stands in an unusual place")
+        return _looked_up(node, forms)
 
     def _stub(self, node: Node, forms: list["_Form"]) -> Node:
         if not property_names(node):

@@ -332,23 +332,22 @@ class DirectSender(Sender):
         ids = id_column(given, self._ids, len(bodies))
         if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
             whole = pc.binary_join_element_wise(ids, properties, b"")
-            self.lane.send(partial(self._send_each, topic, bodies, whole))
+
+            def send_each() -> None:
+                for body, encoded_own in zip(bodies.to_pylist(), whole.to_pylist(), strict=True):
+                    text = encoded_own.decode()
+                    message_id = text.partition("\x01")[2].partition("\x02")[0]
+                    outgoing = Outgoing(topic, body, text, message_id, 0, 0, True)
+                    self.through(partial(self._producer.send_outgoing, outgoing))
+                    self.sent += 1
+
+            self.lane.send(send_each)
             return
 
         def done(_: SendResult, start: int, stop: int) -> None:
             self.sent += stop - start
 
         self.send_in_runs(topic, queue, encoded(bodies, ids, properties), rows, indices, done)
-
-    def _send_each(self, topic: str, bodies: Any, properties: Any) -> None:
-        for body, encoded_properties in zip(
-            bodies.to_pylist(), properties.to_pylist(), strict=True
-        ):
-            text = encoded_properties.decode()
-            message_id = text.partition("\x01")[2].partition("\x02")[0]
-            outgoing = Outgoing(topic, body, text, message_id, 0, 0, True)
-            self.through(partial(self._producer.send_outgoing, outgoing))
-            self.sent += 1
 
     def _send_later(self, rows: Rows, index: int, place: Place, delay: str, number: int) -> None:
         values = {role: column[index].as_py() for role, column in rows.values.items()}
@@ -489,27 +488,24 @@ class RowSorter:
         """The good rows of each batch, then bad ones as messages where they are kept. Raises
         RowError under the policy `fail`."""
         for batch in batches:
-            if batch.num_rows:
-                yield from self._sorted(batch)
-                self.count += batch.num_rows
-                yield from self._refused()
+            if not batch.num_rows:
+                continue
+            numbers = range(self.count + 1, self.count + batch.num_rows + 1)
+            try:
+                whole = self._checked(batch, numbers)
+            except RowError:
+                bad = dict(self._bad_rows(batch, 0, batch.num_rows))
+                good = [index for index in range(batch.num_rows) if index not in bad]
+                if good:
+                    chosen = batch.take(pa.array(good, pa.int64()))
+                    yield self._checked(chosen, [numbers[index] for index in good])
+                yield from self._put_away(batch, numbers, bad)
+            else:
+                yield whole
+            self.count += batch.num_rows
+            yield from self._refused()
         self._sender.lane.wait()
         yield from self._refused()
-
-    def _sorted(self, batch: Any) -> Iterator[Rows]:
-        numbers = range(self.count + 1, self.count + batch.num_rows + 1)
-        try:
-            whole = self._checked(batch, numbers)
-        except RowError:
-            bad = dict(self._bad_rows(batch, 0, batch.num_rows))
-        else:
-            yield whole
-            return
-        good = [index for index in range(batch.num_rows) if index not in bad]
-        if good:
-            chosen = batch.take(pa.array(good, pa.int64()))
-            yield self._checked(chosen, [numbers[index] for index in good])
-        yield from self._put_away(batch, numbers, bad)
 
     def _checked(self, batch: Any, numbers: Sequence[int]) -> Rows:
         rows = Rows(batch, self._roles, self._topic, numbers)

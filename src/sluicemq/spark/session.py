@@ -66,19 +66,15 @@ def fresh(frame: Any) -> Any:
             cure="Load it again: spark.read.format(…).options(…).load().",
         )
     for node, _ in nodes(frame._jdf.queryExecution().analyzed()):
-        if kind_of(node) == "DataSourceV2Relation" and kind_of(node.table()) == "PythonTable":
-            _forget_read(node.table())
+        if kind_of(node) != "DataSourceV2Relation" or kind_of(node.table()) != "PythonTable":
+            continue
+        for kept in node.table().getClass().getDeclaredFields():  # none in a Spark that keeps none
+            if kept.getName() == "ds":
+                kept.setAccessible(True)
+                source = kept.get(node.table())
+                if "setReadInfo" in [one.getName() for one in source.getClass().getMethods()]:
+                    source.setReadInfo(None)
     return frame.select("*")
-
-
-def _forget_read(table: Any) -> None:
-    """Nothing to do in a Spark that keeps nothing."""
-    for kept in table.getClass().getDeclaredFields():
-        if kept.getName() == "ds":
-            kept.setAccessible(True)
-            source = kept.get(table)
-            if "setReadInfo" in [one.getName() for one in source.getClass().getMethods()]:
-                source.setReadInfo(None)
 
 
 def log_options(level: str) -> str:

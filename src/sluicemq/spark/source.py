@@ -450,19 +450,6 @@ class _Sink:
         end = "expire unseen" if self.brokers else "are stored, and not taken back"
         logger.warning("%s failed: %d messages of it %s", what, total, end)
 
-    def _await_route(self) -> None:
-        """A topic that sending made is in the name server a moment later: read after write waits
-        here, not in every reader."""
-        topic = self.options["topic"]
-        if topic is None:
-            return
-        with open_admin(self.options) as admin:
-            for _ in range(ROUTE_CHECKS):
-                if ride_out(lambda: admin.find_route(topic), admin.timeout_s) is not None:
-                    return
-                _pause(ROUTE_CHECK_S)
-        logger.warning("the topic %r is written but not in the name server yet", topic)
-
 
 class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
     """`df.write.format("rocketmq").mode("append").save()`."""
@@ -477,8 +464,17 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
 
     def commit(self, messages: list[Sent | None]) -> None:
         with plain_errors():
-            if self._commit(messages, f"{self.query} written"):
-                self._await_route()
+            topic = self.options["topic"]
+            if not self._commit(messages, f"{self.query} written") or topic is None:
+                return
+            # A topic that sending made is in the name server a moment later: read after write waits
+            # here, not in every reader.
+            with open_admin(self.options) as admin:
+                for _ in range(ROUTE_CHECKS):
+                    if ride_out(lambda: admin.find_route(topic), admin.timeout_s) is not None:
+                        return
+                    _pause(ROUTE_CHECK_S)
+            logger.warning("the topic %r is written but not in the name server yet", topic)
 
     def abort(self, messages: list[Sent | None]) -> None:
         self._abort(messages, f"the write {self.query}")

@@ -8,12 +8,12 @@ from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.sources.offsets import (
     QueueRange,
-    admit,
     chosen_offsets,
     from_checkpoint,
     split_ranges,
     to_checkpoint,
 )
+from sluicemq.spark.sources.stream import admit
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 QUEUES = st.builds(

@@ -141,7 +141,12 @@ def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscript
             members[client_id] = None
             with contextlib.suppress(*_NO_ANSWER):
                 if len(members) <= MEMBERS_ASKED_MAX:
-                    members[client_id] = _said(admin, group, client_id, address)
+                    answer = admin.call(address, requests.running_info(
+                        group=group, client_id=client_id, stack_enable=False
+                    ))  # fmt: skip
+                    if answer.code == SUCCESS:
+                        info = bodies.decode_running_info(answer.body)
+                        members[client_id] = {one.topic: one for one in info.subscriptions}
         kept: dict[str, Subscription] = {}
         with contextlib.suppress(*_NO_ANSWER):
             kept = {
@@ -152,15 +157,6 @@ def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscript
             }
         found.append(GroupSubscriptions(group, members, brokers, kept))
     return found
-
-
-def _said(admin: Admin, group: str, client_id: str, address: str) -> dict[str, Subscription] | None:
-    command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
-    answer = admin.call(address, command)
-    if answer.code != SUCCESS:
-        return None
-    info = bodies.decode_running_info(answer.body)
-    return {item.topic: item for item in info.subscriptions}
 
 
 # ---- a topic's recent messages
@@ -499,7 +495,12 @@ def audit(
         for topic in named:
             with contextlib.suppress(RouteNotFoundError):
                 if admin.queues(topic):
-                    readers[topic] = _readers(admin, topic, everyone)
+                    names: set[str] = set()  # groups with offsets in it
+                    with contextlib.suppress(SluiceError):
+                        names = set(admin.groups_of_topic(topic))
+                    readers[topic] = [
+                        one for one in everyone if one.group in names or topic in one.topics
+                    ]
     found.groups, found.topics = len(known), len(readers)
     found.not_known += [
         f"what {topic} holds: no broker has a readable queue of it"
@@ -564,16 +565,6 @@ def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
                 sum(item.messages_at_risk for item in items), one.is_online,
             ))  # fmt: skip
     return sorted(found, key=lambda item: (-item.lag, item.group, item.topic))
-
-
-def _readers(
-    admin: Admin, topic: str, known: Sequence[GroupSubscriptions]
-) -> list[GroupSubscriptions]:
-    """Groups that subscribe the topic, or have offsets in it."""
-    names: set[str] = set()
-    with contextlib.suppress(SluiceError):
-        names = set(admin.groups_of_topic(topic))
-    return [one for one in known if one.group in names or topic in one.topics]
 
 
 def _add_unknown(found: Audit, known: Iterable[GroupSubscriptions]) -> None:

@@ -491,22 +491,19 @@ def _look(task: Task, report: Report, *, check: bool) -> None:
         by, top = list(options["cluster_by"]), int(options["top"])
         task.tell(report, *cluster_lines(letters, admin, task.connection, by, top))
         report.figures["letters"] = letters.count()
-        if check:
-            rows = _judged(task, admin, letters, bounds, MessageIds(SYSTEM_CLOCK).next())
-            _tell_verdicts(task, report, rows)
-
-
-def _tell_verdicts(task: Task, report: Report, rows: Any) -> None:
-    """How many of each verdict and, values aside, of each reason; needs no body."""
-    values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-    found = (
-        rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
-        .groupBy("target", "verdict", "why")
-        .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
-        .orderBy("verdict", F.desc("messages"), "why")
-        .limit(REASONS_SHOWN_MAX)
-        .collect()
-    )
+        if not check:
+            return
+        # How many of each verdict and, values aside, of each reason; needs no body.
+        values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
+        rows = _judged(task, admin, letters, bounds, MessageIds(SYSTEM_CLOCK).next())
+        found = (
+            rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
+            .groupBy("target", "verdict", "why")
+            .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
+            .orderBy("verdict", F.desc("messages"), "why")
+            .limit(REASONS_SHOWN_MAX)
+            .collect()
+        )
     for row in found:
         report.figures[row["verdict"]] = report.figures.get(row["verdict"], 0) + row["messages"]
     names = ["messages", "verdict", "to", "example"]

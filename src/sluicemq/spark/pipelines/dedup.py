@@ -253,7 +253,18 @@ def put_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
     key."""
     dialect = engine.dialect.name
     table = table_of(target, dialect)
-    put = _native_put(target, table, dialect) if dialect in NATIVE else _portable(target, table)
+    put = _portable(target, table)
+    if dialect in NATIVE:
+        statement = _insert(table, dialect)
+        changed = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
+        key, where = list(target.key), None
+        if target.version is not None:
+            old, new = table.c[target.version], statement.excluded[target.version]
+            where = old.is_(None) | (old <= new)
+        once = statement.on_conflict_do_nothing(index_elements=key)
+        if changed:
+            once = statement.on_conflict_do_update(index_elements=key, set_=changed, where=where)
+        put = lambda connection, rows: connection.execute(once, rows)  # noqa: E731
     total = 0
     for chunk in _chunks(rows, target.chunk_rows):
         _expect_keys(chunk, target, "Leave such rows out in the transform, or choose another key.")
@@ -295,21 +306,6 @@ def _expect_keys(rows: Iterable[Row], target: Target, cure: str) -> None:
 def _insert(table: "sa.Table", dialect: str) -> Any:
     """INSERT of SQLite or PostgreSQL, which can say ON CONFLICT."""
     return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
-
-
-def _native_put(target: Target, table: "sa.Table", dialect: str) -> Putter:
-    """INSERT … ON CONFLICT."""
-    statement = _insert(table, dialect)
-    changed = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
-    key, where = list(target.key), None
-    if target.version is not None:
-        old, new = table.c[target.version], statement.excluded[target.version]
-        where = old.is_(None) | (old <= new)
-    if changed:
-        statement = statement.on_conflict_do_update(index_elements=key, set_=changed, where=where)
-    else:
-        statement = statement.on_conflict_do_nothing(index_elements=key)
-    return lambda connection, rows: connection.execute(statement, rows)
 
 
 def _portable(target: Target, table: "sa.Table") -> Putter:

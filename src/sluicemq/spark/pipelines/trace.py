@@ -103,8 +103,16 @@ def decoded(bodies: pa.Array) -> pa.Array:
     found = []
     for body in bodies.to_pylist():
         records, unread = decode(body or b"")
-        events = [_row(event) for record in records for event in _each_message(record)]
-        found.append(events + [{"kind": UNREAD}] * unread)
+        rows = []
+        for event in (one for record in records for one in _each_message(record)):
+            values = {name: getattr(event, name, None) for name in _FIELDS}
+            values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
+            if isinstance(event, Published | Ended):
+                values["message_kind"] = event.kind.name.lower()
+            if isinstance(event, Finished):
+                values["outcome"] = event.outcome.name.lower().replace("_", " ")
+            rows.append(values)
+        found.append(rows + [{"kind": UNREAD}] * unread)
     return pa.array(found, _EVENTS)
 
 
@@ -117,16 +125,6 @@ def _each_message(record: Event) -> Iterator[Event]:
     for index, message_id in enumerate((record.message_id or "").split(",")):
         place = places[index] if index < len(places) else None
         yield replace(record, message_id=message_id, offset_message_id=place)
-
-
-def _row(event: Event) -> dict[str, Any]:
-    values = {name: getattr(event, name, None) for name in _FIELDS}
-    values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
-    if isinstance(event, Published | Ended):
-        values["message_kind"] = event.kind.name.lower()
-    if isinstance(event, Finished):
-        values["outcome"] = event.outcome.name.lower().replace("_", " ")
-    return values
 
 
 def read_events(

@@ -7,7 +7,7 @@
     typed_column    texts of promoted properties -> typed columns
 
 The broker compares a property with a number by Integer.valueOf, Long.valueOf or Double.valueOf
-(spec/filter.md §7). A promoted column follows the same functions (`filter.java`), so that Spark and
+(spec/filter.md §7). A promoted column follows the same functions (`filter.evaluate`), so that Spark and
 the broker agree on every message. Each distinct text is looked at once: plain decimal numbers all
 together in Arrow, the others one by one. A text that is no value of the type becomes null.
 
@@ -61,7 +61,6 @@ from sluicemq.errors import (
     RequestTimeoutError,
     StoreDamagedError,
 )
-from sluicemq.filter.evaluate import boolean_of, double_of, integer_of, long_of
 from sluicemq.filter.subscriptions import make_filter
 from sluicemq.model.subscription import TAG
 from sluicemq.model.topic import MessageQueue
@@ -70,7 +69,7 @@ from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import decode_record
 from sluicemq.spark.errors import Outage, did_you_mean, keep_imports
 from sluicemq.spark.options import Options
-from sluicemq.spark.schema import ERROR, TEXT, BodyFormat
+from sluicemq.spark.schema import ERROR, NUMBERS, TEXT, BodyFormat
 from sluicemq.spark.sources.offsets import (
     Bounds,
     RangePartition,
@@ -493,56 +492,34 @@ _TAKEN: Final[dict[type[DataType], tuple[tuple[type, ...], int]]] = {
 """Spark type -> the Python types that JSON gives for it, and the bits of a whole number."""
 
 
-def _misfit(place: str, value: Any, wanted: str) -> _MisfitError:
-    return _MisfitError(f"{place} is {json.dumps(value)[:40]}, not {wanted}")
-
-
 def _reader(kind: DataType, place: str = "body") -> JsonReader:
     """A function from a JSON value to what Arrow takes for the type; it raises _MisfitError.
 
     Arrow's own conversion would take 1.5 for a whole number, and a text for a list of letters.
     """
+    takes, bits, wanted = (*_TAKEN.get(type(kind), ((), 0)), kind.simpleString())
+    inner: JsonReader | None = float if float in takes else None
     if isinstance(kind, StructType):
         fields = {one.name: _reader(one.dataType, f"{place}.{one.name}") for one in kind.fields}
-
-        def read_struct(value: Any) -> Any:
-            if value is None:
-                return None
-            if type(value) is not dict:
-                raise _misfit(place, value, "an object")
-            return {name: read(value.get(name)) for name, read in fields.items()}
-
-        return read_struct
-    if isinstance(kind, ArrayType):
-        read_element = _reader(kind.elementType, f"{place}[]")
-
-        def read_list(value: Any) -> Any:
-            if value is None:
-                return None
-            if type(value) is not list:
-                raise _misfit(place, value, "a list")
-            return [read_element(one) for one in value]
-
-        return read_list
-    return _scalar_reader(kind, place)
-
-
-def _scalar_reader(kind: DataType, place: str) -> JsonReader:
-    takes, bits = _TAKEN[type(kind)]
-    name, limit = kind.simpleString(), 1 << bits
-    is_float = float in takes
+        takes, wanted = (dict,), "an object"
+        inner = lambda value: {name: take(value.get(name)) for name, take in fields.items()}  # noqa: E731
+    elif isinstance(kind, ArrayType):
+        element = _reader(kind.elementType, f"{place}[]")
+        takes, wanted = (list,), "a list"
+        inner = lambda value: [element(one) for one in value]  # noqa: E731
+    limit = 1 << bits
 
     def read(value: Any) -> Any:
         if value is None:
             return None
         if type(value) not in takes or (bits and not -limit <= value < limit):
-            raise _misfit(place, value, name)
+            raise _MisfitError(f"{place} is {json.dumps(value)[:40]}, not {wanted}")
         if type(value) is str and not value.isascii():
             try:  # JSON can write half of a surrogate pair, which no UTF-8 holds
                 value.encode()
             except UnicodeEncodeError:
                 raise _MisfitError(f"{place} holds half a surrogate pair") from None
-        return float(value) if is_float else value
+        return value if inner is None else inner(value)
 
     return read
 
@@ -564,16 +541,10 @@ _PLAIN: Final = {
 """Texts that Arrow's own cast reads as Java does (Arrow also takes 0x10 for a whole number)."""
 
 
-def _boolean(text: str, name: str) -> bool:
-    """True and false in any case. Java reads every other text as false; here it is none."""
-    if text.lower() not in ("true", "false"):
-        raise FilterEvaluationError(f"property {name} is {text!r}, which is no boolean.")
-    return boolean_of(text)
-
-
 _SCALAR: Final[dict[str, Callable[[str, str], Any]]] = {
-    "int": integer_of, "bigint": long_of, "double": double_of, "boolean": _boolean,
+    **dict(NUMBERS), "boolean": lambda text, _: {"true": True, "false": False}[text.lower()],
 }  # fmt: skip
+"""Java reads every text but "true" as false; here another is none (KeyError)."""
 
 
 def typed_column(texts: Any, kind: str, name: str) -> tuple[Any, int, str]:
@@ -593,7 +564,7 @@ def typed_column(texts: Any, kind: str, name: str) -> tuple[Any, int, str]:
         for text in pc.if_else(plain, none, distinct).to_pylist():
             try:
                 slow.append(None if text is None else _SCALAR[kind](text, name))
-            except FilterEvaluationError:
+            except (FilterEvaluationError, KeyError):
                 slow.append(None)
         values = pa.array(slow, wanted)
         if plain.true_count:

@@ -367,11 +367,11 @@ class FailedStream(DataSourceStreamReader):  # type: ignore[misc]
     def __init__(self, error: SluiceError) -> None:
         self.error = error
 
-    def _fail(self, *_: Any) -> Any:
+    def initialOffset(self, *_: Any) -> Any:  # noqa: N802 - Spark's name
         with plain_errors():
             raise self.error
 
-    initialOffset = latestOffset = partitions = read = _fail  # noqa: N815 - Spark's names
+    latestOffset = partitions = read = initialOffset  # noqa: N815
 
 
 class _Step(NamedTuple):
@@ -422,6 +422,21 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             return self._checkpoint(offsets, anchors) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        def planned(admin: Admin) -> list[InputPartition]:
+            addresses = broker_addresses(admin, sorted({queue.topic for queue in moved}))
+            ranges = []
+            for queue, stop in sorted(moved.items()):
+                if queue.broker not in addresses:
+                    raise RouteNotFoundError(
+                        f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
+                        cure="Start it again; the stream continues where it was.",
+                    )
+                bound = admin.offsets(queue)
+                one = QueueRange(queue, begins.get(queue, bound[0]), stop)
+                known = [of.get(queue) for of in anchors]
+                ranges.append(self.identity.left_of(admin, one, bound, known))
+            return partitions_of(self.options, ranges, addresses)
+
         with plain_errors():
             begins, ends = self._offsets(start), self._offsets(end)
             new = self._offsets(end, "from")
@@ -432,24 +447,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             before = {queue: one for queue, one in anchors_of(start).items() if queue not in new}
             # What this process has just planned needs no second look.
             anchors = () if end == self._planned_end else (anchors_of(end), before)
-            return self._ask(self._partitions, begins, moved, anchors)
-
-    def _partitions(
-        self, admin: Admin, begins: Offsets, ends: Offsets, anchors: Sequence[Anchors]
-    ) -> list[InputPartition]:
-        addresses = broker_addresses(admin, sorted({queue.topic for queue in ends}))
-        ranges = []
-        for queue, end in sorted(ends.items()):
-            if queue.broker not in addresses:
-                raise RouteNotFoundError(
-                    f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
-                    cure="Start it again; the stream continues where it was.",
-                )
-            bound = admin.offsets(queue)
-            one = QueueRange(queue, begins.get(queue, bound[0]), end)
-            known = [of.get(queue) for of in anchors]
-            ranges.append(self.identity.left_of(admin, one, bound, known))
-        return partitions_of(self.options, ranges, addresses)
+            return self._ask(planned)
 
     def read(self, partition: RangePartition) -> Any:
         from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
