@@ -196,8 +196,12 @@ class FilterPushdown:
         values = (
             frozenset(literals) - {None, ""} if name == "keys" else frozenset(literals) - {None}
         )
-        if name == "tags" and not all(map(_is_plain_tag, values)):
-            return False
+        if name == "tags":  # can a subscription name exactly these?
+            try:
+                if any(not isinstance(one, str) or parse_tags(one)[1] != {one} for one in values):
+                    return False
+            except FilterSyntaxError:
+                return False
         member = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(name, name)
         known = getattr(self.pushed, member)
         changes: dict[str, Any] = {member: values if known is None else known & values}
@@ -235,14 +239,6 @@ def attribute_of(predicate: Any) -> tuple[str, ...]:
 def is_identifier(name: str) -> bool:
     """Whether SQL92 can name the property (spec/filter.md §6)."""
     return _IDENTIFIER.fullmatch(name) is not None and name.upper() not in _KEYWORDS
-
-
-def _is_plain_tag(tag: Any) -> bool:
-    """Whether a tag subscription can name exactly this tag."""
-    try:
-        return isinstance(tag, str) and parse_tags(tag)[1] == frozenset({tag})
-    except FilterSyntaxError:
-        return False
 
 
 # ---- predicates as SQL92

@@ -272,6 +272,17 @@ class Planned:
                 ranges.append(QueueRange(queue, max(start, low), high))
         return cls(tuple(ranges), bounds, tuple(gaps))
 
+    @classmethod
+    def of_archive(cls, runs: Runs, bounds: Bounds) -> "Planned":
+        """What is archived already, and still at the brokers."""
+        ranges = []
+        for queue, end in sorted(runs.following.items()):
+            low, high = bounds.get(queue, (0, 0))
+            start = max(low, runs.first[queue])
+            if start < min(end, high):
+                ranges.append(QueueRange(queue, start, min(end, high)))
+        return cls(tuple(ranges), bounds)
+
     @property
     def topics(self) -> list[str]:
         return sorted({one.queue.topic for one in self.ranges})
@@ -323,7 +334,15 @@ def _run_once(task: Task) -> Report:
     else:
         task.tell(report, "nothing new: the archive is complete")
     if task.options["verify"] == ALL:
-        _verify_all(spark, task, runs, planned.bounds, report)
+        kept = Planned.of_archive(runs, planned.bounds)
+        ending = "nothing of the archive is at the brokers any more"
+        if kept.ranges:
+            archived = spark.read.schema(SCHEMA).parquet(runs.folder.path)
+            within = _within(archived, [(*one.queue, one.start, one.end) for one in kept.ranges])
+            count = verify_rows(kept.rows(task, spark), within)
+            report.figures["verified"] = count
+            ending = f"verified {count:,} rows: all that is archived and still at the brokers"
+        task.tell(report, ending)
     return report
 
 
@@ -370,25 +389,6 @@ _COMPARED: Final = {name: name for name in _VALUES} | {"properties": "map_entrie
 _MISSING: Final = "not in the archive"
 _EXTRA: Final = "only in the archive"
 _TWICE: Final = "more than once in the archive"
-
-
-def _verify_all(spark: Any, task: Task, runs: Runs, bounds: Bounds, report: Report) -> None:
-    """Compares everything that is archived and still at the brokers."""
-    ranges = []
-    for queue, end in runs.following.items():
-        low, high = bounds.get(queue, (0, 0))
-        start = max(low, runs.first[queue])
-        if start < min(end, high):
-            ranges.append(QueueRange(queue, start, min(end, high)))
-    if not ranges:
-        task.tell(report, "nothing of the archive is at the brokers any more")
-        return
-    planned = Planned(tuple(sorted(ranges, key=lambda one: one.queue)), bounds)
-    archived = spark.read.schema(SCHEMA).parquet(runs.folder.path)
-    kept = _within(archived, [(*one.queue, one.start, one.end) for one in ranges])
-    count = verify_rows(planned.rows(task, spark), kept)
-    report.figures["verified"] = count
-    task.tell(report, f"verified {count:,} rows: all that is archived and still at the brokers")
 
 
 def _within(rows: Any, ranges: Sequence[tuple[Any, ...]]) -> Any:

@@ -418,6 +418,52 @@ class Audit:
             "not_known": len(self.not_known),
         }  # fmt: skip
 
+    def judge(
+        self,
+        seen: History,
+        known: Sequence[GroupSubscriptions],
+        readers: Sequence[GroupSubscriptions],
+        expressions: int,
+    ) -> None:
+        """Adds what is found in a topic's messages; `expressions`: how many there are of it."""
+        topic = seen.topic
+        if expressions > EXPRESSIONS_MAX:
+            self.not_known.append(
+                f"{topic} is subscribed with {expressions} expressions, of which the first "
+                f"{EXPRESSIONS_MAX} are looked at."
+            )
+        self.messages += seen.messages
+        if not seen.is_whole:
+            self.not_known.append(f"{topic} has too many tags: the rarest are left out.")
+        losses = [loss(seen, one.group, one.said(topic)) for one in known if topic in one.topics]
+        self.unequal += [one for one in losses if one is not None]
+        self.collisions += collisions(seen)
+        self.failing += failing(seen)
+        unwanted = unwanted_tags(seen)
+        silent = [one.group for one in readers if not one.wanted(topic)]
+        if unwanted and silent:
+            self.not_known.append(
+                f"whether {', '.join(silent)} take tags of {topic} that nobody else takes: away, "
+                "and no broker remembers what they subscribed."
+            )
+        self.unwanted_tags += unwanted
+
+    def add_unknown(self, known: Iterable[GroupSubscriptions]) -> None:
+        """Adds what nobody tells of groups and their lag."""
+        for one in known:
+            mute = sorted(client_id for client_id, said in one.members.items() if said is None)
+            if mute:
+                self.not_known.append(
+                    f"what {', '.join(mute)} of {one.group} subscribe: no answer; the brokers' view"
+                    " of the group stands for them."
+                )
+        inexact = sorted({one.group for one in self.lag if one.matching is None})
+        if inexact:
+            self.not_known.append(
+                f"how much of the lag of {', '.join(inexact)} matches: a RocketMQ broker does not "
+                "count, and of a group that is away tags are not remembered."
+            )
+
     def record(self) -> dict[str, Any]:
         """As JSON takes it."""
         lists = {name: [asdict(one) for one in getattr(self, name)] for name in _TABLES}
@@ -507,7 +553,7 @@ def audit(
         for topic in named if topic not in readers
     ]  # fmt: skip
     found.lag = [one for one in lags if one.lag and (not topics or one.topic in readers)]
-    _add_unknown(found, known)
+    found.add_unknown(known)
     begin_ms = None if recent_s is None else SYSTEM_CLOCK.now_ms() - int(recent_s * 1000)
     for topic, those in readers.items():
         if stopping():
@@ -516,39 +562,9 @@ def audit(
         wanted = {(s.kind, s.expression): s for one in those for s in one.wanted(topic)}
         expressions = [wanted[key] for key in sorted(wanted)]
         seen = history(spark, connection, topic, expressions, begin_ms)
-        _add_topic(found, seen, known, those, len(expressions))
+        found.judge(seen, known, those, len(expressions))
     found.unwanted_tags.sort(key=lambda one: -one.messages)
     return found
-
-
-def _add_topic(
-    found: Audit,
-    seen: History,
-    known: Sequence[GroupSubscriptions],
-    readers: Sequence[GroupSubscriptions],
-    expressions: int,
-) -> None:
-    topic = seen.topic
-    if expressions > EXPRESSIONS_MAX:
-        found.not_known.append(
-            f"{topic} is subscribed with {expressions} expressions, of which the first "
-            f"{EXPRESSIONS_MAX} are looked at."
-        )
-    found.messages += seen.messages
-    if not seen.is_whole:
-        found.not_known.append(f"{topic} has too many tags: the rarest are left out.")
-    losses = [loss(seen, one.group, one.said(topic)) for one in known if topic in one.topics]
-    found.unequal += [one for one in losses if one is not None]
-    found.collisions += collisions(seen)
-    found.failing += failing(seen)
-    unwanted = unwanted_tags(seen)
-    silent = [one.group for one in readers if not one.wanted(topic)]
-    if unwanted and silent:
-        found.not_known.append(
-            f"whether {', '.join(silent)} take tags of {topic} that nobody else takes: away, "
-            "and no broker remembers what they subscribed."
-        )
-    found.unwanted_tags += unwanted
 
 
 def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
@@ -565,22 +581,6 @@ def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
                 sum(item.messages_at_risk for item in items), one.is_online,
             ))  # fmt: skip
     return sorted(found, key=lambda item: (-item.lag, item.group, item.topic))
-
-
-def _add_unknown(found: Audit, known: Iterable[GroupSubscriptions]) -> None:
-    for one in known:
-        mute = sorted(client_id for client_id, said in one.members.items() if said is None)
-        if mute:
-            found.not_known.append(
-                f"what {', '.join(mute)} of {one.group} subscribe: no answer; the brokers' view of "
-                "the group stands for them."
-            )
-    inexact = sorted({one.group for one in found.lag if one.matching is None})
-    if inexact:
-        found.not_known.append(
-            f"how much of the lag of {', '.join(inexact)} matches: a RocketMQ broker does not "
-            "count, and of a group that is away tags are not remembered."
-        )
 
 
 # ---- the ready pipeline

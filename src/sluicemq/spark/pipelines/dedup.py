@@ -75,8 +75,9 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
-    duration_s,
     finish,
+    trigger_of,
+    trigger_s,
 )
 from sluicemq.spark.schema import BASE
 
@@ -586,15 +587,13 @@ def stream_table(
         on_batch(number, write_once(batch, target))
 
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
-    if trigger == AVAILABLE_NOW:
-        return writer.trigger(availableNow=True).start()
     try:
-        period_ms = int(duration_s(trigger) * 1000)
+        writer = writer.trigger(**trigger_of(trigger_s(trigger)))
     except ValueError as error:
         raise ConfigurationError(
             f"the trigger is {trigger!r}: {error}.", cure=f"Write {AVAILABLE_NOW} or 10s."
         ) from None
-    return writer.trigger(processingTime=f"{period_ms} milliseconds").start()
+    return writer.start()
 
 
 # ---- the ready pipeline

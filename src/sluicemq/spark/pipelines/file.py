@@ -67,6 +67,7 @@ from sluicemq.spark.pipelines.ready import (
     Field,
     duration_s,
     ready,
+    trigger_s,
 )
 from sluicemq.spark.schema import declared_columns
 from sluicemq.spark.sources.offsets import topics_of
@@ -490,8 +491,12 @@ def _own(root: Entry, entries: Entries, cluster: Texts) -> dict[str, Any]:
             entries["mode"].problem(f"mode: streaming needs the key {name!r}.", cure)
         elif name not in entries and not of:
             root.problem(f"the key {name!r} is missing.", cure)
-    if "trigger" in entries:
-        parts["trigger"] = _trigger(entries["trigger"])
+    trigger = entries["trigger"].scalar() if "trigger" in entries else None
+    try:
+        parts["trigger"] = trigger_s(AVAILABLE_NOW if trigger is None else trigger)
+    except ValueError:
+        cure = f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m."
+        entries["trigger"].problem(f"it is {trigger!r}.", cure)
     if "source" in entries:
         parts["source"] = _source(entries["source"], cluster, mode)
     if "transform" in entries:
@@ -509,17 +514,6 @@ def _check_mode(kind: str, entries: Entries, mode: str) -> None:
     for (of, name, wrong_mode), (what, cure) in _WRONG_IN.items():
         if (of, wrong_mode) == (kind, mode) and name in entries:
             entries[name].problem(what, cure)
-
-
-def _trigger(entry: Entry) -> float | None:
-    text = entry.scalar()
-    if text is None or text.strip() == AVAILABLE_NOW:
-        return None
-    try:
-        return duration_s(text)
-    except ValueError:
-        entry.problem(f"it is {text!r}.", f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m.")
-        return None
 
 
 def _options(

@@ -64,6 +64,26 @@ _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _WIDTH_MAX: Final = 60
 
 
+def duration_s(text: str) -> float:
+    """`90s`, `15m`, `6h`, `7d`, `500ms` -> seconds. Raises ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
+    if found is None:
+        raise ValueError("write a number with a unit: 500ms, 90s, 15m, 6h or 7d")
+    return float(found[1]) * _UNIT_S[found[2]]
+
+
+def trigger_s(text: str) -> float | None:
+    """Seconds between the micro-batches of a stream; None: all that is there now. ValueError."""
+    return None if text.strip() == AVAILABLE_NOW else duration_s(text)
+
+
+def trigger_of(seconds: float | None) -> dict[str, Any]:
+    """The same as Spark takes it."""
+    if seconds is None:
+        return {"availableNow": True}
+    return {"processingTime": f"{int(seconds * 1000)} milliseconds"}
+
+
 class _Required:
     """The default of a field that has none."""
 
@@ -174,14 +194,6 @@ class Ready(ABC):
         """Runs it as a Python function. `options` are the pipeline's fields by name. Raises as
         `task`, and what the pipeline raises."""
         return self.run(self.task(spark, connection, options, say=say, stopping=stopping))
-
-
-def duration_s(text: str) -> float:
-    """`90s`, `15m`, `6h`, `7d`, `500ms` -> seconds. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
-    if found is None:
-        raise ValueError("write a number with a unit: 500ms, 90s, 15m, 6h or 7d")
-    return float(found[1]) * _UNIT_S[found[2]]
 
 
 _HOME: Final = {

@@ -28,7 +28,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.spark.errors import PlaceError, Secrets
 from sluicemq.spark.pipelines.file import ROCKETMQ, Pipeline
 from sluicemq.spark.pipelines.plan import Writer, checked_frame, reach_of, sentence_of
-from sluicemq.spark.pipelines.ready import CHECK_S, Report, Task, finish, ready
+from sluicemq.spark.pipelines.ready import CHECK_S, Report, Task, finish, ready, trigger_of
 from sluicemq.spark.progress import stream_progress
 
 if TYPE_CHECKING:
@@ -282,10 +282,6 @@ def _run_stream(
     frame, writers = checked_frame(pipeline, spark)
     for writer in writers:
         writer.prepare(frame)
-    seconds = pipeline.trigger
-    trigger = {"availableNow": True} if seconds is None else {
-        "processingTime": f"{int(seconds * 1000)} milliseconds"
-    }  # fmt: skip
     watches: list[QueryWatch] = []
     of_topics = pipeline.source is not None and pipeline.source.kind == ROCKETMQ
     try:
@@ -293,7 +289,7 @@ def _run_stream(
             stream = writer.stream(frame).queryName(f"{pipeline.name}/{writer.sink.name}")
             stream = stream.option("checkpointLocation", pipeline.checkpoint_of(writer.sink))
             try:
-                query = stream.trigger(**trigger).start()
+                query = stream.trigger(**trigger_of(pipeline.trigger)).start()
             except Exception as failure:
                 raise _failed(writer, failure) from failure
             watches.append(QueryWatch(query, writer.sink.name, events, of_topics))

@@ -32,7 +32,7 @@ of two machines may differ: a delivery before its send is counted as `before_sen
 
 import importlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -103,8 +103,18 @@ def decoded(bodies: pa.Array) -> pa.Array:
     found = []
     for body in bodies.to_pylist():
         records, unread = decode(body or b"")
-        rows = []
-        for event in (one for record in records for one in _each_message(record)):
+        rows, events = [], list[Event]()
+        for record in records:
+            if not isinstance(record, Published) or "," not in (record.message_id or ""):
+                events.append(record)
+                continue
+            ids = (record.message_id or "").split(",")  # a Java batch: one for each message
+            places = [*(record.offset_message_id or "").split(","), *(None for _ in ids)]
+            events += [
+                replace(record, message_id=one, offset_message_id=place)
+                for one, place in zip(ids, places, strict=False)
+            ]
+        for event in events:
             values = {name: getattr(event, name, None) for name in _FIELDS}
             values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
             if isinstance(event, Published | Ended):
@@ -114,17 +124,6 @@ def decoded(bodies: pa.Array) -> pa.Array:
             rows.append(values)
         found.append(rows + [{"kind": UNREAD}] * unread)
     return pa.array(found, _EVENTS)
-
-
-def _each_message(record: Event) -> Iterator[Event]:
-    """The record; of a Java batch one for each of its messages."""
-    if not isinstance(record, Published) or "," not in (record.message_id or ""):
-        yield record
-        return
-    places = (record.offset_message_id or "").split(",")
-    for index, message_id in enumerate((record.message_id or "").split(",")):
-        place = places[index] if index < len(places) else None
-        yield replace(record, message_id=message_id, offset_message_id=place)
 
 
 def read_events(
@@ -240,17 +239,6 @@ _ACCURACY: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A group that reads a topic; `tags` what it wants, empty when it wants all or it is not known
-    from the tags; `expression` its filter as text."""
-
-    topic: str
-    group: str
-    tags: tuple[str, ...] = ()
-    expression: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TraceTables:
     """DataFrames; nothing is computed before it is asked for. `missing` has a row for each message
     and group that `unconsumed` counts under `never`."""
@@ -306,10 +294,9 @@ def trace(
     found = both.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
     chosen = [(row[0], row[1]) for row in found if not groups or row[1] in groups]
     pairs = spark.createDataFrame(
-        [(one.topic, one.group, list(one.tags), one.expression)
-         for one in _with_filters(connection, chosen)],
+        _with_filters(connection, chosen),
         "topic string, `group` string, tags array<string>, expression string",
-    )  # fmt: skip
+    )
     journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
     wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
     return TraceTables(
@@ -322,8 +309,11 @@ def trace(
     )  # fmt: skip
 
 
-def _with_filters(connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]) -> list[Pair]:
-    """With the filters that the groups have now, as far as brokers know them."""
+def _with_filters(
+    connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+) -> list[tuple[str, str, list[str], str | None]]:
+    """Topic and group with what the group wants now, as far as brokers know it: its tags (none when
+    it wants all, or it is not known from the tags), and its filter as text."""
     with open_admin(parse_options(connection)) as admin:
         known = {
             one.group: one for one in subscriptions_of(admin, sorted({group for _, group in pairs}))
@@ -334,7 +324,7 @@ def _with_filters(connection: Mapping[str, str], pairs: Sequence[tuple[str, str]
         tags = {tag for one in said for tag in one.tags}
         is_by_tags = bool(said) and all(is_tag_kind(one.kind) and one.tags for one in said)
         expression = "; ".join(one.expression for one in said) or None
-        found.append(Pair(topic, group, tuple(sorted(tags)) if is_by_tags else (), expression))
+        found.append((topic, group, sorted(tags) if is_by_tags else [], expression))
     return found
 
 

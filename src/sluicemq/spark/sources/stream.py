@@ -30,6 +30,7 @@ empty micro-batches without end of two texts for one place.
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -502,7 +503,15 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             if not self.topics.has(queue.topic):
                 raise other_topic(queue.topic, label)
         written = found.get("filter")
-        if not self._filter_change_logged and not _is_same_filter(written, self.expression):
+        is_same = written == self.expression
+        if not is_same and not self._filter_change_logged:
+            # Of SQL92 the trees are compared, since texts were joined in another way once.
+            parted = [str(one).partition(" ") for one in (written, self.expression)]
+            with suppress(FilterSyntaxError):
+                trees = [tree_of(Subscription("", text, kind)) for kind, _, text in parted
+                         if kind == SQL92]  # fmt: skip
+                is_same = len(trees) == 2 and trees[0] == trees[1]
+        if not is_same and not self._filter_change_logged:
             if self.options["onFilterChange"] == "fail":
                 raise ConfigurationError(
                     f"the checkpoint was written with the filter {written!r}, the stream has"
@@ -571,19 +580,6 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         }
         begins = {"from": to_table(unknown, several=self.several)} if unknown else {}
         return self._checkpoint(step.ends, step.anchors) | begins
-
-
-def _is_same_filter(written: Any, now: str) -> bool:
-    """Whether two filters of checkpoints mean the same: of SQL92 the trees are compared, since
-    texts were joined in another way once."""
-    if written == now:
-        return True
-    parted = [str(one).partition(" ") for one in (written, now)]
-    try:
-        trees = [tree_of(Subscription("", text, kind)) for kind, _, text in parted if kind == SQL92]
-    except FilterSyntaxError:
-        return False
-    return len(trees) == 2 and trees[0] == trees[1]
 
 
 class PlainStream(StreamReader):
