@@ -7,9 +7,9 @@
     typed_column    texts of promoted properties -> typed columns
 
 The broker compares a property with a number by Integer.valueOf, Long.valueOf or Double.valueOf
-(spec/filter.md §7). A promoted column follows the same functions (`filter.evaluate`), so that Spark and
-the broker agree on every message. Each distinct text is looked at once: plain decimal numbers all
-together in Arrow, the others one by one. A text that is no value of the type becomes null.
+(spec/filter.md §7). A promoted column follows the same functions (`filter.evaluate`), so that Spark
+and the broker agree on every message. Each distinct text is looked at once: plain decimal numbers
+all together in Arrow, the others one by one. A text that is no value of the type becomes null.
 
 Messages out of a store directory take the same way behind the pull:
 

@@ -3,7 +3,7 @@
     python archive_driver.py NAME_SERVER TOPIC PATH NAME KILL_AT
 
 KILL_AT: the step before which the driver dies (SIGKILL): `commit`, the rows are written and the run
-is not there; `_move`, it is there and its files stand beside; `step`, the first step of the replay
+is not there; `move`, it is there and its files stand beside; `step`, the first step of the replay
 is sent and not noted; `none`. The replay NAME goes into the topic TOPIC-again.
 """
 
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from sluicemq.spark.pipelines.archive import Runs, archive, replay
-from sluicemq.spark.pipelines.ready import Ledger
+from sluicemq.spark.pipelines.ready import Folder, Ledger
 from sluicemq.spark.session import spark_session
 
 SETTINGS = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "1"}
@@ -24,7 +24,7 @@ def die(*_: Any) -> None:
 
 
 def main(name_server: str, topic: str, path: str, name: str, kill_at: str) -> None:
-    for owner in (Runs, Ledger):
+    for owner in (Runs, Folder, Ledger):
         if hasattr(owner, kill_at):
             setattr(owner, kill_at, die)
     spark = spark_session("archive", master="local[1]", settings=SETTINGS)

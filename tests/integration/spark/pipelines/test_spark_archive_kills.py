@@ -20,7 +20,7 @@ from sluicemq.spark.pipelines.archive import read_archive
 
 ROOT = Path(__file__).parents[4]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
-STEPS = ("commit", "_move", "step")
+STEPS = ("commit", "move", "step")
 COUNT = 60
 
 
