@@ -474,9 +474,7 @@ class Audit:
         lines = []
         for name, (title, columns, rows_of) in _TABLES.items():
             rows = [row for one in getattr(self, name) for row in rows_of(one)]
-            lines += table_lines(title, columns, rows[:rows_max])
-            if len(rows) > rows_max:
-                lines.append(f"  … and {len(rows) - rows_max:,} more")
+            lines += table_lines(title, columns, rows, rows_max)
         return lines + [f"Not known: {text}" for text in self.not_known]
 
 

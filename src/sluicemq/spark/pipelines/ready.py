@@ -227,9 +227,14 @@ def load_messages(
 
 
 def table_lines(
-    title: str, names: Sequence[str], rows: Iterable[Sequence[Any]], empty: str = "none"
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    rows_max: int | None = None,
+    where: str = "",
 ) -> list[str]:
-    """A title, the names and the rows in columns; numbers stand to the right."""
+    """A title, the names and the rows in columns, numbers to the right; of more than `rows_max` the
+    first ones, and how many more there are (`where`)."""
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415
 
@@ -243,11 +248,9 @@ def table_lines(
         text = " ".join(str(value).splitlines())
         return text if len(text) <= _WIDTH_MAX else text[: _WIDTH_MAX - 1] + "…"
 
-    rows = [list(row) for row in rows]
-    if not rows:
-        return [f"{title}: {empty}"]
+    left, rows = len(rows) - len(rows[:rows_max]), rows[:rows_max]
     table = Table(box=None, padding=(0, 0, 0, 2), header_style="")
-    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+    for name, column in zip(names, zip(*rows, strict=True), strict=bool(rows)):
         is_number = all(value is None or type(value) in (int, float) for value in column)
         table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
@@ -255,7 +258,9 @@ def table_lines(
     console = Console(width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as printed:
         console.print(table)
-    return [title, *(line.rstrip() for line in printed.get().splitlines())]
+    text = [line.rstrip() for line in printed.get().splitlines()]
+    lines = [title, *text] if rows else [f"{title}: none"]
+    return [*lines, f"  … and {left:,} more{where}"] if left else lines
 
 
 # ---- streams and folders

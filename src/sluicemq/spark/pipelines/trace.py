@@ -348,9 +348,7 @@ def _table(task: Task, report: Report, name: str, frame: DataFrame, output: str)
     (written.option("header", "true") if kind == "csv" else written).format(kind).save(path)
     report.files.append(path)
     shown, (title, sums) = task.options["rows"], _TABLES[name]
-    task.tell(report, *table_lines(title, frame.columns, rows[:shown]))
-    if len(rows) > shown:
-        task.tell(report, f"  … and {len(rows) - shown:,} more in {path}")
+    task.tell(report, *table_lines(title, frame.columns, rows, shown, f" in {path}"))
     report.figures[name] = len(rows)
     for column, figure in sums.items():
         report.figures[figure] = sum(row[column] for row in rows)
