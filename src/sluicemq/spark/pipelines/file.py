@@ -451,7 +451,7 @@ def parse_pipeline(
             cure = f"{min(keys)} is given; it needs both."
             entry.problem(f"the option {lacking!r} is missing.", cure)
     settings = read_field(entries.get("spark"), Field("spark", MAPPING, "")) or {}
-    for setting, entry in (entries["spark"].mapping() or {}).items() if settings else ():
+    for setting, entry in (entries["spark"].mapping() or {}).items() if "spark" in entries else ():
         if not setting.startswith("spark."):
             entry.problem("a setting of Spark begins with spark.", "As in spark.executor.memory.")
     parts = _used(entries) if "use" in entries else _own(root, entries, cluster)
