@@ -64,58 +64,56 @@ class Heartbeats:
 
     def heartbeat(self, command: Command, peer: Peer) -> Postponed:
         """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
-        return Postponed(self._take(command, peer))
 
-    def _take(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
-        """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
-        decode = partial(bodies.decode_heartbeat, command.body)
-        data = (yield decode) if len(command.body) > BODY_INLINE_BYTES else decode()
-        now = self.clock.now_ms()
+        def steps() -> Steps[Command | Announced]:
+            """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
+            decode = partial(bodies.decode_heartbeat, command.body)
+            data = (yield decode) if len(command.body) > BODY_INLINE_BYTES else decode()
+            member = partial(
+                Member, data.client_id, peer, command.language, command.version, self.clock.now_ms()
+            )
+            changed, creates, refusal = False, False, ""
+            for consumer in data.consumers:
+                yield from self._compile(consumer.subscriptions)
+                config = self.groups.find(consumer.group)
+                if config is None:
+                    # It gets nothing and no error: at least the log says why.
+                    if consumer.group not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
+                        self.unknown.add(consumer.group)
+                        log.warning(UNKNOWN_GROUP, consumer.group, data.client_id)
+                    continue
+                retry_topic = RETRY_PREFIX + consumer.group
+                if retry_topic not in self.topics and config.retry_queues > 0:
+                    creates = True
+                    self.topics.ensure(
+                        retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
+                    )
+                if data.without_subscriptions:
+                    short = self.consumers.short_heartbeat
+                    known = short(consumer.group, member(), data.fingerprint)
+                else:
+                    try:
+                        known = self.consumers.heartbeat(consumer, member(), data.fingerprint)
+                    except ContractError as error:
+                        refusal, known = str(error), False
+                changed = changed or known
+            for group in data.producer_groups:
+                self.producers.heartbeat(group, member())
+            answer = Command(
+                ResponseCode.SUCCESS,
+                encode_header(
+                    HeartbeatResponse(
+                        supports_v2=True,
+                        subscription_changed=changed if data.fingerprint else True,
+                        lanes=True if command.fields and LANES_FIELD in command.fields else None,
+                    )
+                ),
+            )
+            if refusal:  # Java logs it with each heartbeat; our client raises it
+                answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
+            return Announced(answer) if creates else answer
 
-        def member() -> Member:
-            return Member(data.client_id, peer, command.language, command.version, now)
-
-        changed = False
-        creates = False
-        refusal = ""
-        for consumer in data.consumers:
-            yield from self._compile(consumer.subscriptions)
-            config = self.groups.find(consumer.group)
-            if config is None:
-                # It gets nothing and no error: at least the log says why.
-                if consumer.group not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
-                    self.unknown.add(consumer.group)
-                    log.warning(UNKNOWN_GROUP, consumer.group, data.client_id)
-                continue
-            retry_topic = RETRY_PREFIX + consumer.group
-            if retry_topic not in self.topics and config.retry_queues > 0:
-                creates = True
-                self.topics.ensure(
-                    retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
-                )
-            if data.without_subscriptions:
-                known = self.consumers.short_heartbeat(consumer.group, member(), data.fingerprint)
-            else:
-                try:
-                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint)
-                except ContractError as error:
-                    refusal, known = str(error), False
-            changed = changed or known
-        for group in data.producer_groups:
-            self.producers.heartbeat(group, member())
-        answer = Command(
-            ResponseCode.SUCCESS,
-            encode_header(
-                HeartbeatResponse(
-                    supports_v2=True,
-                    subscription_changed=changed if data.fingerprint else True,
-                    lanes=True if command.fields and LANES_FIELD in command.fields else None,
-                )
-            ),
-        )
-        if refusal:  # Java logs it with each heartbeat; our client raises it
-            answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
-        return Announced(answer) if creates else answer
+        return Postponed(steps())
 
     def _compile(self, subscriptions: Iterable[Subscription]) -> Steps[None]:
         """What takes long, before it is asked for."""

@@ -326,7 +326,15 @@ class Matching:
         pruning = wanted.vectorised if only_matches else None
         blocks = columns.blocks(topic, queue_id, start, end, pruning)
         if blocks is None:
-            yield from self._verdicts_of_records(topic, queue_id, wanted, start, end)
+            import numpy as np  # noqa: PLC0415 - only when somebody filters
+
+            for low in range(start, end, RECORDS_A_STEP):
+                high = min(low + RECORDS_A_STEP, end)
+                verdicts = np.zeros(high - low, np.uint8)
+                records = dict(self.records.between(topic, queue_id, low, high))
+                rows = [offset - low for offset in records]
+                yield from _judge_records(wanted, rows, list(records.values()), verdicts)
+                yield low, verdicts
             return
         vectorised = wanted.vectorised
         assert vectorised is not None
@@ -349,19 +357,6 @@ class Matching:
                     found = [at(block.first_offset + row) for row in chunk]
                     yield from _judge_records(wanted, chunk, found, verdicts)
             yield block.first_offset, verdicts
-
-    def _verdicts_of_records(
-        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
-    ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
-        import numpy as np  # noqa: PLC0415 - only when somebody filters
-
-        for low in range(start, end, RECORDS_A_STEP):
-            high = min(low + RECORDS_A_STEP, end)
-            verdicts = np.zeros(high - low, np.uint8)
-            found = dict(self.records.between(topic, queue_id, low, high))
-            rows = [offset - low for offset in found]
-            yield from _judge_records(wanted, rows, list(found.values()), verdicts)
-            yield low, verdicts
 
     def _count_tags(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
