@@ -93,6 +93,8 @@ class _Value:
     def __init__(self, *values: Any, **named: Any) -> None:
         table = _TABLES[type(self)]
         if values:
+            if len(values) > len(table):
+                raise TypeError(f"{type(self).__name__} has {len(table)} fields")
             named.update(zip((name for name, *_ in table), values, strict=False))
         for name, _, _, default, put in table:
             value = named.pop(name, default)

@@ -1,6 +1,8 @@
 """Bodies beyond the recorded ones: old forms, tolerance, files, refusals."""
 
+import copy
 import json
+import pickle
 import struct
 import zlib
 
@@ -212,3 +214,22 @@ def test_small_bodies_survive() -> None:
 def test_a_body_of_another_shape_is_a_protocol_error(decode, data) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ProtocolError):
         decode(data)
+
+
+def test_bodies_are_frozen_values_that_travel_between_processes() -> None:
+    stats = bodies.QueueStats(1, offset_max=2, last_time_ms=3)
+    assert repr(stats) == "QueueStats(offset_min=1, offset_max=2, last_time_ms=3)"
+    assert pickle.loads(pickle.dumps(stats)) == copy.copy(stats) == stats
+    assert hash(stats) == hash(bodies.QueueStats(1, 2, 3))
+    assert stats != bodies.QueueStats(1, 2, 4)
+    first, second = tables.TopicTable(), tables.TopicTable()
+    assert first == second
+    assert first.topics is not second.topics
+    with pytest.raises(AttributeError, match="QueueStats is frozen: offset_min cannot be set"):
+        stats.offset_min = 5  # type: ignore[misc]
+    with pytest.raises(TypeError, match="QueueStats needs last_time_ms"):
+        bodies.QueueStats(1, 2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="QueueStats has no size"):
+        bodies.QueueStats(1, 2, 3, size=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="QueueStats has 3 fields"):
+        bodies.QueueStats(1, 2, 3, 4)  # type: ignore[call-arg]
