@@ -46,6 +46,7 @@ from sluicemq.model.message import (
     COMMITTED,
     DELAY,
     PRODUCER_GROUP,
+    REAL_QUEUE,
     REAL_TOPIC,
     TIMER_PROPERTIES,
     TRAN_MSG,
@@ -60,7 +61,6 @@ from sluicemq.wire.codes import ResponseCode
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
-REAL_QUEUE: Final = "REAL_QID"
 TRANSACTION_ID: Final = "__transactionId__"
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 FIRST_OFFSET: Final = "SLUICE_FIRST_HALF"

@@ -14,7 +14,7 @@ from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import PUB
 from sluicemq.broker.produce.intake import Record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.transactions.prepared import REAL_QUEUE, Prepared, prepared_of
+from sluicemq.broker.transactions.prepared import Prepared, prepared_of
 from sluicemq.broker.transactions.transactions import OUTCOMES, Transactions
 from sluicemq.broker.turns import Durable
 from sluicemq.clock import Clock
@@ -23,6 +23,7 @@ from sluicemq.model.message import (
     COMMITTED,
     KEYS,
     PRODUCER_GROUP,
+    REAL_QUEUE,
     REAL_TOPIC,
     ROLLED_BACK,
     TAGS,

@@ -48,7 +48,6 @@ from sluicemq.broker.transactions.prepared import (
     GROUP,
     OP_PROPERTIES,
     OP_TAG_CODE,
-    REAL_QUEUE,
     OpenTransaction,
     OpenTransactions,
     Prepared,
@@ -65,6 +64,7 @@ from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import (
     COMMITTED,
     PRODUCER_GROUP,
+    REAL_QUEUE,
     REAL_TOPIC,
     ROLLED_BACK,
     TRANSACTION_MASK,

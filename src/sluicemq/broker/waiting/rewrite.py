@@ -22,6 +22,7 @@ from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import (
     COMMITTED,
     DELAY,
+    REAL_QUEUE,
     REAL_TOPIC,
     TIMER_PROPERTIES,
     TRAN_MSG,
@@ -32,7 +33,6 @@ from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.record import codec as text
 from sluicemq.wire.codes import ResponseCode
 
-REAL_QUEUE: Final = "REAL_QID"
 TIMER_OUT: Final = "TIMER_OUT_MS"
 TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
