@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from sluicemq.client.core.answers import expect_success, fields_of, number
+from sluicemq.client.core.requests import request
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.record.codec import Buffer
 from sluicemq.wire import headers, staging
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.staging import StagedRange
 
@@ -51,9 +51,7 @@ def commit_epoch(
     """900201. Without ranges it asks whether the broker has epochs at all."""
     listed = ",".join(sorted(topics))
     header = headers.CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
-    fields = encode_header(header)
-    body = staging.encode_staged_ranges(ranges)
-    return Command(int(RequestCode.SLUICE_COMMIT_EPOCH), fields, body)
+    return request(RequestCode.SLUICE_COMMIT_EPOCH, header, staging.encode_staged_ranges(ranges))
 
 
 def epoch_state(answer: Command, address: str = "") -> EpochState:

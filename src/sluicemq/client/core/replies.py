@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.requests import request
 from sluicemq.client.core.talks import Talk
 from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
@@ -20,7 +21,7 @@ from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.record.codec import decode_properties, decompress
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ReplyMessageRequest, SendMessageRequestV2
 
@@ -75,7 +76,7 @@ def reply_command(
         batch=False,
         broker=record.broker or None,
     )
-    command = Command(RequestCode.SEND_REPLY_MESSAGE_V2, encode_header(header), body)
+    command = request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
     return MessageQueue(record.topic, record.broker, record.queue_id), command
 
 

@@ -241,11 +241,9 @@ def commit_offset(group: str, queue: MessageQueue, offset: int, *, oneway: bool 
     return request(Code.UPDATE_CONSUMER_OFFSET, header, oneway=oneway)
 
 
-def offset_by_time(queue: MessageQueue, time_ms: int, *, upper: bool = False) -> Command:
-    """The first offset stored at `time_ms` or later (`upper`: the last at or before it)."""
-    header = headers.SearchOffsetRequest(
-        time_ms=time_ms, boundary="UPPER" if upper else "LOWER", **_place(queue)
-    )
+def offset_by_time(queue: MessageQueue, time_ms: int) -> Command:
+    """The first offset stored at `time_ms` or later."""
+    header = headers.SearchOffsetRequest(time_ms=time_ms, boundary="LOWER", **_place(queue))
     return request(Code.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
 

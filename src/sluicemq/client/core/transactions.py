@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from sluicemq.client.core.answers import SendResult, SendStatus, expect_success
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.requests import request
 from sluicemq.client.core.talks import Call, Talk, Wait
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.errors import (
@@ -52,8 +53,8 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
-from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import CheckTransactionStateRequest
 
 _log = logging.getLogger("sluicemq.client")
@@ -158,7 +159,7 @@ def place_of(result: SendResult, group: str) -> HalfPlace:
 
 
 def end_transaction(
-    place: HalfPlace, state: TransactionState, *, is_check: bool = False, remark: str | None = None
+    place: HalfPlace, state: TransactionState, *, is_check: bool = False
 ) -> Command:
     """37; one-way when it answers a check or decides nothing, which brokers do not answer."""
     header = headers.EndTransactionRequest(
@@ -173,12 +174,7 @@ def end_transaction(
         broker=place.queue.broker or None,
     )
     is_oneway = is_check or state is TransactionState.UNKNOWN
-    return Command(
-        int(RequestCode.END_TRANSACTION),
-        encode_header(header),
-        flag=FLAG_ONEWAY if is_oneway else 0,
-        remark=remark,
-    )
+    return request(RequestCode.END_TRANSACTION, header, oneway=is_oneway)
 
 
 class Question(NamedTuple):

@@ -248,11 +248,9 @@ def offsets(directory: Directory, queue: MessageQueue) -> Talk[tuple[int, int]]:
     return first, (yield from offset_max(directory, queue))
 
 
-def offset_by_time(
-    directory: Directory, queue: MessageQueue, time_ms: int, *, upper: bool = False
-) -> Talk[int]:
-    """The first offset stored at `time_ms` or later; `upper`: the last at or before it."""
-    command = requests.offset_by_time(queue, time_ms, upper=upper)
+def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> Talk[int]:
+    """The first offset stored at `time_ms` or later."""
+    command = requests.offset_by_time(queue, time_ms)
     return number((yield from directory.ask(queue, command)), "offset")
 
 
