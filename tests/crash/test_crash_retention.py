@@ -200,8 +200,8 @@ def test_planted_removal_of_queue_files_before_the_log_s_is_found(
     original = retention.Retention._delete
 
     def hasty(self: Any, file: Any, why: str) -> Any:
-        yield from self._move_queues(file.end)
         for queue in list(self._queues):
+            queue.correct_min(file.end)
             while (
                 len(queue.segments) > 1
                 and queue.segments.start + queue.segments.file_bytes <= queue.offset_min * 20
@@ -228,7 +228,9 @@ def test_planted_removal_without_a_sync_of_the_directory_is_found(
 
 
 def test_planted_deletion_of_what_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "_removable_end", lambda self: self.written_offset + 1)
+    monkeypatch.setattr(
+        retention.Retention, "removable_end", lambda self: self._log.written_offset + 1
+    )
     found_by_a_seed()
 
 

@@ -212,7 +212,7 @@ class BrokerState:
         if self.store.tick():
             yield self.store.sync
         elif self.store.keys.is_flush_due:
-            yield self.store.flush_index
+            yield self.store.keys.flush_due
 
     def follow_keys(self) -> Iterator[float | Callable[[], object]]:
         """The key index follows the log, in slices between which everything else has its turn."""

@@ -30,6 +30,7 @@ ends before it, the entry is cut back. RocketMQ does not look at this file.
 import json
 import logging
 import struct
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -158,30 +159,50 @@ class DurableMark:
     (None: not yet). The log's start in it never goes back: retention may have said more than what
     was due before it."""
 
-    def __init__(self, files: Files, path: str, found: Mark | None) -> None:
+    def __init__(self, files: Files, path: str, found: Checkpoint) -> None:
         self._files = files
         self._path = path
-        self._sequence = found.sequence if found is not None else 0
+        self._lock = threading.RLock()
+        self._sequence = found.mark.sequence if found.mark is not None else 0
         self.found = found
         self.mark: Mark | None = None
+        self.index_time_ms = found.index_time_ms
+        """RocketMQ's field for the index, for the next write (0: not known)."""
 
-    def write(self, mark: Mark, index_time_ms: int) -> None:
+    def write(self, mark: Mark) -> None:
         """As `write_checkpoint`. A write that fails spoils the same slot again the next time."""
-        start = mark.log_start if self.mark is None else self.mark.log_start
-        new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
-        write_checkpoint(self._files, self._path, new, index_time_ms=index_time_ms)
-        self._sequence, self.mark = new.sequence, new
+        with self._lock:
+            start = mark.log_start if self.mark is None else self.mark.log_start
+            new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
+            write_checkpoint(self._files, self._path, new, index_time_ms=self.index_time_ms)
+            self._sequence, self.mark = new.sequence, new
 
+    def start_at(self, log_start: int) -> None:
+        """The durable mark says from now on that the log begins there. Raises OSError."""
+        with self._lock:
+            if self.mark is not None and self.mark.log_start < log_start:
+                self.write(self.mark._replace(log_start=log_start))
 
-def write_index_time(files: Files, path: str, time_ms: int) -> None:
-    """RocketMQ's field for the index alone, not synced, and only beside a mark of ours. RocketMQ
-    throws away index files that are newer than this when it starts after a crash: say it before
-    such a file is written."""
-    if not files.exists(path):
-        return
-    with closing(files.open(path)) as file:
-        if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
-            file.pwrite(struct.pack(">q", time_ms), _INDEX_TIME_AT)
+    def distrust_queues(self) -> None:
+        """Make sure, durably, that no later start trusts the queues of this one."""
+        mark = self.found.mark
+        if mark is not None:
+            write_checkpoint(self._files, self._path, mark.without_queues())
+        elif self._files.exists(self._path):
+            self._files.remove(self._path)
+            self._files.sync_directory(self._path.rpartition("/")[0])
+
+    def say_index_time(self, time_ms: int) -> None:
+        """RocketMQ's field for the index alone, not synced, and only beside a mark of ours.
+        RocketMQ throws away index files that are newer than this when it starts after a crash: say
+        it before such a file is written."""
+        with self._lock:
+            self.index_time_ms = time_ms
+            if not self._files.exists(self._path):
+                return
+            with closing(self._files.open(self._path)) as file:
+                if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
+                    file.pwrite(struct.pack(">q", time_ms), _INDEX_TIME_AT)
 
 
 # --- other small files

@@ -70,6 +70,7 @@ RECORDS_S: Final = 0.002
 FILTERS_KEPT: Final = 64
 RECORDS_KEPT: Final = 1024
 """Of each of them; it is asked about 256 at once."""
+_READ_UNITS_MAX: Final = 4096
 _RUNS_BYTES_MIN: Final = 512 * UNIT_BYTES
 """Fewer units are faster one by one, and ordinary pulls never have so many."""
 Select = Callable[[Units], Iterable[int]]
@@ -339,6 +340,21 @@ class Gather:
         """How many more messages may come."""
         return 0 if self.is_missing else self._count_max - self.count
 
+    def take_from(self, offset: int) -> int:
+        """Take all from a queue offset on that have room; returns the next offset. HOT."""
+        queue, high = self._queue, self._queue.visible_offset
+        while offset < high and not self.is_missing and self.count < self._count_max:
+            wanted = min(high - offset, self._count_max - self.count, _READ_UNITS_MAX)
+            units = queue.units(offset, wanted)
+            if not len(units):
+                self.is_missing = True
+                break
+            done = self.take_all(units, range(offset, offset + len(units) // UNIT_BYTES))
+            offset += done
+            if done * UNIT_BYTES < len(units):
+                break
+        return offset
+
     def take_all(self, units: Units, offsets: Sequence[int]) -> int:
         """Take the units in order; returns how many were dealt with. HOT.
 
@@ -351,7 +367,8 @@ class Gather:
             done = self._take_runs(units)
             if done:
                 return done
-        room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
+        room = 0 if self.is_missing else self._count_max - self.count
+        total, start, end = self.size_bytes, self._run_start, self._run_end
         bytes_max = self._bytes_max if self.count else NO_LIMIT  # the first one always passes
         done = taken = 0
         for position, size, _ in _unpack_units(units):
@@ -431,10 +448,11 @@ class Gather:
     def _turn_to(self, position: int, size: int) -> bool:
         """Go on in the log file that holds the record; False when there is none."""
         segment = self._log.segments.at(position)
-        if segment is None or position + size > segment.end:
+        end = 0 if segment is None else segment.base + segment.size
+        if segment is None or position + size > end:
             self.is_missing = True
             return False
-        self._view, self._base, self._limit = segment.view(), segment.base, segment.end
+        self._view, self._base, self._limit = segment.view(), segment.base, end
         return True
 
     def close(self) -> None:

@@ -33,7 +33,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
@@ -47,7 +46,13 @@ from sluicemq.errors import (
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
-from sluicemq.record.codec import body_crc_agrees, decode_properties, is_sealed, parse_head
+from sluicemq.record.codec import (
+    body_crc_agrees,
+    decode_properties,
+    is_sealed,
+    parse_head,
+    tag_code_of,
+)
 from sluicemq.record.layout import (
     BLANK,
     CRC_MASK,
@@ -78,9 +83,7 @@ that RocketMQ compares, is that of a message without a tag."""
 LOST_MARK: Final = int.from_bytes(b"SLUICELO")
 """What a place holder has for the offset of its prepared message, which no ordinary one has."""
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_TAGS_START: Final = TAGS.encode() + b"\x01"
 _MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
-_PROPERTY_END: Final = 2
 _unpack_head: Final = RECORD_HEAD.struct.unpack_from
 _unpack_begin: Final = BLANK.struct.unpack_from
 _SHORT: Final = struct.Struct(">h")
@@ -152,13 +155,16 @@ class CommitLog:
         but with StoreUncertainError: then it may come back after a restart.
         """
         begun = self._unwiped
+        if self.failure is not None:
+            self.check()
         try:
-            self._wipe()
+            if begun:
+                self._wipe()
             for position, data in pieces:
                 segment = self.segments.at(position) or self.add_file(position)
-                segment.file()  # without a descriptor nothing has begun
+                file = segment.file()  # without a descriptor nothing has begun
                 begun.append((position, len(data)))
-                segment.write(data, position)
+                file.pwrite(data, position - segment.base)
         except OSError as error:
             try:
                 self._wipe()
@@ -349,13 +355,7 @@ class Scanned(NamedTuple):
             if delay.isdecimal() and int(delay) > 0:
                 return self.store_time_ms + delays_ms[min(int(delay), len(delays_ms)) - 1]
             return tag_code(properties.get(TAGS, ""))
-        at = encoded.find(_TAGS_START)
-        if at < 0:
-            return 0
-        if (at and encoded[at - 1] != _PROPERTY_END) or encoded.count(_TAGS_START) > 1:
-            return tag_code(decode_properties(encoded).get(TAGS, ""))
-        end = encoded.find(_PROPERTY_END, at)
-        return _code_of(encoded[at + len(_TAGS_START) : end if end >= 0 else len(encoded)])
+        return tag_code_of(encoded)
 
     def stands_in(self, key: tuple[str, int], offset: int | None = None) -> bool:
         """Whether a queue holds it, at this offset; None: at any."""
@@ -376,11 +376,6 @@ class Scanned(NamedTuple):
             for name, offset in zip(names, offsets, strict=False)
             if name and "/" not in name and offset.isdecimal()
         ]
-
-
-@lru_cache(maxsize=4096)
-def _code_of(tag: bytes) -> int:
-    return tag_code(tag.decode(errors="replace"))
 
 
 def is_blank(view: memoryview, at: int) -> bool:

@@ -22,7 +22,7 @@ match it has not consumed: a pull names the offset up to which everything is con
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -59,7 +59,6 @@ PROPERTY_SCAN_MAX: Final = 2000
 CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
-_READ_UNITS_MAX: Final = 4096
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (docs/spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
@@ -96,10 +95,10 @@ class ReadResult:
     next_offset: int
     offset_min: int
     offset_max: int
-    data: list[memoryview]
-    count: int
-    size_bytes: int
-    scanned: int
+    data: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    size_bytes: int = 0
+    scanned: int = 0
     held_from: int = -1
     span: int = 0
     is_out_of_reach: bool = False
@@ -156,17 +155,26 @@ class LogReader:
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
-            return _nothing(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+            return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         low, high = queue.offset_min, queue.visible_offset
         if not low <= offset < high:
             return _outside(offset, low, high)
-        limits = self._limits(queue, offset, count_max, bytes_max)
-        gather = Gather(self._log, self.soundness, queue, *limits, is_bulk=bytes_max is not None)
+        is_bulk = bytes_max is not None
+        if bytes_max is None:
+            config, end, memory = self._config, self.visible_end, self._memory_bytes
+            is_near = end - self._log.segments.start <= memory  # usually all of it: no look-up then
+            unit = None if is_near else queue.unit(offset)
+            if unit is None or end - unit.physical_offset <= memory:
+                count_max = min(count_max, config.max_transfer_count_memory)
+                bytes_max = config.max_transfer_bytes_memory
+            else:
+                count_max = min(count_max, config.max_transfer_count_disk)
+                bytes_max = config.max_transfer_bytes_disk
+        gather = Gather(self._log, self.soundness, queue, count_max, bytes_max, is_bulk=is_bulk)
         if message_filter is None:
-            next_offset = _read_all(queue, offset, gather)
+            next_offset = gather.take_from(offset)
         else:
-            if bytes_max is None:
-                gather.reach = reach or Reach(offset)
+            gather.reach = None if is_bulk else reach or Reach(offset)
             gather.may_postpone = may_postpone
             next_offset = self._read_some(queue, offset, gather, message_filter, scan_max)
         gather.close()
@@ -176,10 +184,10 @@ class LogReader:
             queue.correct_min(self._log.start)
             low, high = queue.offset_min, queue.visible_offset
             if low > offset:
-                return _nothing(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
-            return _nothing(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
+                return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
+            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
         if gather.judgement is not None and not gather.count and next_offset == offset:
-            found = _nothing(status, offset, low, high)
+            found = ReadResult(status, offset, low, high)
             found.judgement = gather.judgement
             return found
         found = ReadResult(
@@ -191,19 +199,6 @@ class LogReader:
             found.span = gather.last - gather.held_from if gather.count else 0
             found.is_out_of_reach = gather.is_out_of_reach
         return found
-
-    def _limits(
-        self, queue: Queue, offset: int, count_max: int, bytes_max: int | None
-    ) -> tuple[int, int]:
-        if bytes_max is not None:
-            return count_max, bytes_max
-        config, end = self._config, self.visible_end
-        is_near = end - self._log.start <= self._memory_bytes  # usually all of it: no look-up then
-        unit = None if is_near else queue.unit(offset)
-        if unit is None or end - unit.physical_offset <= self._memory_bytes:
-            count_max = min(count_max, config.max_transfer_count_memory)
-            return count_max, config.max_transfer_bytes_memory
-        return min(count_max, config.max_transfer_count_disk), config.max_transfer_bytes_disk
 
     def _read_some(
         self,
@@ -439,31 +434,12 @@ class LogReader:
         return None if record is None else bytes(record)
 
 
-def _read_all(queue: Queue, offset: int, gather: Gather) -> int:
-    """Without a filter; returns the next offset."""
-    high = queue.visible_offset
-    while offset < high and gather.room > 0:
-        units = queue.units(offset, min(high - offset, gather.room, _READ_UNITS_MAX))
-        if not len(units):
-            gather.is_missing = True
-            break
-        done = gather.take_all(units, range(offset, offset + len(units) // UNIT_BYTES))
-        offset += done
-        if done * UNIT_BYTES < len(units):
-            break
-    return offset
-
-
 def _outside(offset: int, low: int, high: int) -> ReadResult:
     """The queue has no message at `offset` (docs/spec/store.md §10)."""
     if high == 0:
-        return _nothing(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+        return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
     if offset < low:
-        return _nothing(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
+        return ReadResult(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
     if offset == high:
-        return _nothing(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-    return _nothing(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
-
-
-def _nothing(status: ReadStatus, next_offset: int, low: int, high: int) -> ReadResult:
-    return ReadResult(status, next_offset, low, high, [], 0, 0, 0)
+        return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)

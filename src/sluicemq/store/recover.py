@@ -30,6 +30,7 @@ Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
 import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -116,7 +117,20 @@ class Recovery:
         """
         log, before = self._log, None
         log.segments.load()
-        _require_own_files(log)
+        for segment in log.segments:  # were the names of files exchanged?
+            data = segment.read(segment.base + _POSITION_AT, _POSITION.size)
+            segment.release()
+            (position,) = _POSITION.unpack(data)
+            other = log.segments.at(position) if position != segment.base else None
+            if other is None or other.base != position:
+                continue
+            if read_scanned(segment.view(), 0, position, check_crc=True) is not None:
+                raise StoreDamagedError(
+                    f"{segment.path} holds the bytes of another file: its first record says that"
+                    f" it lies at {position}, not at {segment.base}.",
+                    cure=f"Its name must be {position:020d}: give the files their names back, or"
+                    " bring them back from a copy.",
+                )
         self._after_crash = after_crash
         self._mark = self._usable_mark()
         if after_crash and self._mark is not None:
@@ -149,11 +163,18 @@ class Recovery:
             self._is_incomplete = not all(map(self._begins_right, queues))
         start = None
         if not self._is_incomplete:
-            start = self._start_crashed() if self._after_crash else self._start_stopped()
+            start = self._walk_start()
         end = None if start is None else self._walk(start, may_gap=start == log.start)
         is_rebuilt = end is None
         if end is None:
-            self._require_whole_log()
+            mark, good = self._mark, log.start
+            if mark is not None:  # damage is said before the queues go: they tell what was lost
+                for found in sweep_records(log, good, check_crc=self._check_crc):
+                    good = found.end
+                    if good >= mark.log_offset:
+                        break
+                else:
+                    self._require_mark(log.skip_blank(good))
             on_rebuild()
             logger.warning("consume queues are missing or too short: building all from the log")
             queues.remove_all()
@@ -200,8 +221,21 @@ class Recovery:
 
     # --- where the walk begins; None: build everything anew
 
-    def _start_stopped(self) -> int | None:
+    def _walk_start(self) -> int | None:
         log, mark = self._log, self._mark
+        if self._after_crash and mark is not None:
+            last = self._last_unit()  # its record is looked at again: the mark vouches for it
+            is_there = last is not None and last.physical_offset >= log.start
+            # Queue or log may be damaged: building anew finds out. What lies between that record
+            # and the mark stands in no queue: topics that were deleted.
+            is_bad = self._queues.totals() != (mark.queues, mark.units) or (
+                last is not None
+                and is_there
+                and not self._record_of(last, check_crc=self._check_crc)
+            )
+            return None if is_bad else mark.log_offset
+        if self._after_crash:
+            return self._start
         for queue in self._queues:
             self._trim(queue)
         if self._is_incomplete:
@@ -212,19 +246,6 @@ class Recovery:
                 return None
         last = self._last_unit()
         return max(log.start, last.end if last else 0, mark.log_offset if mark else 0)
-
-    def _start_crashed(self) -> int | None:
-        mark = self._mark
-        if mark is None:
-            return self._start
-        if self._queues.totals() != (mark.queues, mark.units):
-            return None
-        last = self._last_unit()  # its record is looked at again: the mark vouches for it
-        is_there = last is not None and last.physical_offset >= self._log.start
-        if last is not None and is_there and not self._record_of(last, check_crc=self._check_crc):
-            return None  # queue or log are damaged: building anew finds out
-        # What lies between it and the mark stands in no queue: topics that were deleted.
-        return mark.log_offset
 
     def _trim(self, queue: Queue) -> None:
         """Drop units at the end whose records are not there (any more: files may be deleted)."""
@@ -404,17 +425,6 @@ class Recovery:
 
     # --- damage
 
-    def _require_whole_log(self) -> None:
-        """Raise for damage before the queues are removed: they tell a repair what was lost."""
-        mark, end = self._mark, self._log.start
-        if mark is None:
-            return
-        for found in sweep_records(self._log, end, check_crc=self._check_crc):
-            end = found.end
-            if end >= mark.log_offset:
-                return
-        self._require_mark(self._log.skip_blank(end))
-
     def _require_mark(self, end: int) -> None:
         """Raise for damage before the end that the checkpoint vouches for, and behind it."""
         log, mark = self._log, self._mark
@@ -493,24 +503,6 @@ def _report_suspect(queue: Queue, offset: int, unit: Unit) -> None:
     )  # fmt: skip
 
 
-def _require_own_files(log: CommitLog) -> None:
-    """Raises StoreDamagedError when a file begins with the first record of another one: their names
-    were exchanged. Nothing but the first record of each is read."""
-    for segment in log.segments:
-        (position,) = _POSITION.unpack(segment.read(segment.base + _POSITION_AT, _POSITION.size))
-        segment.release()
-        other = log.segments.at(position) if position != segment.base else None
-        if other is None or other.base != position:
-            continue
-        if read_scanned(segment.view(), 0, position, check_crc=True) is not None:
-            raise StoreDamagedError(
-                f"{segment.path} holds the bytes of another file: its first record says that it"
-                f" lies at {position}, not at {segment.base}.",
-                cure=f"Its name must be {position:020d}: give the files their names back, or bring"
-                " them back from a copy.",
-            )
-
-
 # --- many records at a time
 
 
@@ -582,7 +574,11 @@ def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
             at = data.find(_MAGIC_BLANK, at + 1)
     if not data:
         return True
-    head = _head_of(data)
+    head = None
+    with suppress(ProtocolError):
+        head = parse_head(data)
+    if head is not None and head.size_bytes != len(data):
+        head = None  # not one record, by its sizes
     # A record without properties ends with two zeros by nature.
     is_bare = head is not None and head.properties.start == head.properties.stop
     lacks_end = not data[head.topic.stop - 1 if head is not None and is_bare else -1]
@@ -607,12 +603,3 @@ def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
         elif zeros >= _ZEROS_MIN and end > first_end:
             return True
     return False
-
-
-def _head_of(data: bytes) -> RecordHead | None:
-    """The head, when these bytes are one record by their sizes."""
-    try:
-        head = parse_head(data)
-    except ProtocolError:
-        return None
-    return head if head.size_bytes == len(data) else None

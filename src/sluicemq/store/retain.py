@@ -37,6 +37,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreFullError
 from sluicemq.files import Files
+from sluicemq.store.directory import DurableMark
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue
 
@@ -169,7 +170,7 @@ def refusal(usage: Usage, config: StoreConfig) -> StoreFullError:
 
 
 class Retention:
-    """The clean-up of one store. Files that end before `removable_end()` may go."""
+    """The clean-up of one store. Files may go that readers see beyond and the mark is behind."""
 
     def __init__(
         self,
@@ -178,16 +179,15 @@ class Retention:
         config: StoreConfig,
         files: Files,
         clock: Clock,
-        removable_end: Callable[[], int],
-        before_removal: Callable[[int], None],
+        durable: DurableMark,
+        visible_end: Callable[[], int],
     ) -> None:
-        """`before_removal` makes durable where the log may begin; it blocks, and raises OSError."""
         self._log = log
         self._queues = queues
         self._files = files
         self._clock = clock
-        self._removable_end = removable_end
-        self._before_removal = before_removal
+        self._durable = durable
+        self._visible_end = visible_end
         self._to_remove: list[str] = []  # from the disk, in order; forgotten already
         self._is_stuck = False
         self._queues_behind = -1  # the log's start for which queue files were cleaned
@@ -236,9 +236,14 @@ class Retention:
 
     # --- questions
 
+    def removable_end(self) -> int:
+        """Files that end before it may go: readers see beyond them, the durable mark is behind."""
+        mark = self._durable.mark
+        return 0 if mark is None else min(self._visible_end(), mark.log_offset)
+
     def oldest(self) -> Iterator[LogFile]:
         """The files that may go when their time comes, oldest first."""
-        end = self._removable_end()
+        end = self.removable_end()
         for segment in self._log.segments:
             if segment.end >= end:
                 return
@@ -273,7 +278,8 @@ class Retention:
     def clean(self, until_s: float = float("inf")) -> Iterator[Step]:
         """One run. What is left to do for queues at the time `until_s` is for the next one. Raises
         OSError when the disk cannot be asked or read."""
-        yield from self._removing()
+        if self._to_remove:
+            yield self._remove_files
         is_manual = self.manual_rounds > 0
         self.manual_rounds = max(0, self.manual_rounds - 1)
         for number in range(self.config.delete_files_max):
@@ -299,11 +305,21 @@ class Retention:
     def clean_queues(self, until_s: float = float("inf")) -> Iterator[Step]:
         """Only the files of queues (306), whether the log's start has moved or not."""
         self._queues_behind = -1
-        yield from self._removing()
+        if self._to_remove:
+            yield self._remove_files
         yield from self._clean_queues(until_s)
 
     def _delete(self, file: LogFile, why: str) -> Iterator[Step]:
-        yield from self._move_queues(file.end)
+        for queue in self._sliced():
+            if queue is None:
+                yield 0.0
+                continue
+            old = queue.offset_min
+            if old == queue.next_offset:
+                continue
+            queue.correct_min(file.end)
+            if queue.offset_min > old and self.watcher is not None:
+                self.watcher.queue_moves(queue.topic, queue.queue_id, old, queue.offset_min)
         if self._log.start != file.base:
             return  # another run was faster
         if self.watcher is not None:
@@ -313,19 +329,7 @@ class Retention:
         self.bytes_deleted += file.end - file.base
         logger.info("log file %s goes: %s; the log begins at %d", path, why, file.end)
         self._to_remove.append(path)
-        yield from self._removing()
-
-    def _move_queues(self, log_start: int) -> Iterator[Step]:
-        for queue in self._sliced():
-            if queue is None:
-                yield 0.0
-                continue
-            old = queue.offset_min
-            if old == queue.next_offset:
-                continue
-            queue.correct_min(log_start)
-            if queue.offset_min > old and self.watcher is not None:
-                self.watcher.queue_moves(queue.topic, queue.queue_id, old, queue.offset_min)
+        yield self._remove_files
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
         start = self._log.start
@@ -339,7 +343,7 @@ class Retention:
             limit = queue.offset_min * UNIT_BYTES
             while len(segments) > 1 and segments.start + segments.file_bytes <= limit:
                 self._to_remove.append(segments.remove_first())
-                yield from self._removing()
+                yield self._remove_files
                 if self._to_remove or self._clock.monotonic_s() >= until_s:
                     return
                 yield self.config.delete_queue_file_interval_ms / 1000
@@ -360,10 +364,6 @@ class Retention:
 
     # --- the disk again: in another thread
 
-    def _removing(self) -> Iterator[Step]:
-        if self._to_remove:
-            yield self._remove_files
-
     def _remove_files(self) -> None:
         """In order, each durably before the next; what fails is tried again in the next run."""
         while self._to_remove:
@@ -371,7 +371,7 @@ class Retention:
             directory = path.rpartition("/")[0]
             try:
                 if directory == self._log.segments.directory:
-                    self._before_removal(self._log.start)
+                    self._durable.start_at(self._log.start)
                 if self._files.exists(path):
                     self._files.remove(path)
                 if self._files.exists(directory):

@@ -233,8 +233,29 @@ class SegmentFiles:
             self.files.remove(f"{self.directory}/{name}")
         self._segments = []
         for name, size in zip(names[:keep], sizes, strict=False):
-            self._check(name, size)
             path = f"{self.directory}/{name}"
+            if size != self.file_bytes:
+                raise StoreDamagedError(
+                    f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
+                    cure=f"Set {self.size_key}={size} if all files there have that size,"
+                    " or bring back the file from a copy."
+                    if size
+                    else "Bring back the file from a copy.",
+                )
+            if int(name) % self.file_bytes:
+                raise StoreDamagedError(
+                    f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
+                    " multiples of that.",
+                    cure=f"Move the file away if it is not of this store, or set {self.size_key}.",
+                )
+            if self._segments and int(name) != self.end:
+                missing = f"{self.end:0{NAME_DIGITS}d}"
+                raise StoreDamagedError(
+                    f"{self.directory} lacks the file {missing}: {name} follows"
+                    f" {self._segments[-1].base:0{NAME_DIGITS}d}"
+                    f" (files of {self.file_bytes} bytes).",
+                    cure="Bring back the missing file from a copy.",
+                )
             self._segments.append(self._new(path, int(name)))
 
     def sizes(self) -> list[int]:
@@ -244,30 +265,6 @@ class SegmentFiles:
     def _size(self, name: str) -> int:
         with closing(self.files.open(f"{self.directory}/{name}")) as file:
             return file.size()
-
-    def _check(self, name: str, size: int) -> None:
-        path = f"{self.directory}/{name}"
-        if size != self.file_bytes:
-            raise StoreDamagedError(
-                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
-                cure=f"Set {self.size_key}={size} if all files there have that size,"
-                " or bring back the file from a copy."
-                if size
-                else "Bring back the file from a copy.",
-            )
-        if int(name) % self.file_bytes:
-            raise StoreDamagedError(
-                f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
-                " multiples of that.",
-                cure=f"Move the file away if it is not of this store, or set {self.size_key}.",
-            )
-        if self._segments and int(name) != self.end:
-            missing = f"{self.end:0{NAME_DIGITS}d}"
-            raise StoreDamagedError(
-                f"{self.directory} lacks the file {missing}: {name} follows"
-                f" {self._segments[-1].base:0{NAME_DIGITS}d} (files of {self.file_bytes} bytes).",
-                cure="Bring back the missing file from a copy.",
-            )
 
     def at(self, offset: int) -> Segment | None:
         """The file that holds `offset`."""

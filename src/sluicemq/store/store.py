@@ -32,7 +32,6 @@ from sluicemq.store.directory import (
     read_checkpoint,
     remove_abort,
     write_abort,
-    write_checkpoint,
 )
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
@@ -83,7 +82,7 @@ class Store:
         self._clock = clock
         self._unlock = unlock
         self._is_closed = False
-        self._abort_path, self._mark_path = f"{config.root}/abort", f"{config.root}/checkpoint"
+        self._abort_path = f"{config.root}/abort"
         after_crash = files.exists(self._abort_path)
         self._log = log = CommitLog(
             files, config.commit_log_path, config.commit_log_file_bytes,
@@ -94,23 +93,23 @@ class Store:
             long_topics=config.version_by_topic_length,
             deleted=DeletedTopics.load(files, config.root),
         )  # fmt: skip
-        checkpoint = read_checkpoint(files, self._mark_path)
+        checkpoint = read_checkpoint(files, f"{config.root}/checkpoint")
         recovery = Recovery(
             log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
             delays_ms=config.delay_levels_ms,
         )  # fmt: skip
         recovery.load(after_crash=after_crash)
         write_abort(files, self._abort_path)
-        self._durable = DurableMark(files, self._mark_path, checkpoint.mark)
-        self.recovered = recovery.run(self._distrust_queues)
-        self.keys = KeyIndex(config, files, clock, log, checkpoint, after_crash=after_crash)
+        self._durable = DurableMark(files, f"{config.root}/checkpoint", checkpoint)
+        self.recovered = recovery.run(self._durable.distrust_queues)
+        self.keys = KeyIndex(config, files, clock, log, self._durable, after_crash=after_crash)
         self.writer = Writer(
             log, queues, config, clock, self.recovered.store_time_ms, self.keys.known
         )
         self.columns = PropertyColumns(config, files, clock, log, queues)
         self.reader = LogReader(log, queues, config, clock, self.columns)
         self.retention = Retention(
-            log, queues, config, files, clock, self._removable_end, self._mark_start
+            log, queues, config, files, clock, self._durable, lambda: self.reader.visible_end
         )
         self.on_visible: Callable[[Visible], None] | None = None
         self.keys.record_at = self.reader.record_at
@@ -145,15 +144,6 @@ class Store:
                 raise cannot_open(config.root, error) from error
             raise
 
-    def _distrust_queues(self) -> None:
-        """Make sure, durably, that no later start trusts the queues of this one."""
-        mark = self._durable.found
-        if mark is not None:
-            write_checkpoint(self._files, self._mark_path, mark.without_queues())
-        elif self._files.exists(self._mark_path):
-            self._files.remove(self._mark_path)
-            self._files.sync_directory(self._config.root)
-
     def _settle_recovery(self, *, after_crash: bool) -> None:
         recovered, now_ms = self.recovered, self._clock.now_ms()
         if now_ms < recovered.store_time_ms:
@@ -180,9 +170,9 @@ class Store:
         """
         writer = self.writer
         start = self._log.written_offset
-        if writer.is_idle:
-            return start
         end = writer.commit()
+        if end == start:
+            return end
         queues = [(queue, queue.next_offset) for queue in writer.touched]
         self._queues.dirty.update(writer.touched)
         writer.touched.clear()
@@ -199,17 +189,10 @@ class Store:
         due. Raises StoreError when the disk fails: the store then takes no more writes.
         """
         end = self._log.sync()
-        self.flush_index()
+        self.keys.flush_due()
         if self._checkpoint_due is not None:
             self._make_checkpoint()
         return end
-
-    def flush_index(self) -> None:
-        """Write the index for RocketMQ if it is time (`Keys.is_flush_due`). For another thread, as
-        `sync`, which does it too."""
-        if self.keys.is_flush_due:
-            with self._checkpoint_lock:  # both write RocketMQ's time of the index
-                self.keys.flush_due()
 
     def publish(self, end_offset: int) -> None:
         """SYNC_FLUSH: make the turns visible that end at `end_offset` or before."""
@@ -305,7 +288,14 @@ class Store:
                 if len(due.paths) <= SYNC_EACH_MAX or not all(map(self._files.sync_all, roots)):
                     for path in due.paths:
                         self._sync_path(path)
-                self._write_mark(due.mark)
+                try:
+                    self._durable.write(due.mark)
+                except OSError as error:
+                    if error.errno not in FULL_ERRORS:
+                        raise
+                    # A full disk is no harm: the mark before holds, another is made later.
+                    self._marked = None
+                    logger.warning("there is no room for a new checkpoint: %s", error)
             except OSError as error:
                 if error.errno in PASSING_ERRORS:  # it is still due
                     raise StoreTransientError(
@@ -315,16 +305,6 @@ class Store:
                     ) from error
                 self._log.fail(error)
             self._checkpoint_due = None
-
-    def _write_mark(self, mark: Mark) -> None:
-        """A full disk is no harm: the mark before holds, another is made later."""
-        try:
-            self._durable.write(mark, self.keys.index_time_ms)
-        except OSError as error:
-            if error.errno not in FULL_ERRORS:
-                raise
-            self._marked = None
-            logger.warning("there is no room for a new checkpoint: %s", error)
 
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):
@@ -336,18 +316,6 @@ class Store:
         gone = contextlib.suppress(FileNotFoundError)  # retention was faster
         with gone, contextlib.closing(self._files.open(path)) as file:
             file.sync()
-
-    def _mark_start(self, log_start: int) -> None:
-        """The durable mark says from now on that the log begins there. Raises OSError."""
-        with self._checkpoint_lock:
-            mark = self._durable.mark
-            if mark is not None and mark.log_start < log_start:
-                self._durable.write(mark._replace(log_start=log_start), self.keys.index_time_ms)
-
-    def _removable_end(self) -> int:
-        """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
-        mark = self._durable.mark
-        return 0 if mark is None else min(self.reader.visible_end, mark.log_offset)
 
     # --- what there is
 

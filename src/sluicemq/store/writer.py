@@ -166,7 +166,9 @@ class Writer:
 
     def _begin(self) -> None:
         """The first append of a turn: may we write, and what time is it?"""
-        self._log.check_room()
+        log = self._log
+        if log.failure is not None or log.refusal is not None:
+            log.check_room()
         now, last = self._clock.now_ms(), self.last_time_ms
         if now < last:
             if last - now <= CLOCK_STEP_BACK_MAX_MS:
@@ -326,15 +328,12 @@ class Writer:
         room = file_end - self._position
         if room > 0:
             self._parts.append(BLANK.struct.pack(room, MAGIC_BLANK))
-            self._close_piece(self._position + BLANK_BYTES)
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._pieces.append((self._position + BLANK_BYTES - len(data), data))
         self._position = file_end
         self._room_end = file_end + self._file_bytes - BLANK_BYTES
         return file_end
-
-    def _close_piece(self, end: int) -> None:
-        data = b"".join(self._parts)
-        self._pieces.append((end - len(data), data))
-        self._parts.clear()
 
     def commit(self) -> int:
         """Write the turn; returns the end of the log. `touched` names its queues afterwards.
@@ -344,9 +343,10 @@ class Writer:
         end = self._position
         if end == self._turn_start:
             return end
-        self._close_piece(end)
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._pieces.append((end - len(data), data))
         try:
-            self._log.check()
             self._log.write(self._pieces, end)
         except StoreError:
             for queue in self.touched:
@@ -372,11 +372,6 @@ class Writer:
                         "writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error
                     )
         return end
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the turn is empty."""
-        return self._position == self._turn_start
 
     def _check(self, body_bytes: int, properties: bytes) -> None:
         if len(properties) > PROPERTIES_BYTES_MAX:

@@ -34,7 +34,7 @@ def clean(servers: Any, broker: Any) -> None:
 
     async def run() -> None:
         store = broker.store
-        while store._removable_end() < store.written_offset:
+        while store.retention.removable_end() < store.written_offset:
             store._checkpoint_s = 0.0
             store.tick()
             await broker._in_executor(store.sync)

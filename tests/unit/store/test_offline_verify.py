@@ -15,7 +15,7 @@ from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store.directory import read_checkpoint, write_checkpoint
 from sluicemq.store.store import Store
-from sluicemq.store.tools.check_index import expected_entries
+from sluicemq.store.tools.checks import expected_entries
 from sluicemq.store.tools.dump import Selection, dump_queues, list_queues
 from sluicemq.store.tools.layout import LogWalk, Run, StoreLayout
 from sluicemq.store.tools.repair import repair

@@ -62,7 +62,7 @@ def test_first_file_of_the_log_that_is_missing_is_told_from_one_that_retention_r
     bench.clock.ms += 20_000
     store.tick()
     store.sync()
-    store._mark_start(4096)
+    store._durable.start_at(4096)
     store.close()
     bench.files.remove(LOG)
     bench.open()  # as retention does it

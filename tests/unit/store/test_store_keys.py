@@ -367,7 +367,7 @@ def test_an_index_that_is_being_flushed_elsewhere_stands_still_until_it_is_done(
         return flush(file)
 
     monkeypatch.setattr(IndexFile, "flush", slow_flush)
-    thread = threading.Thread(target=store.flush_index)
+    thread = threading.Thread(target=store.keys.flush_due)
     thread.start()
     assert began.wait(10)
     send(bench, b"2", keys="k")

@@ -307,7 +307,13 @@ class ColumnBlocks:
             if self._table(queue).get(load.number) != load.name:
                 return
             if load.error is not None:
-                self._untrue(queue, load.number, load.name, load.error)
+                path = f"{self._directory_of(queue)}/{load.name}"  # it is gone, which is said once
+                logger.warning("the property columns in %s are made anew: %s", path, load.error)
+                del self._table(queue)[load.number]
+                self._sealed_to.pop(key, None)
+                self._sizes.pop(path, None)
+                self._forget(queue, load.number)
+                self._to_remove.append(path)
                 return
             self._proved.add((*key, load.number))
             if load.head is not None:
@@ -336,16 +342,6 @@ class ColumnBlocks:
             if head is None:
                 return None
         return head if head.first_offset <= offset < head.end else None
-
-    def _untrue(self, queue: Queue, number: int, name: str, error: Exception) -> None:
-        """It is gone, which is said once."""
-        path = f"{self._directory_of(queue)}/{name}"
-        logger.warning("the property columns in %s are made anew: %s", path, error)
-        del self._table(queue)[number]
-        self._sealed_to.pop(self._key(queue), None)
-        self._sizes.pop(path, None)
-        self._forget(queue, number)
-        self._to_remove.append(path)
 
     def _forget(self, queue: Queue, number: int) -> None:
         key = (*self._key(queue), number)

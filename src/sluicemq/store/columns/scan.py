@@ -14,7 +14,7 @@ given as places in the mapped files of the log, which `record.arrow` decodes whe
     chosen   by tag codes; by property columns, sealed ones or such as are made on the way
              (`blocks`); by the record where neither can say
     proved   size, magic number, position, queue id and offset of each record: what a bulk read of
-             a broker looks at (`sound`); with `check_bodies` all of it, bodies with their CRC
+             a broker looks at (`gather`); with `check_bodies` all of it, bodies with their CRC
     Places   (a file of the log, where records begin in it)
 
 So the log is touched for matches alone. What is not there any more (retention) and what is damaged

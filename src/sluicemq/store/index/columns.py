@@ -132,8 +132,7 @@ def key_columns(view: memoryview, starts: Positions) -> Columns:
     rows = np.flatnonzero((sizes > 0) & ~is_odd)
     numbers, hashes = np.empty(0, np.int64), np.empty(0, np.uint32)
     if len(rows):
-        flat, width = _matrix(raw, records.property_starts[rows], sizes[rows])
-        keys = _find_keys(flat, width)
+        flat, keys = _find_keys(raw, records.property_starts[rows], sizes[rows])
         topics, topic_of = records.topics
         prefixes = [_prefix(str(topic, "utf-8", "replace")) for topic in topics]
         numbers = rows[keys.rows]
@@ -212,19 +211,15 @@ def _signed(hashes: NDArray[np.uint32]) -> Numbers:
     return np.asarray(found)
 
 
-def _matrix(raw: Bytes, places: Positions, sizes: Positions) -> tuple[Bytes, int]:
-    """The properties as rows of one width, flat: each closed by a separator, zeros behind it."""
+def _find_keys(raw: Bytes, places: Positions, sizes: Positions) -> tuple[Bytes, _Keys]:
+    """The properties as rows of one width, flat, each closed by a separator with zeros behind it;
+    and the intervals of all keys: of each row the unique key first, then the words of KEYS."""
     width = int(sizes.max()) + 1 + _LOOK_BYTES  # the closing separator, and room to look
-    rows = rows_at(raw, places, width)
-    flat = np.zeros(rows.size + _LOOK_BYTES, np.uint8)
-    matrix = flat[: rows.size].reshape(rows.shape)
-    np.multiply(rows, np.arange(width) < sizes[:, np.newaxis], out=matrix)
-    matrix[np.arange(len(rows)), sizes] = 2
-    return flat, width
-
-
-def _find_keys(flat: Bytes, width: int) -> _Keys:
-    """The intervals of all keys: of each row the unique key first, then the words of KEYS."""
+    matrix = rows_at(raw, places, width)
+    flat = np.zeros(matrix.size + _LOOK_BYTES, np.uint8)
+    filled = flat[: matrix.size].reshape(matrix.shape)
+    np.multiply(matrix, np.arange(width) < sizes[:, np.newaxis], out=filled)
+    filled[np.arange(len(matrix)), sizes] = 2
     ends = np.flatnonzero(flat == 2)
     rows = ends // width
     starts = np.empty_like(ends)
@@ -237,7 +232,7 @@ def _find_keys(flat: Bytes, width: int) -> _Keys:
     words = ((names & _KEYS_MASK) == _KEYS_NAME) & (ends - starts > 5)
     first = _last_of_row(_Keys(rows[unique], starts[unique] + 9, ends[unique]))
     rest = _last_of_row(_Keys(rows[words], starts[words] + 5, ends[words]))
-    return _merged(first, _split(flat, rest)) if len(rest.rows) else first
+    return flat, _merged(first, _split(flat, rest)) if len(rest.rows) else first
 
 
 def _merged(first: _Keys, rest: _Keys) -> _Keys:

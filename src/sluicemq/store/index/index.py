@@ -48,7 +48,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
-from sluicemq.store.directory import Checkpoint, write_index_time
+from sluicemq.store.directory import DurableMark
 from sluicemq.store.index.file import NAME_DIGITS, Geometry, IndexFile, is_index_name
 from sluicemq.store.index.hashes import key_hash, keys_of
 from sluicemq.store.log import CommitLog
@@ -172,14 +172,14 @@ class KeyIndex:
         files: Files,
         clock: Clock,
         log: CommitLog,
-        checkpoint: Checkpoint,
+        durable: DurableMark,
         *,
         after_crash: bool,
     ) -> None:
         """Load; the log has been recovered. Raises StoreDamagedError for files of unknown sizes."""
         self._files = files
         self._directory = f"{config.root}/index"
-        self._checkpoint_path = f"{config.root}/checkpoint"
+        self._durable = durable
         self._log = log
         self._geometry = Geometry(config.index_slots, config.index_entries)
         self._clock = clock
@@ -200,16 +200,18 @@ class KeyIndex:
         """Reads what is visible."""
         self.known = KnownKeys(is_wanted=self.is_on)
         """For the writer to fill."""
+        checkpoint = durable.found
         mark = checkpoint.mark
         self._found_mark = IndexMark() if mark is None else IndexMark(*mark[5:9])
-        self._index_time_ms = checkpoint.index_time_ms
         if self.is_on:
             # With a mark of ours RocketMQ's field is no proof: it is written before the files.
             java_time_ms = checkpoint.index_time_ms if mark is None else 0
             self._load(self._found_mark, after_crash=after_crash, java_time_ms=java_time_ms)
             if not after_crash:  # RocketMQ says this time only when a file is full
-                self._index_time_ms = max(self._index_time_ms, self._newest[0])
-        self.has_news = self._index_time_ms != checkpoint.index_time_ms
+                self._durable.index_time_ms = max(self._durable.index_time_ms, self._newest[0])
+        else:
+            durable.index_time_ms = 0
+        self.has_news = self.is_on and self._durable.index_time_ms != checkpoint.index_time_ms
         """Whether the checkpoint says less of the index than is known: RocketMQ would throw it away
         when it finds the store after a kill."""
 
@@ -371,7 +373,7 @@ class KeyIndex:
         if self.follows_ticks:
             self.catch_up()
         now_s = self._clock.monotonic_s()
-        is_first = not self._index_time_ms and self.backlog_bytes == 0
+        is_first = not self._durable.index_time_ms and self.backlog_bytes == 0
         if is_first or now_s - self._flush_s >= FLUSH_S:
             self._flush_s = now_s
             if not self._is_flushed(log_time_ms):
@@ -428,7 +430,28 @@ class KeyIndex:
         total = len(columns.hashes)
         try:
             while done < total:
-                file = self._file_with_room()
+                file = last = self._last
+                if last is not None and last.room <= 0:
+                    self._durable.say_index_time(last.end_ms)
+                    last.flush()
+                    self._unsynced.add(last.path)
+                    last.release()
+                    file = None
+                if file is None:
+                    if not self._files.exists(self._directory):
+                        self._files.make_directory(self._directory)
+                    # The local time in ms, as digits; later than the last one's whatever the clock
+                    # says, and than the one in the mark: after a crash the mark must not vouch for
+                    # another file.
+                    now_ms = self._clock.now_ms()
+                    moment = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
+                    name = int(f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}")
+                    before = max(self._found_mark.file, 0 if last is None else last.name)
+                    name = max(name, before + 1)
+                    while self._files.exists(path := f"{self._directory}/{name:0{NAME_DIGITS}d}"):
+                        name += 1
+                    file = IndexFile.create(self._files, path, self._geometry, last)
+                    self._index_files.append(file)
                 part = columns.part(done, file.room)
                 file.append(part, base, starts)
                 self._unsynced.add(file.path)
@@ -439,28 +462,6 @@ class KeyIndex:
                 self._position = base + int(starts[record])
                 self._skip = done - int((columns.records < record).sum())
             raise
-
-    def _file_with_room(self) -> IndexFile:
-        last = self._last
-        if last is not None and last.room > 0:
-            return last
-        if last is not None:
-            self._vouch(last.end_ms)
-            last.flush()
-            self._unsynced.add(last.path)
-            last.release()
-        if not self._files.exists(self._directory):
-            self._files.make_directory(self._directory)
-        # The local time in ms, as digits; later than the last one's whatever the clock says, and
-        # than the one in the mark: after a crash the mark must not vouch for another file.
-        now_ms = self._clock.now_ms()
-        moment = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
-        name = int(f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}")
-        name = max(name, self._found_mark.file + 1, 0 if last is None else last.name + 1)
-        while self._files.exists(path := f"{self._directory}/{name:0{NAME_DIGITS}d}"):
-            name += 1
-        self._index_files.append(IndexFile.create(self._files, path, self._geometry, last))
-        return self._index_files[-1]
 
     # --- proving what others wrote
 
@@ -569,7 +570,7 @@ class KeyIndex:
 
         def flush() -> bool:
             # What came since the flush became due may be indexed already.
-            self._vouch(max(self._time_ms(due_ms), self._newest[0]))
+            self._durable.say_index_time(max(self._time_ms(due_ms), self._newest[0]))
             last = self._last
             if last is not None and not last.is_flushed:
                 self._unsynced.add(last.path)  # before: of a write that fails something may arrive
@@ -587,12 +588,9 @@ class KeyIndex:
     def _is_flushed(self, log_time_ms: int) -> bool:
         last = self._last
         is_written = last is None or last.is_flushed
-        return not self.is_on or (is_written and self._time_ms(log_time_ms) == self._index_time_ms)
-
-    def _vouch(self, time_ms: int) -> None:
-        """Before files say it: after a kill RocketMQ throws away those that are newer than this."""
-        self._index_time_ms = time_ms
-        write_index_time(self._files, self._checkpoint_path, time_ms)
+        return not self.is_on or (
+            is_written and self._time_ms(log_time_ms) == self._durable.index_time_ms
+        )
 
     def mark(self) -> IndexMark:
         """What the next checkpoint may say when `paths_to_sync` are synced before."""
@@ -617,12 +615,6 @@ class KeyIndex:
             paths = sorted(self._unsynced)
             self._unsynced.clear()
             return paths
-
-    @property
-    def index_time_ms(self) -> int:
-        """RocketMQ's field of the checkpoint: as the files lie there, they are complete up to this
-        store time (0: not known)."""
-        return self._index_time_ms if self.is_on else 0
 
     def start_moved(self, log_start: int) -> None:
         """Let go of files whose messages all lie before, never of the last one."""

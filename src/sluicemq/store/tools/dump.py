@@ -17,15 +17,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY, StoredMessage
+from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY
 from sluicemq.record.codec import decode_properties, decode_record, decompress, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
 from sluicemq.store.index.hashes import key_hash
 from sluicemq.store.log import SCHEDULE_TOPIC
-from sluicemq.store.tools.check_files import JSON_DOCUMENTS, read_document
-from sluicemq.store.tools.check_index import HEADER, IndexFile, IndexHeader, load_index
+from sluicemq.store.tools.checks import (
+    HEADER,
+    JSON_DOCUMENTS,
+    IndexHeader,
+    load_index,
+    read_document,
+)
 from sluicemq.store.tools.layout import (
     BATCH_UNIT,
     Blank,
@@ -33,7 +38,6 @@ from sluicemq.store.tools.layout import (
     LogWalk,
     QueueKey,
     Run,
-    Series,
     StoreLayout,
     UnitFile,
     file_size,
@@ -73,56 +77,52 @@ class QueueInfo(NamedTuple):
 def list_queues(layout: StoreLayout, topic: str | None = None) -> Iterator[QueueInfo]:
     """Every queue, by topic and queue id; of one topic when it is named."""
     for key, series in sorted(layout.queues.items()):
-        if topic in (None, key[0]):
-            yield _queue_info(layout, key, series)
-    for key, series in sorted(layout.batch_queues.items()):
-        if topic in (None, key[0]):
-            yield _batch_info(layout, key, series)
-
-
-def _queue_info(layout: StoreLayout, key: tuple[str, int], series: Series) -> QueueInfo:
-    units = UnitFile(series)
-    first: int | None = None
-    messages = size = first_position = last_position = 0
-    for offset, part in units.pieces():
-        rows = np.flatnonzero(
-            is_used(part) & ~is_blank(part) & (part["position"] >= layout.log.start)
-        )
-        if not len(rows):
+        if topic not in (None, key[0]):
             continue
-        if first is None:
-            first, first_position = offset + int(rows[0]), int(part["position"][rows[0]])
-        last_position = int(part["position"][rows[-1]])
-        messages += len(rows)
-        size += int(part["size"][rows].astype(np.int64).sum())
-    return QueueInfo(
-        *key,
-        "light" if key[0].startswith("%LMQ%") else "plain",
-        units.end if first is None else first,
-        units.end,
-        messages,
-        size,
-        store_time_ms(layout, first_position) if messages else 0,
-        store_time_ms(layout, last_position) if messages else 0,
-        len(series),
-        series.size_bytes,
-    )
-
-
-def _batch_info(layout: StoreLayout, key: tuple[str, int], series: Series) -> QueueInfo:
-    units = UnitFile(series, BATCH_UNIT)
-    found = [part[is_used(part) & (part["position"] >= layout.log.start)]
-             for _, part in units.pieces()]  # fmt: skip
-    parts = np.concatenate(found) if found else np.empty(0, BATCH_UNIT)
-    low = high = first = last = 0
-    if len(parts):
-        low, high = int(parts["first"][0]), int(parts["first"][-1]) + int(parts["count"][-1])
-        first, last = int(parts["store_time"][0]), int(parts["store_time"][-1])
-    size = int(parts["size"].astype(np.int64).sum())
-    messages = int(parts["count"].astype(np.int64).sum())
-    return QueueInfo(
-        *key, "batch", low, high, messages, size, first, last, len(series), series.size_bytes
-    )
+        units = UnitFile(series)
+        first: int | None = None
+        messages = size = first_position = last_position = 0
+        for offset, part in units.pieces():
+            rows = np.flatnonzero(
+                is_used(part) & ~is_blank(part) & (part["position"] >= layout.log.start)
+            )
+            if not len(rows):
+                continue
+            if first is None:
+                first, first_position = offset + int(rows[0]), int(part["position"][rows[0]])
+            last_position = int(part["position"][rows[-1]])
+            messages += len(rows)
+            size += int(part["size"][rows].astype(np.int64).sum())
+        yield QueueInfo(
+            *key,
+            "light" if key[0].startswith("%LMQ%") else "plain",
+            units.end if first is None else first,
+            units.end,
+            messages,
+            size,
+            store_time_ms(layout, first_position) if messages else 0,
+            store_time_ms(layout, last_position) if messages else 0,
+            len(series),
+            series.size_bytes,
+        )
+    for key, series in sorted(layout.batch_queues.items()):
+        if topic not in (None, key[0]):
+            continue
+        units = UnitFile(series, BATCH_UNIT)
+        found = [
+            part[is_used(part) & (part["position"] >= layout.log.start)]
+            for _, part in units.pieces()
+        ]
+        parts = np.concatenate(found) if found else np.empty(0, BATCH_UNIT)
+        low = high = first = last = 0
+        if len(parts):
+            low, high = int(parts["first"][0]), int(parts["first"][-1]) + int(parts["count"][-1])
+            first, last = int(parts["store_time"][0]), int(parts["store_time"][-1])
+        size = int(parts["size"].astype(np.int64).sum())
+        messages = int(parts["count"].astype(np.int64).sum())
+        yield QueueInfo(
+            *key, "batch", low, high, messages, size, first, last, len(series), series.size_bytes
+        )
 
 
 def store_time_ms(layout: StoreLayout, position: int) -> int:
@@ -334,25 +334,19 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
         "properties": dict(message.properties),
         "body_bytes": len(message.body),
     }
-    if body != BODY_NONE:
-        value |= _body_value(message, body)
-    return value
-
-
-def _body_value(message: StoredMessage, body: str) -> dict[str, str]:
-    """The body as its sender knew it; as it lies when it cannot be decompressed."""
-    result = {}
+    if body == BODY_NONE:
+        return value
+    data = message.body  # as its sender knew it; as it lies when it cannot be decompressed
     try:
-        data = decompress(message.body, message.sys_flag)
+        data = decompress(data, message.sys_flag)
     except ProtocolError as error:
-        data = message.body
-        result["body_problem"] = error.fact
+        value["body_problem"] = error.fact
     if body == BODY_TEXT:
         try:
-            return {**result, "body": data.decode()}
+            return value | {"body": data.decode()}
         except UnicodeDecodeError:
             pass
-    return {**result, "body_base64": base64.b64encode(data).decode()}
+    return value | {"body_base64": base64.b64encode(data).decode()}
 
 
 def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
@@ -397,30 +391,23 @@ def _units(
             continue
         if is_address(code):
             found = read_extension(layout.extensions.get(key), code)
-            if found is not None:
-                value["tag_code"] = found.tag_code
+            value |= {} if found is None else {"tag_code": found.tag_code}
             value["extension_address"] = code
             value["extension"] = found and found._asdict() | {"bitmap": found.bitmap.hex()}
         else:
             is_time = key[0] == SCHEDULE_TOPIC and code > 1 << 31
             value["due_time_ms" if is_time else "tag_code"] = code
-        if _wants_unit(layout, position, size, value.get("tag_code"), selection):
-            yield value
-
-
-def _wants_unit(
-    layout: StoreLayout, position: int, size: int, code: int | None, selection: Selection
-) -> bool:
-    if selection.has_times and not selection.wants_time(store_time_ms(layout, position)):
-        return False
-    if selection.tag_codes is not None and code not in selection.tag_codes:
-        return False
-    if selection.key is None and selection.matches is None:
-        return True
-    record = record_at(layout.log, position)
-    if record is None or record.sizes[0] != size:
-        return False
-    return selection.wants(decode_properties(record.properties_of(0)))
+        if selection.tag_codes is not None and value.get("tag_code") not in selection.tag_codes:
+            continue
+        if selection.has_times and not selection.wants_time(store_time_ms(layout, position)):
+            continue
+        if selection.key is not None or selection.matches is not None:
+            record = record_at(layout.log, position)
+            if record is None or record.sizes[0] != size:
+                continue
+            if not selection.wants(decode_properties(record.properties_of(0))):
+                continue
+        yield value
 
 
 def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
@@ -437,34 +424,25 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
             "kind": "index_file", "file": name, "bytes": size, **header._asdict(),
             "slots": None if file is None else len(file.slots),
         }  # fmt: skip
-        if file is not None:
-            yield from _entries(layout, name, file, hashes, selection)
-
-
-def _entries(
-    layout: StoreLayout,
-    name: str,
-    file: IndexFile,
-    hashes: set[int] | None,
-    selection: Selection,
-) -> Iterator[dict[str, Any]]:
-    wanted = np.ones(len(file.hashes), np.bool_)
-    if hashes is not None:
-        wanted = np.isin(file.hashes, list(hashes))
-    times = file.header.begin_time_ms + file.times * 1000
-    wanted &= (times + 999 >= selection.time_min_ms) & (times <= selection.time_max_ms)
-    for at in np.flatnonzero(wanted).tolist():
-        position = int(file.positions[at])
-        if selection.topic is not None:
-            record = record_at(layout.log, position)
-            if record is None or record.topics[0][0] != selection.topic.encode():
-                continue
-        yield {
-            "kind": "entry", "file": name, "number": at + 1,
-            "slot": int(file.hashes[at] % len(file.slots)), "hash": int(file.hashes[at]),
-            "position": position, "seconds": int(file.times[at]), "time_ms": int(times[at]),
-            "previous": int(file.previous[at]),
-        }  # fmt: skip
+        if file is None:
+            continue
+        wanted = np.ones(len(file.hashes), np.bool_)
+        if hashes is not None:
+            wanted = np.isin(file.hashes, list(hashes))
+        times = file.header.begin_time_ms + file.times * 1000
+        wanted &= (times + 999 >= selection.time_min_ms) & (times <= selection.time_max_ms)
+        for at in np.flatnonzero(wanted).tolist():
+            position = int(file.positions[at])
+            if selection.topic is not None:
+                record = record_at(layout.log, position)
+                if record is None or record.topics[0][0] != selection.topic.encode():
+                    continue
+            yield {
+                "kind": "entry", "file": name, "number": at + 1,
+                "slot": int(file.hashes[at] % len(file.slots)), "hash": int(file.hashes[at]),
+                "position": position, "seconds": int(file.times[at]), "time_ms": int(times[at]),
+                "previous": int(file.previous[at]),
+            }  # fmt: skip
 
 
 def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:

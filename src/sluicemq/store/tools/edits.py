@@ -176,6 +176,7 @@ QueueKey = tuple[str, int]
 GAP_MAX: Final = 1 << 22
 """Messages that a queue may lack in a row, when records are in doubt."""
 FILES_MAX: Final = 1 << 12
+_BLANK: Final = np.frombuffer(BLANK_UNIT, UNIT_COLUMNS)[0]
 _CODE_MAX: Final = (1 << 31) - 1
 DELAY_MAX_MS: Final = 40 * 86_400_000
 """What messageDelayLevel allows."""
@@ -234,19 +235,29 @@ class Requeue:
 
     def _put(self, key: QueueKey, offset: int, data: bytes) -> None:
         """Consecutive units from `offset` on."""
-        end = self._ends.get(key)
+        end, series = self._ends.get(key), self._queues.get(key)
         if end is None:  # what is before the first record has to be used, or blank
-            end = self._first(key, offset)
+            size = self._file_bytes // UNIT_BYTES
+            bases = {base // UNIT_BYTES for base in self._bases.get(key, ())}
+            first = own = offset - offset % size
+            while first - size in bases and offset - first + size <= GAP_MAX:
+                first -= size
+            end = first if own in bases else offset
         if offset - end > GAP_MAX:
             return  # no queue lacks so many: the record is wrong
         if offset > end:
-            data, offset = self._gap(key, end, offset, UNIT.unpack_from(data)[0]) + data, end
+            # Offsets that no record has: their units as they are, blank where they are nothing.
+            size = (offset - end) * UNIT_BYTES
+            old = b"" if series is None else series.read(end * UNIT_BYTES, size)
+            units = np.frombuffer(old + bytes(size - len(old)), UNIT_COLUMNS).copy()
+            behind = units["position"] > UNIT.unpack_from(data)[0]
+            units[behind | (units["size"] <= 0) | (units["position"] < 0)] = _BLANK
+            data, offset = units.tobytes() + data, end
         elif offset < end:  # the topic was deleted and made again
             self._later.pop(key, None)
             if self._edits is not None:
                 self._edits.flush()  # what is compared below may just have been changed
         self._ends[key] = offset + len(data) // UNIT_BYTES
-        series = self._queues.get(key)
         old = b"" if series is None else series.read(offset * UNIT_BYTES, len(data))
         wrong, later = _wrong_rows(old, data)
         if not len(wrong):
@@ -257,28 +268,8 @@ class Requeue:
             self._write(key, (offset + first) * UNIT_BYTES, piece, self._edits)
         elif self._safe_end is None or UNIT.unpack_from(data)[0] < self._safe_end:
             self.wrong_units += len(wrong) - later
-            if later:  # wrong, unless the topic turns out to have been made again
-                self._later[key] = self._later.get(key, 0) + later
-
-    def _first(self, key: QueueKey, offset: int) -> int:
-        """Where the units begin that lie in the queue's files before this offset, at most
-        `GAP_MAX` of them."""
-        units = self._file_bytes // UNIT_BYTES
-        bases = {base // UNIT_BYTES for base in self._bases.get(key, ())}
-        first = own = offset - offset % units
-        while first - units in bases and offset - first + units <= GAP_MAX:
-            first -= units
-        return first if own in bases else offset
-
-    def _gap(self, key: QueueKey, first: int, end: int, before: int) -> bytes:
-        """The units of offsets that no record has: as they are, blank where they are nothing."""
-        size = (end - first) * UNIT_BYTES
-        series = self._queues.get(key)
-        old = series.read(first * UNIT_BYTES, size) if series is not None else b""
-        units = np.frombuffer(old + bytes(size - len(old)), UNIT_COLUMNS).copy()
-        bad = (units["size"] <= 0) | (units["position"] < 0) | (units["position"] > before)
-        units[bad] = np.frombuffer(BLANK_UNIT, UNIT_COLUMNS)[0]
-        return units.tobytes()
+            # Those are wrong unless the topic turns out to have been made again.
+            self._later[key] = self._later.get(key, 0) + later
 
     def _write(self, key: QueueKey, position: int, data: bytes, edits: Edits) -> None:
         bases, size, done = self._bases.setdefault(key, set()), self._file_bytes, 0
@@ -312,7 +303,15 @@ class Requeue:
             edits.flush()
         for key, series in self._queues.items():
             end = self._ends.get(key)
-            position = end * UNIT_BYTES if end is not None else _first_behind(series, log_end)
+            first_behind = (  # that points behind the end of the log
+                at + int(found[0]) * UNIT_BYTES
+                for at, data in series.data(align=UNIT_BYTES)
+                for units in (np.frombuffer(data, UNIT_COLUMNS),)
+                if len(
+                    found := np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
+                )
+            )
+            position = next(first_behind, None) if end is None else end * UNIT_BYTES
             for item in series.items if position is not None else ():
                 start = max(position or 0, item.base)
                 if start >= item.end:
@@ -346,13 +345,3 @@ def _wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
     same &= (codes == wanted_codes) | (is_other & (wanted_codes != LOST_CODE))
     later = ~same & (found["position"] > wanted["position"]) & (found["size"] > 0)
     return np.flatnonzero(~same), int(np.count_nonzero(later))
-
-
-def _first_behind(series: Series, log_end: int) -> int | None:
-    """Where the first unit stands (bytes) that points behind the end of the log."""
-    for at, data in series.data(align=UNIT_BYTES):
-        units = np.frombuffer(data, UNIT_COLUMNS)
-        behind = np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
-        if len(behind):
-            return at + int(behind[0]) * UNIT_BYTES
-    return None

@@ -32,7 +32,7 @@ import struct
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -510,17 +510,31 @@ class LogWalk:
                 self.position = self.end = self.whole_end = found.end
             at, room = self.position - base, file_end - self.position
             size, magic = _begin_of(view, at)
-            if at and base + len(view) < file_end:
-                is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
-                if len(view) - at < (size if is_record else RECORD_BYTES_MIN):
-                    continue  # it may go on behind the window: look again from its beginning
+            is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
+            is_cut = len(view) - at < (size if is_record else RECORD_BYTES_MIN)
+            if is_cut and at and base + len(view) < file_end:
+                continue  # it may go on behind the window: look again from its beginning
             is_blank = (size, magic) == (room, MAGIC_BLANK)
             if is_blank or room < BLANK.size:
                 if is_blank:
                     yield Blank(self.position, file_end)
                 self.position = self.end = self.whole_end = file_end
                 return
-            yield self._hole(view, at, file_end)
+            start = self.position
+            if self._log.index_at(start) is None:
+                self.position = file_end
+                yield Hole(start, file_end, "the file is too short")
+                continue
+            head, reason = None, explain(view, at, base)
+            with suppress(ProtocolError):
+                head = parse_head(view, at)
+            if head is not None and head.physical_offset == start and head.store_time_ms > 0:
+                self.position = self.whole_end = start + head.size_bytes
+                yield Hole(start, self.position, reason, is_record=True)
+                continue
+            found_at = next_good(self, start + 1, file_end, file_end)
+            self.position = file_end if found_at is None else found_at
+            yield Hole(start, self.position, reason)
 
     def _runs(self, view: memoryview, base: int) -> Iterator[Run]:
         """The good records from `position` on that lie wholly in the window."""
@@ -546,23 +560,6 @@ class LogWalk:
                 for topic, queue_id, offset in ((own, *others) if found.is_queued else ())
             ]
             yield Run(found, records, groups)
-
-    def _hole(self, view: memoryview, at: int, file_end: int) -> Hole:
-        start = self.position
-        if self._log.index_at(start) is None:
-            self.position = file_end
-            return Hole(start, file_end, "the file is too short")
-        reason = explain(view, at, start - at)
-        try:
-            head = parse_head(view, at)
-        except ProtocolError:
-            head = None
-        if head is not None and head.physical_offset == start and head.store_time_ms > 0:
-            self.position = self.whole_end = start + head.size_bytes
-            return Hole(start, self.position, reason, is_record=True)
-        found = next_good(self, start + 1, file_end, file_end)
-        self.position = file_end if found is None else found
-        return Hole(start, self.position, reason)
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the log."""

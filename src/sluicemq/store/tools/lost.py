@@ -147,7 +147,14 @@ class Inventory:
             return
         suspect, seen.suspect = seen.suspect, None
         if suspect is not None:
-            if suspect.offset + 1 == place.offset and not self._is_denied(key, seen, suspect):
+            # Do the queue's files know the record before, and at this offset another record?
+            series = self._queues.get(key)
+            known = _position_of_unit(series, suspect.offset)
+            is_denied = (
+                known not in (None, suspect.position)
+                and _position_of_unit(series, seen.last.offset) == seen.last.position
+            )
+            if suspect.offset + 1 == place.offset and not is_denied:
                 if suspect.offset and seen.first == seen.last:
                     self._contradict(key, seen.first)  # not the two, but the one before is wrong
                     seen.first = suspect
@@ -159,13 +166,6 @@ class Inventory:
         else:
             seen.suspect = place
 
-    def _is_denied(self, key: QueueKey, seen: _Seen, suspect: _Place) -> bool:
-        """Whether the queue's files know the record before, and at this offset another record."""
-        series = self._queues.get(key)
-        known = _position_of_unit(series, suspect.offset)
-        before = _position_of_unit(series, seen.last.offset)
-        return known not in (None, suspect.position) and before == seen.last.position
-
     def _contradict(self, key: QueueKey, place: _Place) -> None:
         reason = f"it says that it is message {place.offset} of queue {key[0]}/{key[1]}"
         self.contradicted[Hole(place.position, place.end, f"{reason}, which cannot be")] = key
@@ -175,9 +175,15 @@ class Inventory:
         for key, seen in list(self._seen.items()):
             place, seen.suspect = seen.suspect, None
             if place is None:
-                if seen.first == seen.last and _has_another_offset(queues.get(key), seen.first):
-                    self._contradict(key, seen.first)
-                    del self._seen[key]
+                first, series = seen.first, queues.get(key)
+                if first == seen.last and series is not None:
+                    is_known = _position_of_unit(series, first.offset) == first.position
+                    size = first.end - first.position
+                    others = () if is_known else _units(series)  # by another offset than its own?
+                    if any(((u["position"] == first.position) & (u["size"] == size)).any()
+                           for _, u in others):  # fmt: skip
+                        self._contradict(key, first)
+                        del self._seen[key]
                 continue
             position = _position_of_unit(queues.get(key), place.offset)
             is_lone = seen.first == seen.last
@@ -200,7 +206,17 @@ class Inventory:
         for key in sorted(self._seen.keys() | queues.keys()):
             series = queues.get(key)
             known = self._from_units(key, series, holes) if series is not None and holes else {}
-            for gap in self._gaps(key, series):
+            seen = self._seen.get(key)
+            gaps = [] if seen is None else seen.gaps
+            # Before the first record too when the log is there from its beginning, and something
+            # else than this record tells of the queue.
+            if seen is not None and not self._log_start:
+                first = seen.first
+                is_told = _position_of_unit(series, first.offset) == first.position
+                has_room = 0 < first.offset * RECORD_BYTES_MIN <= first.position
+                if has_room and (is_told or seen.last != first):
+                    gaps = [_Gap(0, first.offset, -1, first.position), *gaps]
+            for gap in gaps:
                 hole = bisect_left(starts, gap.after)
                 if hole == len(holes) or holes[hole].start >= gap.before:
                     continue  # no damage between the two: the queue was like this
@@ -231,35 +247,11 @@ class Inventory:
                     known[offset] = last = position
         return known
 
-    def _gaps(self, key: QueueKey, series: Series | None) -> list[_Gap]:
-        """Where offsets are missing; before the first record too when the log is there from its
-        beginning, and something else than this record tells of the queue."""
-        seen = self._seen.get(key)
-        if seen is None:
-            return []
-        first = seen.first
-        if self._log_start or not 0 < first.offset * RECORD_BYTES_MIN <= first.position:
-            return seen.gaps
-        if seen.last == first and _position_of_unit(series, first.offset) != first.position:
-            return seen.gaps
-        return [_Gap(0, first.offset, -1, first.position), *seen.gaps]
-
 
 def _position_of_unit(series: Series | None, offset: int) -> int | None:
     """Where the queue's files say that the message lies; None when they do not say."""
     data = series.read(offset * UNIT_BYTES, UNIT_BYTES) if series is not None else b""
     return int.from_bytes(data[:8]) if len(data) == UNIT_BYTES and any(data[8:12]) else None
-
-
-def _has_another_offset(series: Series | None, place: _Place) -> bool:
-    """Whether the queue's files know this record by another offset than its own."""
-    if series is None or _position_of_unit(series, place.offset) == place.position:
-        return False
-    size = place.end - place.position
-    return any(
-        bool(((units["position"] == place.position) & (units["size"] == size)).any())
-        for _, units in _units(series)
-    )
 
 
 def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -323,8 +315,13 @@ def build_bridge(
         at, _ = pieces.pop()
         body = bytes(hole.end - at - _size(placed[-1], is_marked))
         pieces.append((at, _place_holder(placed[-1], at, time_ms, body, is_marked=is_marked)))
-    else:
-        pieces += _fill(at, hole.end, time_ms)
+        at = hole.end
+    while at < hole.end < file_end:  # the heads and the ends of fillers, their bodies are zeros
+        size = min(hole.end - at, FILLER_BYTES_MAX)
+        if 0 < hole.end - at - size < FILLER_BYTES_MIN:
+            size -= FILLER_BYTES_MIN
+        pieces += _filler(at, size, time_ms)
+        at += size
     return Bridge(pieces, hole.end, placed, left_out)
 
 
@@ -346,18 +343,6 @@ def _place_holder(
     (topic, queue_id), offset = item.key, item.offset
     properties = _properties(item, is_marked)
     return _record(topic, queue_id, offset, position, body, properties, 0, time_ms, LOST_MARK)
-
-
-def _fill(at: int, end: int, time_ms: int) -> list[Piece]:
-    """Fillers for [at, end): the heads and the ends of the records, their bodies are zeros."""
-    pieces: list[Piece] = []
-    while at < end:
-        size = min(end - at, FILLER_BYTES_MAX)
-        if 0 < end - at - size < FILLER_BYTES_MIN:
-            size -= FILLER_BYTES_MIN
-        pieces += _filler(at, size, time_ms)
-        at += size
-    return pieces
 
 
 def _filler(at: int, size: int, time_ms: int) -> list[Piece]:

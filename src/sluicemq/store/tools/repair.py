@@ -24,13 +24,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_checkpoint
 from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
-from sluicemq.store.tools.check_files import known_topics
+from sluicemq.store.tools.checks import known_topics
 from sluicemq.store.tools.edits import Edits, Requeue
 from sluicemq.store.tools.layout import (
     Blank,
@@ -352,7 +351,22 @@ class _Repair:
         self._log = self.layout.log
         self._requeue(edits, end)
         edits.close()
-        self._mark(end, time_ms)
+        # From now on everything before the end counts as safe, as it is.
+        queues = ConsumeQueues(self._files, self.layout.queue_path, self._queue_bytes)
+        queues.load(after_crash=False, removes=False)
+        old = self._checkpoint.mark or Mark(0, 0, 0, 0, 0)
+        count, units = queues.totals()
+        queues.close()
+        mark = old._replace(
+            sequence=old.sequence + 1, log_offset=end, queues=count, units=units,
+            store_time_ms=time_ms, log_start=self._log.start,
+        )  # fmt: skip
+        if mark.index_offset > end:
+            mark = Mark(*mark[:5], log_start=mark.log_start)
+        write_checkpoint(
+            self._files, self.layout.checkpoint_path, mark,
+            index_time_ms=self._checkpoint.index_time_ms,
+        )  # fmt: skip
         report = self.report
         report.not_placed = _ranges(left_out)
         report.log_end = end
@@ -426,31 +440,6 @@ class _Repair:
                 continue
             requeue.add(found)
         requeue.finish(end)
-
-    def _mark(self, end: int, time_ms: int) -> None:
-        """From now on everything before the end counts as safe, as it is."""
-        config = StoreConfig(
-            root=self.layout.root,
-            consume_queue_path=self.layout.queue_path,
-            consume_queue_file_bytes=self._queue_bytes,
-        )
-        queues = ConsumeQueues(
-            self._files, config.consume_queue_path, config.consume_queue_file_bytes
-        )
-        queues.load(after_crash=False, removes=False)
-        old = self._checkpoint.mark or Mark(0, 0, 0, 0, 0)
-        count, units = queues.totals()
-        queues.close()
-        mark = old._replace(
-            sequence=old.sequence + 1, log_offset=end, queues=count, units=units,
-            store_time_ms=time_ms, log_start=self._log.start,
-        )  # fmt: skip
-        if mark.index_offset > end:
-            mark = Mark(*mark[:5], log_start=mark.log_start)
-        write_checkpoint(
-            self._files, self.layout.checkpoint_path, mark,
-            index_time_ms=self._checkpoint.index_time_ms,
-        )  # fmt: skip
 
 
 def _checkpoint(layout: StoreLayout) -> Checkpoint:

@@ -41,18 +41,18 @@ from sluicemq.record.table import Positions, Records, equal_rows, rows_at
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import LIGHT_PREFIX, SCHEDULE_TOPIC, SEARCH_BYTES_MAX, read_scanned
 from sluicemq.store.recover import is_lost_write
-from sluicemq.store.tools.check_files import (
+from sluicemq.store.tools.checks import (
     ERROR,
     KEPT_PER_KIND,
     NOTE,
     WARNING,
     Findings,
+    IndexCheck,
     check_checkpoint,
     check_documents,
     check_series,
     known_topics,
 )
-from sluicemq.store.tools.check_index import IndexCheck
 from sluicemq.store.tools.layout import (
     BATCH_UNIT,
     Hole,

@@ -217,7 +217,7 @@ class BrokerWorld:
         self.broker.advance(seconds)
         if self.broker.store.tick():
             self.broker.store.sync()
-        self.broker.store.flush_index()
+        self.broker.store.keys.flush_due()
         return f"{seconds} s later"
 
     def do_announce(self, rng: random.Random) -> str:

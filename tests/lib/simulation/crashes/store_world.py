@@ -163,7 +163,7 @@ class StoreWorld:
             self._sync()
             self.store.publish(self.unpublished)
             return f"{seconds} s later, synced {self.unpublished}"
-        self.store.flush_index()
+        self.store.keys.flush_due()
         return f"{seconds} s later"
 
     def do_delete(self, rng: random.Random) -> str:

@@ -1,9 +1,19 @@
-"""Index files against the log: chains, headers, and every entry against its message's keys.
+"""What `verify` collects, and its checks of files: names, sizes, checkpoint, documents in config/,
+and those of the key index.
 
-A key index holds, for every message, its unique key first and then each of its keys, in the order
-of the log (spec/store.md §4). So a run of records says exactly which entries must stand in the
-index, in which order: the comparison is one of columns. Only when it fails the two are compared as
-sets, to say what is missing and what does not belong.
+    error     messages are lost, unreadable, or found at the wrong place
+    warning   not as it should be; no message is lost, or the next start of a broker mends it
+    note      worth knowing, and in order
+
+Of each kind as many findings are kept as anyone will read; all are counted. Sizes are compared with
+each other, since the settings are not known: a broker does not start when a file has another size
+than it expects (spec/store.md §1).
+
+Index files are held against the log (`IndexCheck`): chains, headers, and every entry against its
+message's keys. An index holds, for every message, its unique key first and then each of its keys,
+in the order of the log (spec/store.md §4). So a run of records says exactly which entries must
+stand in the index, in which order: the comparison is one of columns. Only when it fails the two are
+compared as sets, to say what is missing and what does not belong.
 
 Entry 0 is never used, so the header's limit is one more than there are entries. A file does not say
 how many slots it has: in RocketMQ's default there are four times as many entries; a file of other
@@ -16,18 +26,241 @@ maps; after a crash of it the last file is not trusted either, so what is wrong 
 
 import struct
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.errors import ProtocolError
 from sluicemq.files import File, Files
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
-from sluicemq.store.directory import Mark
+from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Mark, slots_of
 from sluicemq.store.index.columns import Slots, columns_of
-from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
-from sluicemq.store.tools.layout import Hole, Run, StoreLayout
+from sluicemq.store.log import SCHEDULE_TOPIC
+from sluicemq.store.segments import is_segment_name
+from sluicemq.store.tools.layout import (
+    Hole,
+    QueueKey,
+    Run,
+    Series,
+    StoreLayout,
+    file_size,
+    read_file,
+    usual_size,
+)
+from sluicemq.wire.fastjson import loads
+
+ERROR: Final = "error"
+WARNING: Final = "warning"
+NOTE: Final = "note"
+KEPT_PER_KIND: Final = 100
+
+
+class Finding(NamedTuple):
+    """`place` is a file, a position in the log, or a queue; `kind` is a word for scripts."""
+
+    severity: str
+    kind: str
+    place: str
+    text: str
+
+
+class Findings:
+    """A collection that stays small."""
+
+    def __init__(self, kept_per_kind: int = KEPT_PER_KIND) -> None:
+        self.kept: list[Finding] = []
+        self.by_kind: Counter[tuple[str, str]] = Counter()
+        self._kept_per_kind = kept_per_kind
+
+    def add(self, severity: str, kind: str, place: str, text: str) -> None:
+        self.by_kind[severity, kind] += 1
+        if self.by_kind[severity, kind] <= self._kept_per_kind:
+            self.kept.append(Finding(severity, kind, place, text))
+
+    def has_room(self, severity: str, kind: str) -> bool:
+        """False when one more would only be counted: no need to make up its text."""
+        return self.by_kind[severity, kind] < self._kept_per_kind
+
+    def count(self, severity: str, kind: str, number: int) -> None:
+        """So many more that are not described."""
+        self.by_kind[severity, kind] += number
+
+    def total(self, severity: str) -> int:
+        return sum(count for (of, _), count in self.by_kind.items() if of == severity)
+
+    @property
+    def is_clean(self) -> bool:
+        """Notes do not count."""
+        return not self.total(ERROR) and not self.total(WARNING)
+
+    @property
+    def hidden(self) -> dict[str, int]:
+        """How many of each kind are counted and not kept."""
+        return {
+            kind: count - self._kept_per_kind
+            for (_, kind), count in self.by_kind.items()
+            if count > self._kept_per_kind
+        }
+
+
+JSON_DOCUMENTS: Final = ("transactionMetrics", "timermetrics")
+"""Documents in config/ that are JSON without saying so in their names."""
+_LONG_BYTES: Final = 8
+_SLOT_BYTES: Final = 1024
+
+
+def check_series(layout: StoreLayout, findings: Findings) -> None:
+    """Sizes and names of all files of log and queues."""
+    for directory in layout.log_paths:
+        for name in layout.files.names(directory):
+            path = f"{directory}/{name}"
+            if is_segment_name(name) and not file_size(layout.files, path):
+                findings.add(
+                    NOTE, "empty-file", layout.name_of(path),
+                    "it has no bytes: the trace of a crash at its creation",
+                )  # fmt: skip
+    _check_sizes(layout, findings, "commitlog", [layout.log], gaps=False)
+    for kind, queues in (
+        ("consumequeue", layout.queues),
+        ("batchconsumequeue", layout.batch_queues),
+        ("consumequeue_ext", layout.extensions),
+    ):
+        _check_sizes(layout, findings, kind, queues.values(), gaps=True)
+
+
+def _check_sizes(
+    layout: StoreLayout, findings: Findings, kind: str, all_series: Iterable[Series], *, gaps: bool
+) -> None:
+    """`gaps`: say where files are missing (of the log the walk says it)."""
+    every = list(all_series)
+    usual = usual_size(every)
+    for series in every:
+        end = None
+        for item in series.items:
+            name = layout.name_of(item.path)
+            if item.size != usual:
+                findings.add(
+                    ERROR, "file-size", name,
+                    f"it has {item.size} bytes, files of {kind} have {usual}: no broker starts",
+                )  # fmt: skip
+            if item.base % usual:
+                findings.add(
+                    ERROR, "file-name", name,
+                    f"its name is no multiple of the size of its kind, {usual}",
+                )  # fmt: skip
+            if gaps and end is not None and item.base > end:
+                findings.add(
+                    ERROR, "missing-file", name, f"the file {end:020d} before it is missing"
+                )
+            if end is not None and item.base < end:
+                findings.add(ERROR, "file-name", name, "it begins inside the file before it")
+            end = item.end
+
+
+def check_checkpoint(
+    layout: StoreLayout, findings: Findings, log_end: int, last_time_ms: int
+) -> None:
+    """`log_end` is where the log goes on, `last_time_ms` the latest store time in it (0: none)."""
+    data = read_file(layout.files, layout.checkpoint_path)
+    if data is None:
+        findings.add(NOTE, "checkpoint", "checkpoint", "there is none: the next start scans more")
+        return
+    if len(data) != CHECKPOINT_BYTES:
+        findings.add(
+            WARNING, "checkpoint", "checkpoint",
+            f"it has {len(data)} bytes instead of {CHECKPOINT_BYTES}",
+        )  # fmt: skip
+        data = data.ljust(CHECKPOINT_BYTES, b"\0")
+    for number, name in enumerate(("log", "queue", "index")):
+        time_ms = int.from_bytes(data[number * _LONG_BYTES :][:_LONG_BYTES], "big", signed=True)
+        if time_ms < 0 or (last_time_ms and time_ms > last_time_ms):
+            findings.add(
+                WARNING, "checkpoint", "checkpoint",
+                f"its {name} time {time_ms} is later than the last record ({last_time_ms}):"
+                " the next start may trust too much",
+            )  # fmt: skip
+    marks = slots_of(data)
+    for at, mark in zip(SLOTS, marks, strict=True):
+        if mark is None and any(data[at : at + _SLOT_BYTES]):
+            findings.add(
+                WARNING, "checkpoint", f"checkpoint byte {at}",
+                "the mark there is torn; the other one counts" if any(marks)
+                else "the marks there are damaged: the next start scans more",
+            )  # fmt: skip
+    mark = max((mark for mark in marks if mark is not None), default=None)
+    if mark is not None and 0 <= mark.log_start < layout.log.start:
+        findings.add(
+            ERROR, "missing-file", "commitlog",
+            f"the log begins at {layout.log.start}, but no retention has deleted what lies before:"
+            f" at the last checkpoint it began at {mark.log_start}",
+        )  # fmt: skip
+    if mark is not None and mark.log_offset > log_end:
+        findings.add(
+            ERROR, "checkpoint", "checkpoint",
+            f"it says that everything before {mark.log_offset} was safely on disk, but the log"
+            f" ends at {log_end}",
+        )  # fmt: skip
+
+
+def read_document(layout: StoreLayout, path: str) -> Any:
+    """The value of a JSON document, None when it is not there or empty. Raises ProtocolError."""
+    data = read_file(layout.files, path)
+    return loads(data) if data and data.strip() else None
+
+
+def known_topics(layout: StoreLayout) -> set[str] | None:
+    """The topics in topics.json; None when it cannot be read."""
+    for edition in ("", ".bak"):
+        try:
+            value = read_document(layout, f"{layout.root}/config/topics.json{edition}")
+        except ProtocolError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("topicConfigTable"), dict):
+            return set(value["topicConfigTable"])
+    return None
+
+
+def check_documents(layout: StoreLayout, findings: Findings, ends: Mapping[QueueKey, int]) -> None:
+    """Each document can be read, and progress in it does not lie behind a queue's end."""
+    for path in layout.documents():
+        name = layout.name_of(path)
+        if not name.endswith((".json", *JSON_DOCUMENTS)):
+            continue
+        try:
+            value = read_document(layout, path)
+        except ProtocolError as error:
+            try:
+                has_backup = read_document(layout, f"{path}.bak") is not None
+            except ProtocolError:
+                has_backup = False
+            backup = "its .bak can be read" if has_backup else "there is no .bak that can be read"
+            severity = WARNING if has_backup else ERROR
+            findings.add(severity, "document", name, f"{error.fact}; {backup}")
+            continue
+        for who, queue, offset in _progress(name, value):
+            end = ends.get(queue)
+            if end is not None and isinstance(offset, int) and offset > end:
+                text = f"{who} is at {offset} of {queue[0]}/{queue[1]}, which ends at {end}"
+                findings.add(WARNING, "progress", name, text)
+
+
+def _progress(name: str, value: Any) -> Iterator[tuple[str, QueueKey, Any]]:
+    """(who, queue, offset) of the documents that say how far somebody is."""
+    table = value.get("offsetTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        return
+    if name.endswith("/consumerOffset.json"):
+        for key, offsets in table.items():
+            topic, _, group = str(key).partition("@")
+            for queue_id, offset in offsets.items() if isinstance(offsets, dict) else ():
+                yield f"group {group}", (topic, int(queue_id)), offset
+    elif name.endswith("/delayOffset.json"):
+        for level, offset in table.items():
+            yield f"delay level {level}", (SCHEDULE_TOPIC, int(level) - 1), offset
+
 
 HEADER: Final = INDEX_HEADER.struct
 ENTRY: Final = INDEX_ENTRY.dtype
@@ -109,9 +342,6 @@ class IndexFile:
             f"slot {at} begins with entry {self.slots[at]} instead of {heads[at]}"
             for at in np.flatnonzero(heads != self.slots)[:20].tolist()
         ]
-        return [*self._header_problems(), *order, *chains]
-
-    def _header_problems(self) -> list[str]:
         header, found = self.header, []
         ends = (
             ("begins", header.begin_position, "first", 0),
@@ -133,7 +363,7 @@ class IndexFile:
         used = int(np.count_nonzero(self.slots))
         if header.slots_used != used:
             found.append(f"its header counts {header.slots_used} used slots, there are {used}")
-        return found
+        return [*found, *order, *chains]
 
 
 def load_index(files: Files, path: str, entry_limit: int | None = None) -> IndexFile | None:
@@ -170,8 +400,19 @@ def slot_count(file: File, header: IndexHeader) -> int | None:
     usual, odd = divmod(rest, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.itemsize)
     if not odd and (header.entry_limit <= 1 or _fits(file, header, usual)):
         return usual
-    found = _search(file, header) if rest <= _SEARCH_BYTES_MAX and header.entry_limit > 1 else None
-    return found if found is not None else (usual if not odd else None)
+    if rest <= _SEARCH_BYTES_MAX and header.entry_limit > 1:
+        data = file.pread(file.size(), 0)  # where do both ends of the entries fit?
+        wanted = struct.pack(">q", header.end_position)
+        last = (header.entry_limit - 1) * ENTRY.itemsize + 4
+        at = data.find(wanted, HEADER.size)
+        while at >= 0:
+            slots, beside = divmod(at - last - HEADER.size, SLOT_BYTES)
+            room = rest - SLOT_BYTES * slots
+            is_whole = not beside and slots > 0 and room % ENTRY.itemsize == 0
+            if is_whole and _fits(file, header, slots):
+                return slots
+            at = data.find(wanted, at + 1)
+    return None if odd else usual
 
 
 def _fits(file: File, header: IndexHeader, slots: int) -> bool:
@@ -183,22 +424,6 @@ def _fits(file: File, header: IndexHeader, slots: int) -> bool:
         if len(data) < ENTRY.itemsize or np.frombuffer(data, ENTRY)["position"][0] != position:
             return False
     return True
-
-
-def _search(file: File, header: IndexHeader) -> int | None:
-    """The number of slots that makes both ends of the entries fit."""
-    size = file.size()
-    data = file.pread(size, 0)
-    wanted = struct.pack(">q", header.end_position)
-    last = (header.entry_limit - 1) * ENTRY.itemsize + 4
-    at = data.find(wanted, HEADER.size)
-    while at >= 0:
-        slots, odd = divmod(at - last - HEADER.size, SLOT_BYTES)
-        room = size - HEADER.size - SLOT_BYTES * slots
-        if not odd and slots > 0 and room % ENTRY.itemsize == 0 and _fits(file, header, slots):
-            return slots
-        at = data.find(wanted, at + 1)
-    return None
 
 
 class IndexCheck:
@@ -243,8 +468,42 @@ class IndexCheck:
         found = self._take(records.base + int(records.starts[0]), run.end)
         if not found:
             self._note_missing(keys.positions)
-        elif len(found) > 1 or not self._agrees(*found[0], keys):
-            self._compare(found, keys)
+            return
+        file, mask = found[0]
+        agrees = len(found) == 1 and int(mask.sum()) == len(keys.positions)
+        agrees = agrees and bool((file.positions[mask] == keys.positions).all())
+        if agrees and (file.hashes[mask] == keys.hashes).all():  # as a rule
+            self._indexed_end = int(keys.positions[-1])
+            numbers = np.flatnonzero(mask)
+            self._check_ends(file, numbers, keys.times_ms)
+            wrong = file.times[mask] != file.expected_times(keys.times_ms)
+            for number in (numbers[wrong] + 1).tolist():
+                self._wrong_time(file, number)
+            return
+        # Entry by entry, where files or orders differ.
+        positions = keys.positions.tolist()
+        wanted = Counter(zip(positions, keys.hashes.tolist(), strict=True))
+        times = dict(zip(positions, keys.times_ms.tolist(), strict=True))
+        known = set(wanted)
+        for file, mask in found:
+            for at in np.flatnonzero(mask).tolist():
+                entry = (int(file.positions[at]), int(file.hashes[at]))
+                if entry not in known:
+                    self._findings.add(
+                        self._severity(file.path), "index",
+                        f"{self._layout.name_of(file.path)} entry {at + 1}",
+                        f"no message with a key of hash {entry[1]} is at {entry[0]}",
+                    )  # fmt: skip
+                    continue
+                time_ms = np.array([times[entry[0]]])
+                self._check_ends(file, np.array([at]), time_ms)
+                if file.times[at] != file.expected_times(time_ms)[0]:
+                    self._wrong_time(file, at + 1)
+                self._repeated += not wanted[entry]
+                wanted[entry] = max(wanted[entry] - 1, 0)
+                self._indexed_end = max(self._indexed_end, entry[0])
+        missing = [position for (position, _), n in wanted.items() for _ in range(n)]
+        self._note_missing(np.array(missing, np.int64))
 
     def damage(self, hole: Hole) -> None:
         """Entries that lead into damaged bytes are told as one."""
@@ -291,20 +550,6 @@ class IndexCheck:
         for text in file.problems():
             self._findings.add(self._severity(path), "index", self._layout.name_of(path), text)
 
-    def _agrees(self, file: IndexFile, mask: Mask, keys: "Entries") -> bool:
-        if int(mask.sum()) != len(keys.positions):
-            return False
-        if (file.positions[mask] != keys.positions).any() or (
-            file.hashes[mask] != keys.hashes
-        ).any():
-            return False
-        self._indexed_end = int(keys.positions[-1])
-        self._check_ends(file, np.flatnonzero(mask), keys.times_ms)
-        wrong = file.times[mask] != file.expected_times(keys.times_ms)
-        for number in (np.flatnonzero(mask)[wrong] + 1).tolist():
-            self._wrong_time(file, number)
-        return True
-
     def _check_ends(self, file: IndexFile, numbers: Positions, times: Positions) -> None:
         """The header's times are those of the first and the last message."""
         header = file.header
@@ -329,32 +574,6 @@ class IndexCheck:
             f"its time, {file.times[number - 1]} s after the file's first, is not that of its"
             f" message at {file.positions[number - 1]}",
         )  # fmt: skip
-
-    def _compare(self, found: list[tuple[IndexFile, Mask]], keys: "Entries") -> None:
-        """Entry by entry, where files or orders differ."""
-        positions = keys.positions.tolist()
-        wanted = Counter(zip(positions, keys.hashes.tolist(), strict=True))
-        times = dict(zip(positions, keys.times_ms.tolist(), strict=True))
-        known = set(wanted)
-        for file, mask in found:
-            for at in np.flatnonzero(mask).tolist():
-                entry = (int(file.positions[at]), int(file.hashes[at]))
-                if entry not in known:
-                    self._findings.add(
-                        self._severity(file.path), "index",
-                        f"{self._layout.name_of(file.path)} entry {at + 1}",
-                        f"no message with a key of hash {entry[1]} is at {entry[0]}",
-                    )  # fmt: skip
-                    continue
-                time_ms = np.array([times[entry[0]]])
-                self._check_ends(file, np.array([at]), time_ms)
-                if file.times[at] != file.expected_times(time_ms)[0]:
-                    self._wrong_time(file, at + 1)
-                self._repeated += not wanted[entry]
-                wanted[entry] = max(wanted[entry] - 1, 0)
-                self._indexed_end = max(self._indexed_end, entry[0])
-        missing = [position for (position, _), n in wanted.items() for _ in range(n)]
-        self._note_missing(np.array(missing, np.int64))
 
     def _note_missing(self, positions: Positions) -> None:
         if not len(positions):
