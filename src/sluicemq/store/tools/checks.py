@@ -590,7 +590,7 @@ class IndexCheck:
 
     # --- at the end
 
-    def finish(self, log_start: int, log_end: int) -> None:
+    def finish(self, log_end: int) -> None:
         while self._paths:
             self._load(self._paths.pop(0))
             self._check_places(self._loaded[-1:], log_end)

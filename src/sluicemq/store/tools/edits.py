@@ -54,11 +54,6 @@ class Edits:
         self._directories: set[str] = set()
         self.changed_bytes = 0
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing was changed, and no backup was made."""
-        return self._saved is None and not self._waiting
-
     def write(self, path: str, offset: int, data: bytes) -> None:
         self._waiting.append((path, offset, data))
         self._waiting_bytes += len(data)

@@ -149,7 +149,7 @@ class _Verification:
                 self._bad_record(hole, log_end)
         self._check_tail(waiting)
         self._queues.finish(log.start, log_end, self._holes)
-        self._index.finish(log.start, log_end)
+        self._index.finish(log_end)
         self._check_batches(log_end)
         end = waiting[0].start if waiting else walk.position
         check_checkpoint(layout, findings, end, self._last_time)
