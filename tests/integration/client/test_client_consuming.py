@@ -595,4 +595,4 @@ async def test_a_change_that_does_not_parse_leaves_the_subscription_as_it_is():
         async with mq.subscribe("t", group="g", tags="A") as mine:
             with pytest.raises(FilterSyntaxError):
                 await mine.change(where="a >")
-            assert member(mq, "g").subscription_of("t").expression == "A"
+            assert member(mq, "g").subscriptions["t"].expression == "A"
