@@ -41,7 +41,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
-from sluicemq.files import Files, cure_of, load_text, process_id, replace_text
+from sluicemq.files import Files, cure_of, load_text, process_id, read_text, replace_text
 from sluicemq.store.segments import is_segment_name
 
 CHECKPOINT_BYTES: Final = 4096
@@ -225,12 +225,16 @@ def remove_abort(files: Files, path: str) -> None:
 
 
 class DeletedTopics:
-    """`ends`: topic -> records before this position of the log do not count."""
+    """`ends`: topic -> records before this position of the log do not count.
+
+    `is_doubtful`: an entry was refused, and the next start may find it all the same.
+    """
 
     def __init__(self, files: Files, path: str, ends: dict[str, int] | None = None) -> None:
         self._files = files
         self._path = path
         self.ends = ends or {}
+        self.is_doubtful = False
 
     @classmethod
     def load(cls, files: Files, root: str) -> "DeletedTopics":
@@ -250,10 +254,22 @@ class DeletedTopics:
             return cls(files, path)
 
     def add(self, topic: str, end: int, log_start: int) -> None:
-        """Durable on return. Entries that the log has left behind go. Raises OSError."""
+        """Durable on return. Entries that the log has left behind go.
+
+        Raises OSError: there is no new entry, now or at the next start, unless `is_doubtful`.
+        """
         kept = {name: position for name, position in self.ends.items() if position > log_start}
-        self.ends = kept | {topic: end}
-        replace_text(self._files, self._path, json.dumps(self.ends, indent=1))
+        ends = kept | {topic: end}
+        before, text = json.dumps(self.ends, indent=1), json.dumps(ends, indent=1)
+        try:
+            replace_text(self._files, self._path, text)
+        except OSError:
+            self.is_doubtful = True
+            if read_text(self._files, self._path) == text:  # its name was not synced
+                replace_text(self._files, self._path, before)
+            self.is_doubtful = False
+            raise
+        self.ends = ends
 
     def cut(self, end: int) -> None:
         """The log ends here: what is written from now on counts. Raises OSError."""

@@ -384,6 +384,8 @@ class Store:
         try:
             self._queues.deleted.add(topic, self._log.written_offset, self._log.start)
         except OSError as error:  # nothing has happened yet
+            if self._queues.deleted.is_doubtful:
+                self._log.fail(error)
             raise StoreError(
                 f"The topic {topic} cannot be deleted: {error}.", cure=cure_of(error)
             ) from error

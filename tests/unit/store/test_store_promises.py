@@ -87,6 +87,30 @@ def test_made_again_topic_counts_though_the_log_lost_its_end(bench: Any) -> None
     assert bench.bodies()[-1] == b"new"
 
 
+@pytest.mark.parametrize("step", ["write", "sync", "rename", "sync_directory"])
+@pytest.mark.parametrize("is_doubtful", [False, True])
+def test_deletion_that_was_refused_does_not_happen_at_the_next_start(
+    bench: Any, step: str, is_doubtful: bool
+) -> None:
+    """The entry was in the table, and in the file when the name alone could not be synced."""
+    store = bench.open()
+    bench.send(b"kept")
+    for _ in range(1 + is_doubtful):
+        bench.files.fail_next(step, errno.EIO, path_part="deletedTopics")
+        bench.files.fail_next(step, errno.EIO, path_part="/store/config")
+    with pytest.raises(StoreError):
+        store.delete_topic("T")
+    bench.files.clear_faults()
+    if step == "sync_directory" and is_doubtful:
+        with pytest.raises(StoreError):  # nobody knows what the next start finds
+            bench.send(b"refused")
+        return
+    store.delete_topic("U")
+    assert bench.bodies() == [b"kept"]
+    for _ in crashes(bench, 10):
+        assert bench.bodies() == [b"kept"]
+
+
 def test_broken_list_of_deleted_topics_is_told_and_no_reason_not_to_start(
     bench: Any, caplog: Any
 ) -> None:
@@ -167,3 +191,17 @@ def test_index_file_without_any_size_is_the_trace_of_a_crash(bench: Any) -> None
     bench.files.put("/store/index/20301231235959999", b"")
     bench.open()
     assert len(bench.store.keys.find("T", "k", 10, 0, 1 << 60).records) == 1
+
+
+def test_old_bytes_behind_the_mark_are_no_exchanged_file(bench: Any) -> None:
+    """A file that was never used held a copy of the first one's record where it begins."""
+    bench.open()
+    bench.send(b"x")
+    first = bench.files.content("/store/commitlog/00000000000000000000")
+    bench.files = bench.files.kill()
+    bench.files.put(f"/store/commitlog/{len(first):020d}", first)
+    bench.open()
+    assert bench.bodies() == [b"x"]
+    bench.send(b"y" * 3000, b"z" * 3000)
+    bench.reopen()
+    assert [body[:1] for body in bench.bodies()] == [b"x", b"y", b"z"]
