@@ -48,6 +48,8 @@ Config = TypeVar("Config", TopicConfig, GroupConfig)
 Item = TypeVar("Item")
 
 READ_WRITE: Final = PERM_READ | PERM_WRITE
+UNIT_SYS_FLAG: Final = 0x1
+FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"

@@ -16,7 +16,7 @@ from typing import Final
 from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import Consumers, ContractError, Member, Producers
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.topics import UNIT_SYS_FLAG, Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
@@ -43,7 +43,6 @@ UNKNOWN_GROUP: Final = (
     "autoCreateSubscriptionGroup=true in broker.conf."
 )
 LANES_FIELD = "sluiceLanes"
-UNIT_SYS_FLAG = 0x1
 UNKNOWN_MAX = 1024
 BODY_INLINE_BYTES: Final = 64 * 1024
 """Larger heartbeats take milliseconds to read."""

@@ -28,7 +28,7 @@ from sluicemq.broker.lanes.rules import ByteCache
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topic, Topics
+from sluicemq.broker.topics import FAQ, Groups, Topic, Topics
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
@@ -62,7 +62,6 @@ FILTERS_BYTES_MAX: Final = 32 << 20
 BULK_BYTES_MIN: Final = 65_536
 PIECES_BYTES_MIN: Final = 512 * 1024
 """So large an answer is not copied together: fresh memory for it costs more than sending it."""
-FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 _PREFIX: Final = struct.Struct(">II")
 # Bytes, not text: formatting them takes 60 % of the time.

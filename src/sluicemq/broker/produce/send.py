@@ -53,7 +53,15 @@ from sluicemq.broker.produce.intake import (
     refuse_in_batch,
 )
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, Groups, Topic, Topics, topic_fault
+from sluicemq.broker.topics import (
+    FAQ,
+    HALF_TOPIC,
+    UNIT_SYS_FLAG,
+    Groups,
+    Topic,
+    Topics,
+    topic_fault,
+)
 from sluicemq.broker.turns import Durable, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
@@ -81,7 +89,6 @@ log = logging.getLogger(__name__)
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
-FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
 """What a header with missing or odd fields makes of the quick way."""
@@ -90,7 +97,6 @@ _NOT_TAKEN: Final = StoreError, OSError, OverflowError, struct.error
 else is a bug, answered and logged as one; a second try on the usual way would hide it."""
 _REFUSALS: Final = RequestError, MessageIllegalError, StoreError, OSError
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-UNIT_SYS_FLAG: Final = 0x1
 LEVEL_FIRST: Final = 3
 SAY_PERIOD_S: Final = 60.0
 _CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
