@@ -34,6 +34,38 @@ CONTRACTS = ("compatible", "strict", "lanes")
 """A group's attribute and its values: may members of the group want different messages?"""
 
 
+POP_NORMAL, POP_RETRY, POP_RETRY_V2 = 0, 1, 2
+"""Of which kind a topic is for POP, by its name."""
+_POP_RETRY_SEPARATORS = "_", "+"
+
+
+def pop_retry_topic(group: str, topic: str, *, is_v2: bool) -> str:
+    """Where messages come again that the group has popped from the topic and not acknowledged."""
+    return f"{RETRY_PREFIX}{group}{_POP_RETRY_SEPARATORS[is_v2]}{topic}"
+
+
+def pop_kind(topic: str) -> int:
+    """Whether a topic is one of retries, and of which form."""
+    if not topic.startswith(RETRY_PREFIX):
+        return POP_NORMAL
+    return POP_RETRY_V2 if "+" in topic else POP_RETRY
+
+
+def pop_origin(topic: str, group: str) -> str:
+    """The topic whose messages come again in this retry topic of the group; any other is its own
+    origin. Names with `_` can be read in several ways, so the group has to be known."""
+    for separator in _POP_RETRY_SEPARATORS:
+        prefix = f"{RETRY_PREFIX}{group}{separator}"
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return topic
+
+
+def pop_topic(topic: str, group: str, kind: int) -> str:
+    """Of a topic, as a consumer names it, the one of this kind."""
+    return topic if kind == POP_NORMAL else pop_retry_topic(group, topic, is_v2=kind > POP_RETRY)
+
+
 class MessageQueue(NamedTuple):
     """One queue of a topic on one broker. Sorts by topic, broker, queue id, as clients must."""
 

@@ -1,0 +1,216 @@
+"""What POP says: handles, and the records of what is in flight (spec/delivery.md §7).
+
+    Handle            by which a client names a message that it holds; a text, opaque to it
+    Checkpoint        which messages one pop has given away, and until when: tag `ck`
+    Acknowledgement   which of them are done: tag `ack` for one, `bAck` for several
+
+Checkpoint and acknowledgement are the bodies of messages in the revive topic, JSON as RocketMQ
+writes it: names sorted, offsets of messages as differences to the first. A checkpoint is known by
+its `key`; an acknowledgement means the one whose key it has. Reading follows Java: unknown fields
+are ignored, absent ones are 0, an acknowledgement may have the long names, and old checkpoints
+without differences mean messages that follow one another.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from sluicemq.errors import ProtocolError
+from sluicemq.wire import fastjson
+from sluicemq.wire.declare import (
+    Data,
+    as_integer,
+    load_object,
+    take_integer,
+    take_list,
+    take_text,
+)
+
+CHECKPOINT: Final = "ck"
+ACKNOWLEDGEMENT: Final = "ack"
+ACKNOWLEDGEMENTS: Final = "bAck"
+NONE: Final = -1
+ORDERED: Final = 999
+"""In the place of a revive queue: messages in order, which have no checkpoint."""
+_SEPARATOR: Final = " "
+_HANDLE_FIELDS_MIN: Final = 7
+_BROKER: Final = 5
+_MESSAGES_MAX: Final = 127  # the count is a signed byte in Java
+
+Key = tuple[str, str, int, int, int, str]
+"""Topic, group, queue id, first offset, time of the pop (ms), broker."""
+
+
+class Handle(NamedTuple):
+    """Which message, and which pop gave it away.
+
+    `kind` says of which topic: `model.topic.pop_kind`. `offset` is that of the message in its
+    queue, NONE in the short form; `physical_offset`, its place in the log, is what a proxy adds.
+    """
+
+    start_offset: int
+    pop_ms: int
+    invisible_ms: int
+    revive_queue: int
+    kind: int
+    broker: str
+    queue_id: int
+    offset: int = NONE
+    physical_offset: int = NONE
+
+    def text(self) -> str:
+        """Its fields between blanks, without those at the end that are NONE."""
+        fields = self if self.physical_offset != NONE else self[:-1]
+        return _SEPARATOR.join(map(str, fields if self.offset != NONE else fields[:-1]))
+
+    @classmethod
+    def parse(cls, text: str) -> "Handle":
+        """The inverse. Raises ProtocolError."""
+        parts = text.split(_SEPARATOR)
+        fields: list[Any] = parts[: len(cls._fields)]
+        try:
+            fields = [part if i == _BROKER else int(part) for i, part in enumerate(fields)]
+        except ValueError:
+            fields = []
+        if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
+            raise ProtocolError(
+                f"{text!r} is no handle of a popped message.",
+                cure="It has seven to nine fields between blanks; give back what the pop gave.",
+            )
+        return cls(*fields)
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the message is given again, unless it is acknowledged."""
+        return self.pop_ms + self.invisible_ms
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.revive_queue == ORDERED
+
+
+class Checkpoint(NamedTuple):
+    """The messages of one queue that one pop has given away. `start_offset` is not above the first
+    of `offsets`. `revive_queue` is where the record stands, not part of it."""
+
+    topic: str
+    group: str
+    queue_id: int
+    broker: str
+    start_offset: int
+    pop_ms: int
+    invisible_ms: int
+    offsets: tuple[int, ...]
+    revive_queue: int
+
+    @property
+    def key(self) -> Key:
+        return self.topic, self.group, self.queue_id, self.start_offset, self.pop_ms, self.broker
+
+    @property
+    def deadline_ms(self) -> int:
+        """When the messages are given again, unless they are acknowledged."""
+        return self.pop_ms + self.invisible_ms
+
+    @property
+    def unique_id(self) -> str:
+        """The message id of its record."""
+        return _unique_id(self.key, self.start_offset, CHECKPOINT)
+
+    def values(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "bm": 0, "n": len(self.offsets), "ro": 0, "reviveTime": self.deadline_ms,
+            "d": [offset - self.start_offset for offset in self.offsets],
+            "it": self.invisible_ms, **_key_objects(self.key),
+        }  # fmt: skip
+
+    def body(self) -> bytes:
+        """Of its record."""
+        return fastjson.dumps(self.values())
+
+    @classmethod
+    def of(cls, values: Mapping[Any, Any], revive_queue: int, broker: str) -> "Checkpoint":
+        """From a JSON object; `broker` is whose it is when it does not say. Raises ProtocolError.
+
+        Messages that its bits call done are left out: a broker that buffers may write some.
+        """
+        topic, group, queue_id, start, pop_ms, broker = _key_of(values, broker)
+        differences = take_list(values, "d")
+        count = min(take_integer(values, "n"), _MESSAGES_MAX)
+        done = take_integer(values, "bm")
+        offsets = tuple(
+            start + as_integer(difference, "d")
+            for index, difference in enumerate(differences or range(count))
+            if not done >> index & 1
+        )
+        invisible_ms = take_integer(values, "it")
+        return cls(
+            topic, group, queue_id, broker, start, pop_ms, invisible_ms, offsets, revive_queue
+        )
+
+
+class Acknowledgement(NamedTuple):
+    """Messages of the checkpoint with this key that are done."""
+
+    key: Key
+    offsets: tuple[int, ...]
+
+    @property
+    def tag(self) -> str:
+        return ACKNOWLEDGEMENT if len(self.offsets) == 1 else ACKNOWLEDGEMENTS
+
+    @property
+    def _named_offset(self) -> int:
+        """The one in the place where a single one stands."""
+        return self.offsets[0] if len(self.offsets) == 1 else NONE
+
+    @property
+    def unique_id(self) -> str:
+        """The message id of its record."""
+        return _unique_id(self.key, self._named_offset, ACKNOWLEDGEMENT)
+
+    def body(self) -> bytes:
+        """Of its record."""
+        values = {"ao": self._named_offset, **_key_objects(self.key)}
+        if len(self.offsets) != 1:
+            values["aol"] = list(self.offsets)
+        return fastjson.dumps(values)
+
+
+def decode_checkpoint(data: Data, revive_queue: int, broker: str) -> Checkpoint:
+    """The body of a record that stands in a revive queue, written by `broker` when it does not say
+    whose it is. Raises ProtocolError."""
+    return Checkpoint.of(load_object(data, "checkpoint"), revive_queue, broker)
+
+
+def decode_acknowledgement(data: Data, broker: str) -> Acknowledgement:
+    """The same of an acknowledgement, of either tag. Raises ProtocolError."""
+    values = load_object(data, "acknowledgement")
+    values |= {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
+    several = take_list(values, "aol")
+    offsets = several if "aol" in values else [take_integer(values, "ao")]
+    return Acknowledgement(
+        _key_of(values, broker), tuple(as_integer(offset, "aol") for offset in offsets)
+    )
+
+
+_LONG_NAMES: Final = {
+    "ackOffset": "ao", "ackOffsetList": "aol", "brokerName": "bn", "consumerGroup": "c",
+    "popTime": "pt", "queueId": "q", "startOffset": "so", "topic": "t",
+}  # fmt: skip
+
+
+def _key_of(values: Mapping[Any, Any], broker: str) -> Key:
+    return (
+        take_text(values, "t"), take_text(values, "c"), take_integer(values, "q"),
+        take_integer(values, "so"), take_integer(values, "pt"), take_text(values, "bn") or broker,
+    )  # fmt: skip
+
+
+def _key_objects(key: Key) -> dict[str, Any]:
+    return dict(zip(("t", "c", "q", "so", "pt", "bn"), key, strict=True))
+
+
+def _unique_id(key: Key, offset: int, tag: str) -> str:
+    topic, group, queue_id, _, pop_ms, broker = key
+    return f"{topic}@{queue_id}@{offset}@{group}@{pop_ms}@{broker}@{tag}"
