@@ -319,6 +319,15 @@ class Document:
 
         return write
 
+    @property
+    def edition(self) -> int:
+        """Of the table as it was taken last."""
+        return self._edition
+
+    def has_written(self, edition: int) -> bool:
+        """Is this one on disk, or a later one?"""
+        return self._written >= edition
+
     def save(self) -> None:
         """Blocking: take and write."""
         write = self.take()

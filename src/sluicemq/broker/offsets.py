@@ -158,12 +158,15 @@ class Offsets:
         self.resets = Resets(reset_changed)
         self.is_urgent = False
         """A reset is to be on disk before it is answered."""
+        self.on_save: Callable[[], None] = lambda: None
+        """Called when the table is about to be copied for the file."""
         self.version = DataVersion()
         self._unknown = Unknown()
         self._commits = 0
         directory = f"{settings.store.root}/config"
 
         def render() -> str:
+            self.on_save()
             return tables.encode_consumer_offsets_file(self.snapshot())
 
         def render_resets() -> str:

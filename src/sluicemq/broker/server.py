@@ -310,9 +310,12 @@ class Broker:
                     log.error("%s", error, exc_info=not isinstance(error, SluiceError))
 
     async def _save_offsets(self) -> None:
-        offsets, lanes = self.core.offsets, self.core.lanes
+        offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
         lanes.ground.flush()
-        await self._save(offsets.document, offsets.resets_document)
+        if checkpoints.is_ahead:
+            with contextlib.suppress(SluiceError, OSError):  # the store says it
+                await self._in_executor(self.store.sync)
+        await self._save(offsets.document, offsets.resets_document, checkpoints.document)
 
     async def _take(
         self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False

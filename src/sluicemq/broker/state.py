@@ -18,6 +18,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.send import Retries, Send
@@ -108,6 +109,9 @@ class BrokerState:
             settings, store, intake, turns, files=files, clock=clock, call_soon=call_soon,
             call_later=call_later,
         )  # fmt: skip
+        self.checkpoints = Checkpoints(
+            settings, topics, offsets, store, intake, turns, self.delayed, files, clock
+        )
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
             CheckBack(self.producers, settings.broker.broker_name),
@@ -150,13 +154,13 @@ class BrokerState:
                 self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
             for part in (
                 self.groups, self.offsets, self.lanes, self.filters, self.delayed,
-                self.transactions, self.epochs,
+                self.checkpoints, self.transactions, self.epochs,
             ):  # fmt: skip
                 part.load()
             if is_read_only:
                 readonly.show_all(store, self.topics, self.groups, self.offsets)
-            self.topics.document.save()
-            self.groups.document.save()
+            for document in (self.topics.document, self.groups.document, self.checkpoints.document):
+                document.save()
         except OSError as error:
             raise cannot_open(self.settings.store.root, error) from error
 
@@ -168,8 +172,8 @@ class BrokerState:
     @property
     def documents(self) -> tuple[Document, ...]:
         return (
-            *self.journaled, self.offsets.document,
-            self.offsets.resets_document, self.lanes.document, self.filters.document,
+            *self.journaled, self.offsets.document, self.offsets.resets_document,
+            self.checkpoints.document, self.lanes.document, self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 

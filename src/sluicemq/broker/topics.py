@@ -65,6 +65,7 @@ _SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS
 SYSTEM_PREFIX: Final = "rmq_sys_"
 LIGHT_PREFIX: Final = "%LMQ%"  # light queues have no topic (spec/store.md §3.1)
 RECORD_BYTES: Final = 91  # of a record without body, topic and properties (spec/store.md §2.1)
+REVIVE_QUEUES: Final = 8  # spec/delivery.md §7
 SYSTEM_GROUPS: Final = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY",
     "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
@@ -238,6 +239,11 @@ class Topic:
         )
 
 
+def revive_topic(cluster: str) -> str:
+    """Where checkpoints and acknowledgements of POP lie."""
+    return f"rmq_sys_REVIVE_LOG_{cluster}"
+
+
 def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     """The topics every broker has, as RocketMQ's tools expect them (spec/store.md §11)."""
 
@@ -257,7 +263,7 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     if config.trace_topic_enable:
         yield topic(config.trace_topic_name)
     yield topic(f"{cluster}_REPLY_TOPIC")
-    yield topic(f"rmq_sys_REVIVE_LOG_{cluster}", 8)
+    yield topic(revive_topic(cluster), REVIVE_QUEUES)
     yield topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT)
     yield topic(HALF_TOPIC)
     yield topic(OP_TOPIC)

@@ -185,7 +185,7 @@ class Turns:
         self._visible: Visible = []
         self._is_scheduled = False
         self._has_own = False
-        self._undos: list[Callable[[], None]] = []
+        self._undos: list[Callable[[], object]] = []
         self._started_s = 0.0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
@@ -211,10 +211,10 @@ class Turns:
         else:
             frames.append(answer)
 
-    def own(self, undo: Callable[[], None] | None = None) -> None:
+    def own(self, undo: Callable[[], object] | None = None) -> None:
         """The broker itself has appended something: as `soon`, and it wants to be seen, also when
-        nobody else's answer waits for an fsync. `undo` is called if the commit fails: what the turn
-        had appended never was."""
+        nobody else's answer waits for an fsync. `undo` is called if the commit fails, the last one
+        first: what the turn had appended never was."""
         self._has_own = True
         if undo is not None:
             self._undos.append(undo)
@@ -259,7 +259,7 @@ class Turns:
             self.commits_failed += 1
             if not isinstance(error, StoreError | OSError):
                 log.exception("the commit of a turn failed")
-            for undo in undos:
+            for undo in reversed(undos):
                 undo()
             if synced is not written:
                 written.join(synced)

@@ -24,7 +24,7 @@ _REASONS: Final = {
         ackMessageThreadPoolNums ackThreadPoolQueueCapacity appendAckAsync appendCkAsync
         defaultMessageRequestMode defaultPopShareQueueNum enableNotifyAfterPopOrderLockRelease
         enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog
-        enablePopMessageThreshold enableRetryTopicV2 enableSkipLongAwaitingAck
+        enablePopMessageThreshold enableSkipLongAwaitingAck
         initPopOffsetByCheckMsgInMem maxPopPollingSize popCkMaxBufferSize popCkOffsetMaxQueueSize
         popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
         popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog

@@ -305,6 +305,9 @@ class BrokerConfig(ServerConfig):
         "Resetting offsets is done by the broker, not by the consumers.", live=True)
     store_replies: bool = _key("storeReplyMessageEnable", True,
         "Replies to requests are stored in CLUSTER_REPLY_TOPIC besides being pushed.", live=True)
+    pop_retry_v2: bool = _key("enableRetryTopicV2", False,
+        "What is popped and not acknowledged comes back in %RETRY%group+topic instead of "
+        "%RETRY%group_topic, a name that can be read in one way only.", live=True)
     recall_enable: bool = _key("recallMessageEnable", False,
         "Timed messages may be taken back by their recall handle (request 370).", live=True)
     recall_when_read_only: bool = _key("allowRecallWhenBrokerNotWriteable", True,

@@ -324,6 +324,11 @@ class Store:
         queue = self._queues.by_key.get((topic, queue_id))
         return (0, 0) if queue is None else (queue.offset_min, queue.visible_offset)
 
+    def end_offset(self, topic: str, queue_id: int) -> int:
+        """The one after the last message that is committed, which may not be visible yet."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        return 0 if queue is None else queue.committed_offset
+
     def queue_exists(self, topic: str, queue_id: int) -> bool:
         return (topic, queue_id) in self._queues.by_key
 

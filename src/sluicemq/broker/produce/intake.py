@@ -388,14 +388,20 @@ def topic_name(name: bytes) -> str:
     return name.decode("utf-8", "replace")
 
 
+Gate = Callable[[Record], Callable[[int], object] | None]
+"""Asked before a message goes to its topic: who is told of its offset there; None: it goes
+nowhere."""
+
+
 class Redelivery:
     """Puts due messages into their own topics. What has been put is visible after the turn:
     `finish` ends it and says whether it succeeded. When it did not, nothing was delivered and the
-    caller tries again."""
+    caller tries again. `gates` are those of topics."""
 
     def __init__(self, store: Store, turns: Turns) -> None:
         self._append = store.writer.append
         self.finish = turns.end_own
+        self.gates: dict[str, Gate] = {}
 
     def put(self, record: Record, added: bytes = b"") -> str | None:
         """Append the message to its real topic, with more properties; returns the topic. HOT.
@@ -415,15 +421,30 @@ class Redelivery:
         if topic in NOT_FOR_SENDS:
             log.error("a message that is due belongs to %s: it is passed over", topic)
             return None
+        gate = self.gates.get(topic)
+        told = gate(record) if gate is not None else None
+        if gate is not None and told is None:
+            return topic
+        offset = self.copy(record, topic, int(queue_id), added, record.reconsume_times)
+        if offset is not None and told is not None:
+            told(offset)
+        return None if offset is None else topic
+
+    def copy(
+        self, record: Record, topic: str, queue_id: int, added: bytes, reconsume_times: int
+    ) -> int | None:
+        """Append the message to a queue, with more properties where there is room; returns its
+        offset. HOT. None when it can never be stored there, StoreError as `put`."""
+        properties = record.properties
         if added and len(properties) + len(added) < PROPERTIES_BYTES_MAX:
             properties += added if properties[-1:] == b"\x02" else b"\x02" + added
         try:
-            self._append(
-                topic, int(queue_id), record.body, properties, text.tag_code_of(properties),
+            _, offset = self._append(
+                topic, queue_id, record.body, properties, text.tag_code_of(properties),
                 record.flag, record.sys_flag, record.born_time_ms, record.born_host,
-                record.store_host, record.reconsume_times,
+                record.store_host, reconsume_times,
             )  # fmt: skip
         except MessageIllegalError as error:
             log.error("a message that is due cannot be stored in %s: %s", topic, error)
             return None
-        return topic
+        return offset

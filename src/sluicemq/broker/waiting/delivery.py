@@ -371,8 +371,22 @@ class Alarm(Protocol):
 CallLater = Callable[[float, Callable[[], None]], Alarm]
 
 
+class Part(Protocol):
+    """What has messages that are due some time."""
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next one that is known of is due; None without one."""
+
+    def deliver(self, work: Slice) -> None:
+        """Append what is due, as long as the slice lasts. Raises StoreError."""
+
+    def settle(self, *, is_stored: bool) -> None:
+        """What `deliver` put is stored, or has to be put again."""
+
+
 class Delayed:
-    """The broker's part for everything that is delivered later."""
+    """The broker's part for everything that is delivered later: `parts`, in their order."""
 
     def __init__(
         self,
@@ -392,19 +406,20 @@ class Delayed:
         self._clock = clock
         self._worker = Worker(self.run, clock, call_soon)
         self.call_later = call_later
-        self._redelivery = Redelivery(store, turns)
-        self.levels = DelayLevels(settings, store, self._redelivery, files, clock)
+        self.redelivery = Redelivery(store, turns)
+        self.levels = DelayLevels(settings, store, self.redelivery, files, clock)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
-            settings, store, self._redelivery, intake, files, clock, self.metrics.add
+            settings, store, self.redelivery, intake, files, clock, self.metrics.add
         )
+        self.parts: list[Part] = [self.levels, self.timers]
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
         self._alarm: Alarm | None = None
         self._alarm_s = 0.0
 
         def level_arrived(queue_id: int) -> None:
             self.levels.arrived(queue_id)
-            self._plan()
+            self.plan()
 
         turns.arrivals[SCHEDULE_TOPIC] = level_arrived
         turns.arrivals[TIMER_TOPIC] = lambda queue_id: self._worker.soon()
@@ -427,10 +442,10 @@ class Delayed:
     @property
     def next_ms(self) -> int | None:
         """When the next message that is known of is due; None without one."""
-        times = [t for t in (self.levels.next_ms, self.timers.next_ms) if t is not None]
-        return min(times, default=None)
+        times = [part.next_ms for part in self.parts]
+        return min((time for time in times if time is not None), default=None)
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
         """Come again: at once when there is work, else when the next message is due."""
         if not self._worker.is_on:
             return
@@ -469,24 +484,24 @@ class Delayed:
             work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
             stopped: StoreError | None = None
             try:
-                self.levels.deliver(work)
-                self.timers.deliver(work)
+                for part in self.parts:
+                    part.deliver(work)
             except StoreError as error:
                 stopped = error
             is_idle = work.left == SLICE_MESSAGES and stopped is None
-            is_stored = is_idle or self._redelivery.finish()
+            is_stored = is_idle or self.redelivery.finish()
             if stopped is not None or not is_stored:
                 why = stopped or "the turn failed"
                 self._worker.failed(f"delayed messages wait longer: {why}")
             else:
                 self._worker.succeeded()
-            self.levels.settle(is_stored=is_stored)
-            self.timers.settle(is_stored=is_stored)
+            for part in self.parts:
+                part.settle(is_stored=is_stored)
         try:
             self.timers.prepare(Slice(self._clock, SLICE_S, SLICE_MESSAGES))
         except OSError as error:
             self._worker.failed(f"the timer log cannot be written: {error}")
-        self._plan()
+        self.plan()
 
     def stop(self) -> None:
         """Deliver no more."""

@@ -1,0 +1,75 @@
+"""Pops of a stepped broker without requests: what a consumer in POP mode does, in a few calls."""
+
+from typing import NamedTuple
+
+from simulation.stepped import SteppedBroker
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.topic import pop_kind, pop_retry_topic
+from sluicemq.record.codec import decode_records
+from sluicemq.wire.popping import Handle
+
+
+class Held(NamedTuple):
+    """A message that a consumer holds."""
+
+    topic: str
+    handle: Handle
+    message: StoredMessage
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+
+def messages_of(broker: SteppedBroker, topic: str, queue_id: int = 0) -> list[StoredMessage]:
+    result = broker.store.reader.read(topic, queue_id, 0, 1_000_000, 1 << 30)
+    return decode_records(b"".join(result.data))
+
+
+class Popper:
+    """A consumer of a group. The turn ends with the caller's `step`."""
+
+    def __init__(self, broker: SteppedBroker, group: str = "G", invisible_ms: int = 10_000) -> None:
+        self.broker = broker
+        self.group = group
+        self.invisible_ms = invisible_ms
+
+    def pop(
+        self, topic: str = "T", queue_id: int = 0, count: int = 32, invisible_ms: int | None = None
+    ) -> list[Held]:
+        """Up to so many messages of a queue."""
+        broker, checkpoints = self.broker, self.broker.core.checkpoints
+        begin, end = broker.store.queue_offsets(topic, queue_id)
+        begin = max(begin, checkpoints.next_offset(self.group, topic, queue_id))
+        found = broker.store.reader.read(topic, queue_id, begin, count, 1 << 30)
+        messages = decode_records(b"".join(found.data)) if begin < end else []
+        if not messages:
+            return []
+        offsets = [message.queue_offset for message in messages]
+        now_ms = broker.clock.now_ms()
+        invisible_ms = self.invisible_ms if invisible_ms is None else invisible_ms
+        revive_queue = checkpoints.open(
+            self.group, topic, queue_id, offsets, offsets[-1] + 1, now_ms, invisible_ms
+        )
+        name, kind = broker.settings.broker.broker_name, pop_kind(topic)
+        handle = Handle(offsets[0], now_ms, invisible_ms, revive_queue, kind, name, queue_id)
+        return [
+            Held(topic, handle._replace(offset=message.queue_offset), message)
+            for message in messages
+        ]
+
+    def pop_retries(self, topic: str = "T", **more: int) -> list[Held]:
+        """Of what has come back."""
+        return self.pop(pop_retry_topic(self.group, topic, is_v2=False), **more)
+
+    def acknowledge(self, *held: Held) -> None:
+        """Messages of one pop."""
+        offsets = [one.handle.offset for one in held]
+        self.broker.core.checkpoints.acknowledge(self.group, held[0].topic, held[0].handle, offsets)
+
+    def change(self, held: Held, invisible_ms: int) -> Held:
+        """Another time for a message."""
+        handle = self.broker.core.checkpoints.change(
+            self.group, held.topic, held.handle, invisible_ms
+        )
+        return held._replace(handle=handle)
