@@ -153,7 +153,7 @@ class Broker:
             clock=self._clock,
             host=host,
             unique_ids=UniqueIds(
-                encode_host(host)[:-4], os.getpid(), int.from_bytes(secrets.token_bytes(4))
+                self._clock, encode_host(host)[:-4], os.getpid(), secrets.randbits(32)
             ),
             call_soon=loop.call_soon,
             call_later=loop.call_later,

@@ -123,7 +123,7 @@ class BrokerState:
         self.retries = Retries(
             settings, topics, groups, store, intake, consumers, self.locks, clock, self.access
         )
-        self.send = Send(settings, topics, self.retries, store, intake, turns, clock, unique_ids)
+        self.send = Send(settings, topics, self.retries, store, intake, turns, unique_ids)
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
         # Who watches.

@@ -37,7 +37,6 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
@@ -75,30 +74,10 @@ def make_client_id(clock: Clock) -> str:
     return f"{local_address()}@{os.getpid()}#{clock.now_ms()}{secrets.randbelow(1_000_000):06d}"
 
 
-class MessageIds:
-    """Unique message ids of one producer. Safe to share among threads."""
-
-    __slots__ = ("_clock", "_ids", "_lock", "_month_ends_ms", "_month_start_ms")
-
-    def __init__(self, clock: Clock) -> None:
-        address = ipaddress.ip_address(local_address()).packed
-        self._clock = clock
-        self._ids = UniqueIds(address, os.getpid(), secrets.randbits(31))
-        self._lock = threading.Lock()
-        self._month_start_ms = self._month_ends_ms = 0
-
-    def next(self) -> str:
-        """The next id."""
-        now_ms = self._clock.now_ms()
-        with self._lock:
-            if not self._month_start_ms <= now_ms < self._month_ends_ms:
-                start = datetime.fromtimestamp(now_ms / 1000, UTC).replace(
-                    day=1, hour=0, minute=0, second=0, microsecond=0
-                )
-                year, month = start.year + start.month // 12, start.month % 12 + 1
-                self._month_start_ms = int(start.timestamp() * 1000)
-                self._month_ends_ms = int(start.replace(year, month).timestamp() * 1000)
-            return self._ids.next(now_ms - self._month_start_ms)
+def unique_ids(clock: Clock) -> UniqueIds:
+    """Ids of messages, of this process alone."""
+    address = ipaddress.ip_address(local_address()).packed
+    return UniqueIds(clock, address, os.getpid(), secrets.randbits(31))
 
 
 class Keeper:

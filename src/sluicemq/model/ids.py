@@ -9,9 +9,12 @@ import base64
 import binascii
 import ipaddress
 import struct
+from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import count
 from typing import Final, NamedTuple
 
+from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError
 
 _PORT = struct.Struct(">i")
@@ -90,24 +93,35 @@ def tag_code(tag: str) -> int:
 
 
 class UniqueIds:
-    """Makes UNIQ_KEY values: 32 hex digits, different in every process and call.
+    """Makes UNIQ_KEY values: 32 hex digits, different in every process and call. Safe to share
+    among threads.
 
-    The time part is an increasing number: milliseconds since `month_start_ms`, which a caller
-    passes in (no clock here); the counter wraps at 65,536 a millisecond, as in the Java client.
+    The time part is the milliseconds since the first of the month (UTC); the counter wraps at
+    65,536 a millisecond, as in the Java client.
     """
 
-    __slots__ = ("_counter", "_prefix")
+    __slots__ = ("_clock", "_month_ms", "_numbers", "_prefix")
 
-    def __init__(self, address: bytes, process_id: int, salt: int) -> None:
+    def __init__(self, clock: Clock, address: bytes, process_id: int, salt: int) -> None:
+        self._clock = clock
         self._prefix = (
             (address + struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)).hex().upper()
         )
-        self._counter = 0
+        self._numbers = count(1)
+        self._month_ms = range(0)
 
-    def next(self, since_month_start_ms: int) -> str:
-        """The next id; `since_month_start_ms` is milliseconds since the first of this month."""
-        self._counter = (self._counter + 1) & 0xFFFF
-        return f"{self._prefix}{since_month_start_ms & 0xFFFFFFFF:08X}{self._counter:04X}"
+    def next(self) -> str:
+        """The next id. HOT."""
+        now_ms, month_ms = self._clock.now_ms(), self._month_ms
+        if now_ms not in month_ms:
+            start = datetime.fromtimestamp(now_ms / 1000, UTC).replace(
+                day=1, hour=0, minute=0, second=0, microsecond=0
+            )
+            end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+            month_ms = range(int(start.timestamp()) * 1000, int(end.timestamp()) * 1000)
+            self._month_ms = month_ms
+        number = next(self._numbers) & 0xFFFF
+        return f"{self._prefix}{now_ms - month_ms.start:08X}{number:04X}"
 
 
 _VERSION: Final = "v1"

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, checked_tag
 from sluicemq.client.core.names import check_keys, check_properties
-from sluicemq.client.keeper import MessageIds
+from sluicemq.client.keeper import unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import UNIQ_KEY
@@ -95,7 +95,7 @@ class UniqueIdColumns:
     """Message ids for many rows at once: as `client.keeper` makes them, in runs of 65,536."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._ids = MessageIds(clock)
+        self._ids = unique_ids(clock)
         self._time = self._next = 0
         self._prefix = ""
 

@@ -177,7 +177,7 @@ class SteppedBroker:
             files=port,
             clock=self.clock,
             host=self.host,
-            unique_ids=UniqueIds(encode_host(self.host)[:-4], 1, 1),
+            unique_ids=UniqueIds(self.clock, encode_host(self.host)[:-4], 1, 1),
             call_soon=self._soon.append,
             run_sync=self._syncs.append,
             announce=self._hold if holds_announcements else Peer.write,

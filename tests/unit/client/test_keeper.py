@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from sluicemq.client.keeper import Keeper, MessageIds, make_client_id
+from sluicemq.client.keeper import Keeper, make_client_id, unique_ids
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ClosedError, ConnectionLostError
 from sluicemq.model.subscription import Subscription
@@ -118,7 +118,7 @@ def test_client_ids_differ():
 
 
 def test_message_ids_are_unique_among_threads_and_count_from_the_month():
-    ids = MessageIds(SYSTEM_CLOCK)
+    ids = unique_ids(SYSTEM_CLOCK)
     made: list[str] = []
 
     def make() -> None:
@@ -131,5 +131,5 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
         thread.join()
     assert len(set(made)) == 2000
     assert {len(one) for one in made} == {32}
-    december = MessageIds(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
+    december = unique_ids(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
     assert int(december.next()[20:28], 16) == 30 * 86_400_000

@@ -88,7 +88,6 @@ from sluicemq.wire.headers import BRIEF_FIELD, SendBackRequest, SendMessageReque
 log = logging.getLogger(__name__)
 
 _pack_prefix: Final = struct.Struct(">II").pack
-_MONTH_MS: Final = 31 * 24 * 3600 * 1000
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
 """What a header with missing or odd fields makes of the quick way."""
@@ -249,7 +248,6 @@ class Send:
         store: Store,
         intake: Intake,
         turns: Turns,
-        clock: Clock,
         unique_ids: UniqueIds,
     ) -> None:
         self._settings = settings
@@ -259,7 +257,6 @@ class Send:
         self._append = store.writer.append
         self._intake = intake
         self._hold = turns.hold
-        self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
         self.failures = 0
@@ -395,7 +392,7 @@ class Send:
             for name, value in self._added.items():
                 properties.setdefault(name, value)
             if "UNIQ_KEY" not in properties:
-                properties["UNIQ_KEY"] = self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
+                properties["UNIQ_KEY"] = self._unique_ids.next()
             draft = Draft(
                 topic.name, queue_id, command.body, properties, header.born_time_ms,
                 peer.remote_bytes, self.store_host, header.flag, header.sys_flag,

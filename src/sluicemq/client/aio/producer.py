@@ -33,7 +33,7 @@ from sluicemq.client.core.transactions import (
     TransactionResult,
     Transactions,
 )
-from sluicemq.client.keeper import Keeper, MessageIds
+from sluicemq.client.keeper import Keeper, unique_ids
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
@@ -105,7 +105,7 @@ class Producer:
         self.sender = Sender(
             cluster.directory,
             group,
-            MessageIds(cluster.clock).next,
+            unique_ids(cluster.clock).next,
             timeout_ms=timeout_ms,
             retries=retries,
             compress_from_bytes=compress_from_bytes,
@@ -312,7 +312,7 @@ class TraceWriter:
         self.tracing = tracing
         self._cluster = cluster
         self._linger_s = linger_s
-        self._sender = Sender(cluster.directory, INNER_GROUP, MessageIds(cluster.clock).next)
+        self._sender = Sender(cluster.directory, INNER_GROUP, unique_ids(cluster.clock).next)
         self._work = asyncio.Event()
         self._tasks = Tasks()
         self._closed = False

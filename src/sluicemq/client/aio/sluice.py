@@ -51,7 +51,7 @@ from sluicemq.client.core.sending import (
     Sender,
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
-from sluicemq.client.keeper import Keeper, MessageIds, local_address, make_client_id
+from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
 from sluicemq.files import SYSTEM_FILES, Files
@@ -154,7 +154,7 @@ class Sluice:
         self._trace_writer: TraceWriter | None = None
         topic = trace_topic(trace)
         if topic is not None:
-            self.cluster.trace = Tracing(topic, clock, MessageIds(clock).next)
+            self.cluster.trace = Tracing(topic, clock, unique_ids(clock).next)
 
     # ------------------------------------------------------------------------- sending
 

@@ -49,7 +49,7 @@ from sluicemq.client.core.transactions import (
     Transactions,
     question_of,
 )
-from sluicemq.client.keeper import Keeper, MessageIds, make_client_id
+from sluicemq.client.keeper import Keeper, make_client_id, unique_ids
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
@@ -102,7 +102,7 @@ class Producer(Cluster):
         tls: Tls | bool | None = None,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls)
-        next_id = MessageIds(clock).next
+        next_id = unique_ids(clock).next
         topic = trace_topic(trace)
         self.trace = None if topic is None else Tracing(topic, clock, next_id)
         self._sender = Sender(

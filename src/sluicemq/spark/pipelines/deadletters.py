@@ -40,7 +40,7 @@ from sluicemq.client.core.names import (
     check_topic_to_send,
 )
 from sluicemq.client.core.operations.rules import verdict_on
-from sluicemq.client.keeper import MessageIds
+from sluicemq.client.keeper import unique_ids
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
@@ -495,7 +495,7 @@ def _look(task: Task, report: Report, *, check: bool) -> None:
             return
         # How many of each verdict and, values aside, of each reason; needs no body.
         values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-        rows = _judged(task, admin, letters, bounds, MessageIds(SYSTEM_CLOCK).next())
+        rows = _judged(task, admin, letters, bounds, unique_ids(SYSTEM_CLOCK).next())
         found = (
             rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
             .groupBy("target", "verdict", "why")
@@ -558,7 +558,7 @@ def _replay(task: Task, report: Report) -> None:
 def _settle(task: Task, ledger: Ledger) -> None:
     """Decides what every message becomes, before the first is sent."""
     folder, options = ledger.folder, task.options
-    first_id = MessageIds(SYSTEM_CLOCK).next()
+    first_id = unique_ids(SYSTEM_CLOCK).next()
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _bounds(admin, options["group"])
         rows = _judged(task, admin, _wanted(task, bounds), bounds, first_id)
