@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer, PullResult
     from sluicemq.client.aio.received import ReceivedMessage
     from sluicemq.client.aio.sluice import Sluice
-    from sluicemq.client.core.answers import PullStatus, SendResult, SendStatus
     from sluicemq.client.core.consuming import OffsetMoved
     from sluicemq.client.core.names import Credentials
+    from sluicemq.client.core.requests import PullStatus, SendResult, SendStatus
     from sluicemq.client.core.transactions import (
         TransactionListener,
         TransactionResult,
@@ -72,7 +72,7 @@ _PLACES = {
     "sluicemq.client.aio.producer": ("CloseReport", "Producer"),
     "sluicemq.client.aio.pull": ("LitePullConsumer", "PullConsumer", "PullResult"),
     "sluicemq.client.aio.received": ("ReceivedMessage",),
-    "sluicemq.client.core.answers": ("PullStatus", "SendResult", "SendStatus"),
+    "sluicemq.client.core.requests": ("PullStatus", "SendResult", "SendStatus"),
     "sluicemq.client.core.consuming": ("OffsetMoved",),
     "sluicemq.client.core.names": ("Credentials",),
     "sluicemq.client.core.transactions": (

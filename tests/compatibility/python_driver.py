@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import make_subscription
+from sluicemq.client.core.requests import SendResult
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader

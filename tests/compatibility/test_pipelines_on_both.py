@@ -10,8 +10,8 @@ import pytest
 from peer import clusters
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.consuming import SubscriptionRegistry
+from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import PushConsumer

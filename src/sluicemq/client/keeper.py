@@ -40,8 +40,8 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.requests import SUCCESS
 from sluicemq.clock import Clock
 from sluicemq.errors import ClosedError, SluiceError
 from sluicemq.model.ids import UniqueIds

@@ -11,7 +11,7 @@ case, calls block. Underneath is the asyncio client on a thread of its own (`cli
 checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. New programs: `sluicemq.Sluice`.
 """
 
-from sluicemq.client.core.answers import PullStatus
+from sluicemq.client.core.requests import PullStatus
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq.clients import (
     ConsumeConcurrentlyStatus,

@@ -32,9 +32,9 @@ from sluicemq.client.aio.pull import PullResult as CorePullResult
 from sluicemq.client.aio.received import of_record
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core import transactions as core
-from sluicemq.client.core.answers import PullStatus
-from sluicemq.client.core.answers import SendResult as CoreSendResult
 from sluicemq.client.core.consuming import first_topic
+from sluicemq.client.core.requests import PullStatus
+from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.threaded import Portal, blocking
 from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError, SluiceError

@@ -29,10 +29,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from sluicemq.client.core.answers import MESSAGE_ILLEGAL, SendResult
 from sluicemq.client.core.epochs import StagedRanges
 from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing
 from sluicemq.client.core.names import check_topic_to_send
+from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
 from sluicemq.client.core.sending import choose_by_key
 from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError

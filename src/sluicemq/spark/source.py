@@ -67,8 +67,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.epochs import EpochCommitter, commit_epoch, is_unknown_request
+from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (

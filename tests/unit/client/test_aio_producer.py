@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.answers import SendStatus
+from sluicemq.client.core.requests import SendStatus
 from sluicemq.errors import (
     ClosedError,
     ConfigurationError,

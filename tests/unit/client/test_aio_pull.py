@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.answers import PullStatus
+from sluicemq.client.core.requests import PullStatus
 from sluicemq.errors import ConfigurationError, GroupNotFoundError, RouteNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.wire.frames import Command

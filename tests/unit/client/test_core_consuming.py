@@ -4,14 +4,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluicemq.client.core.answers import (
-    PullStatus,
-    SendStatus,
-    expect_success,
-    number,
-    pull_answer,
-    send_results,
-)
 from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
@@ -31,6 +23,14 @@ from sluicemq.client.core.directory import (
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations.groups import QueueProgress, group_report
 from sluicemq.client.core.operations.topics import masters_of
+from sluicemq.client.core.requests import (
+    PullStatus,
+    SendStatus,
+    expect_success,
+    number,
+    pull_answer,
+    send_results,
+)
 from sluicemq.errors import (
     ConfigurationError,
     FilterSyntaxError,

@@ -16,6 +16,7 @@ from sluicemq.client.core.names import (
 )
 from sluicemq.errors import ConfigurationError, SendError
 from sluicemq.model.message import RESERVED_PROPERTIES, Message
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire import headers
@@ -34,6 +35,26 @@ def test_the_hot_send_header_is_the_declared_one():
         )  # fmt: skip
         assert command.fields == encode_header(declared)
         assert command.code == (320 if batch else 310)
+
+
+@pytest.mark.parametrize("broker", ["broker-a", ""])
+@pytest.mark.parametrize("subscription", [None, Subscription("t", "a > 1", "SQL92", version=9)])
+def test_the_hot_pull_header_is_the_declared_one(subscription, broker):
+    """Once with all that may be left out, and once without."""
+    said = subscription or Subscription("t", version=5)
+    command = requests.pull(
+        "g", MessageQueue("t", broker, 3), 1 << 40, count_max=7, bytes_max=99, sub_version=5,
+        subscription=subscription, suspend_timeout_ms=15_000, commit_offset=12, bulk=not broker,
+    )  # fmt: skip
+    declared = headers.PullMessageRequest(
+        group="g", topic="t", queue_id=3, queue_offset=1 << 40, message_count_max=7,
+        sys_flag=3 if subscription is None else 7, commit_offset=12, suspend_timeout_ms=15_000,
+        subscription=None if subscription is None else "a > 1", sub_version=said.version,
+        expression_kind=said.kind, message_bytes_max=99, broker=broker or None,
+        bulk=not broker or None,
+    )  # fmt: skip
+    assert command.fields == encode_header(declared)
+    assert command.code == 11
 
 
 def test_properties_travel_as_name_and_value_with_the_clients_own_first():

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.answers import send_results
 from sluicemq.client.core.messages import check_batch, make_message, prepare, recalled
+from sluicemq.client.core.requests import send_results
 from sluicemq.errors import ConfigurationError, RequestError, SendError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message

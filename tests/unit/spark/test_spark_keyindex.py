@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS, SYSTEM_ERROR
+from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS, SYSTEM_ERROR
 from sluicemq.errors import PermissionDeniedError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue

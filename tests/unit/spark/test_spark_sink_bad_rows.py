@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
+from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch

@@ -27,7 +27,10 @@ from sluicemq.client.aio.ordered import OrderedReaders
 from sluicemq.client.aio.readers import Readers, Reading, SendBack
 from sluicemq.client.aio.received import Feed, RetrySink
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
+from sluicemq.client.core.balance import allocate
+from sluicemq.client.core.consuming import ConsumeOptions, SubscriptionRegistry, make_subscription
+from sluicemq.client.core.directory import read_queues
+from sluicemq.client.core.requests import (
     GROUP_NOT_EXIST,
     SUBSCRIPTION_PARSE_FAILED,
     SUCCESS,
@@ -35,9 +38,6 @@ from sluicemq.client.core.answers import (
     is_refused,
     request_error,
 )
-from sluicemq.client.core.balance import allocate
-from sluicemq.client.core.consuming import ConsumeOptions, SubscriptionRegistry, make_subscription
-from sluicemq.client.core.directory import read_queues
 from sluicemq.client.keeper import Keeper
 from sluicemq.errors import (
     ConfigurationError,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import QUERY_NOT_FOUND, expect_success, number
+from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, number
 from sluicemq.client.core.talks import AsyncioShell, Call
 from sluicemq.errors import ConfigurationError, ProtocolError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
-from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
@@ -24,6 +23,7 @@ from sluicemq.client.core.messages import (
     make_message,
 )
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
+from sluicemq.client.core.requests import SendResult
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing

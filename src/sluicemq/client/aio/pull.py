@@ -23,9 +23,9 @@ from sluicemq.client.aio.offsets import BrokerOffsets
 from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
 from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
 from sluicemq.client.core.names import check_group
+from sluicemq.client.core.requests import PullStatus
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage

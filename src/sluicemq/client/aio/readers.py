@@ -23,14 +23,6 @@ from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
-    FLOW_CONTROL,
-    GROUP_NOT_EXIST,
-    SUBSCRIPTION_PARSE_FAILED,
-    SUBSCRIPTION_PENDING,
-    PullAnswer,
-    PullStatus,
-)
 from sluicemq.client.core.consuming import (
     ANSWER_TIMEOUT_S,
     INNER_GROUP,
@@ -43,6 +35,14 @@ from sluicemq.client.core.consuming import (
     pause_s,
     retry_copy,
     times_so_far,
+)
+from sluicemq.client.core.requests import (
+    FLOW_CONTROL,
+    GROUP_NOT_EXIST,
+    SUBSCRIPTION_PARSE_FAILED,
+    SUBSCRIPTION_PENDING,
+    PullAnswer,
+    PullStatus,
 )
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.tracing import Outcome

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
+from sluicemq.client.core.names import parse_name_servers
+from sluicemq.client.core.requests import (
+    NEW_TOPIC_QUEUES,
     SUCCESS,
     TOPIC_NOT_EXIST,
     PullAnswer,
@@ -18,8 +20,6 @@ from sluicemq.client.core.answers import (
     pull_answer,
     request_error,
 )
-from sluicemq.client.core.names import parse_name_servers
-from sluicemq.client.core.requests import NEW_TOPIC_QUEUES
 from sluicemq.client.core.talks import Alone, Call, Talk
 from sluicemq.clock import Clock
 from sluicemq.errors import (

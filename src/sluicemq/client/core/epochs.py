@@ -17,8 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.client.core.answers import expect_success, fields_of, number
-from sluicemq.client.core.requests import request
+from sluicemq.client.core.requests import expect_success, fields_of, number, request
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.record.codec import Buffer
 from sluicemq.wire import headers, staging

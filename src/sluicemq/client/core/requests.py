@@ -1,16 +1,28 @@
-"""What the client asks for: values in, commands out.
+"""What the client asks for, and what the answers mean: values into commands, answers into values.
 
 Every request of the client is made here, so that the asyncio shell and the blocking shell send the
 same bytes. A request that is its header is declared as such, in the table below: it takes the
-header's fields by name. Only `send`, the hot one, writes its letters itself (spec/remoting.md §8)
-behind a test that compares it with the declared header. A command made here has no opaque yet: the
-connection gives it one.
+header's fields by name. Only the hot ones, `send` and `pull`, write their fields themselves
+(spec/remoting.md §8, §13), behind tests that compare them with the declared headers. A command
+made here has no opaque yet: the connection gives it one.
+
+Both shells read answers only here. One table says which code of a broker becomes which exception
+and what the user can do about it (spec/remoting.md §19).
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, ParamSpec
 
 from sluicemq.client.core.messages import Outgoing
+from sluicemq.errors import (
+    GroupNotFoundError,
+    PermissionDeniedError,
+    ProtocolError,
+    RequestError,
+    TopicNotFoundError,
+)
 from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import TAG, Subscription
@@ -197,7 +209,8 @@ def pull(
     With `subscription` the expression travels in the request; without it the broker filters by the
     group's heartbeat. `suspend_timeout_ms` > 0 asks for a long poll. `bulk` asks a SluiceMQ broker
     for up to `bytes_max` without its cap of messages; a Java broker ignores that. `lite` is only a
-    flag: code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18).
+    flag: code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18). HOT: as
+    `send`.
     """
     sys_flag = (
         (PULL_SUSPEND if suspend_timeout_ms else 0)
@@ -205,23 +218,28 @@ def pull(
         | (PULL_COMMIT_OFFSET if commit_offset is not None else 0)
         | (PULL_LITE if lite else 0)
     )
-    header = headers.PullMessageRequest(
-        group=group,
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        queue_offset=offset,
-        message_count_max=count_max,
-        message_bytes_max=bytes_max,
-        sys_flag=sys_flag,
-        commit_offset=commit_offset or 0,
-        suspend_timeout_ms=suspend_timeout_ms,
-        subscription=None if subscription is None else subscription.expression,
-        sub_version=sub_version if subscription is None else subscription.version,
-        expression_kind=expression_kind if subscription is None else subscription.kind,
-        broker=queue.broker or None,
-        bulk=bulk or None,
-    )
-    return Command(_PULL, encode_header(header))
+    if subscription is not None:
+        sub_version, expression_kind = subscription.version, subscription.kind
+    fields = {
+        "consumerGroup": group,
+        "topic": queue.topic,
+        "queueId": str(queue.queue_id),
+        "queueOffset": str(offset),
+        "maxMsgNums": str(count_max),
+        "sysFlag": str(sys_flag),
+        "commitOffset": str(commit_offset or 0),
+        "suspendTimeoutMillis": str(suspend_timeout_ms),
+        "subVersion": str(sub_version),
+        "expressionType": expression_kind,
+        "maxMsgBytes": str(bytes_max),
+    }
+    if subscription is not None:
+        fields["subscription"] = subscription.expression
+    if queue.broker:
+        fields["bname"] = queue.broker
+    if bulk:
+        fields["sluiceBulk"] = "true"
+    return Command(_PULL, fields)
 
 
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
@@ -345,3 +363,191 @@ def update_group(config: GroupConfig) -> Command:
     """Creates or changes a consumer group on one broker."""
     body = tables.encode_group_config(config)
     return request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+
+
+# ------------------------------------------------------------------------------------ answers
+
+SUCCESS: Final = 0
+MESSAGE_ILLEGAL: Final = 13
+SYSTEM_ERROR: Final = 1
+TOPIC_NOT_EXIST: Final = 17
+PULL_NOT_FOUND: Final = 19
+PULL_RETRY_IMMEDIATELY: Final = 20
+PULL_OFFSET_MOVED: Final = 21
+QUERY_NOT_FOUND: Final = 22
+SUBSCRIPTION_PARSE_FAILED: Final = 23
+SUBSCRIPTION_NOT_EXIST: Final = 24
+SUBSCRIPTION_NOT_LATEST: Final = 25
+GROUP_NOT_EXIST: Final = 26
+FILTER_DATA_NOT_EXIST: Final = 27
+FILTER_DATA_NOT_LATEST: Final = 28
+FLOW_CONTROL: Final = 215
+
+SUBSCRIPTION_PENDING = frozenset({
+    SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST, FILTER_DATA_NOT_EXIST, FILTER_DATA_NOT_LATEST,
+})  # fmt: skip
+"""Normal just after a subscription changed: the heartbeat has not arrived everywhere yet."""
+
+_ERRORS: dict[int, tuple[type[RequestError], str]] = {
+    2: (RequestError, "The broker is overloaded: send more slowly, or add a broker."),
+    3: (RequestError, "The server is older than this feature: upgrade it."),
+    MESSAGE_ILLEGAL: (
+        RequestError,
+        "Make the message smaller (body 4 MiB, properties 32 KiB by default).",
+    ),
+    14: (RequestError, "The broker cannot write: look at its disk space and its log."),
+    16: (
+        PermissionDeniedError,
+        "Check the permission of topic, group and broker, and the credentials.",
+    ),
+    TOPIC_NOT_EXIST: (
+        TopicNotFoundError,
+        "Create it: sluice topic create TOPIC, or set autoCreateTopicEnable=true on the broker.",
+    ),
+    SUBSCRIPTION_PARSE_FAILED: (
+        RequestError,
+        "Check the expression: sluice filter check 'EXPRESSION'.",
+    ),
+    GROUP_NOT_EXIST: (
+        GroupNotFoundError,
+        "Create the group on the broker, or set autoCreateSubscriptionGroup=true there.",
+    ),
+}
+
+
+_ACCESS_CURE: Final = (
+    "Check access key and secret key, and what plain_acl.yml of the server allows them:"
+    " sluice acl check says which rule decides."
+)
+
+
+def is_refused(answer: Command) -> bool:
+    """Whether access control refuses: code 1 and the name of RocketMQ's exception."""
+    return answer.code == SYSTEM_ERROR and "AclException" in (answer.remark or "")
+
+
+def request_error(answer: Command, address: str = "") -> RequestError:
+    """The exception for an answer that is not success."""
+    kind, cure = _ERRORS.get(answer.code, (RequestError, ""))
+    if is_refused(answer):
+        kind, cure = PermissionDeniedError, _ACCESS_CURE
+    if "sluiceProtectedMode" in (answer.remark or ""):
+        cure = ""  # the remark names it
+    if answer.code == MESSAGE_ILLEGAL and "delay" in (answer.remark or ""):
+        cure = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
+    return kind(answer.code, (answer.remark or "").strip(), address=address, cure=cure)
+
+
+def expect_success(answer: Command, address: str = "") -> Command:
+    """The answer itself when it is success; else raises `request_error`."""
+    if answer.code != SUCCESS:
+        raise request_error(answer, address)
+    return answer
+
+
+def number(answer: Command, name: str) -> int:
+    """A number of the answer's header. Raises ProtocolError when it is not there."""
+    text = (answer.fields or {}).get(name)
+    try:
+        return int(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ProtocolError(f"the answer's field {name} is {text!r}, not a number.") from None
+
+
+class SendStatus(Enum):
+    """How far a stored message got. Every value means: it is stored on the broker that answered."""
+
+    OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+_SEND_STATUS = {status.value: status for status in SendStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """What became of a sent message.
+
+    `message_id` is the id made by this client (UNIQ_KEY), `offset_message_id` says where the
+    message lies, `queue_offset` is its position in `queue`; of a delayed message both are where it
+    waits. `recall_handle` takes a timed message back. A one-way send has no result.
+    """
+
+    status: SendStatus
+    message_id: str
+    offset_message_id: str
+    queue: MessageQueue
+    queue_offset: int
+    recall_handle: str | None = None
+
+
+def send_results(
+    answer: Command, queue: MessageQueue, message_ids: tuple[str, ...], address: str
+) -> list[SendResult]:
+    """One result a message; a batch's ids come joined by commas (spec/remoting.md §9)."""
+    status = _SEND_STATUS.get(answer.code)
+    if status is None:
+        raise request_error(answer, address)
+    fields = answer.fields or {}
+    places = fields.get("msgId", "").split(",", len(message_ids))
+    queue_id = int(fields.get("queueId") or queue.queue_id)
+    stored = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
+    first = number(answer, "queueOffset")
+    handle = fields.get("recallHandle")
+    return [
+        SendResult(
+            status,
+            message_id,
+            places[index] if index < len(places) else "",
+            stored,
+            first + index,
+            handle,
+        )
+        for index, message_id in enumerate(message_ids)
+    ]
+
+
+class PullStatus(Enum):
+    """RocketMQ's four outcomes of a pull."""
+
+    FOUND = SUCCESS
+    NO_NEW_MSG = PULL_NOT_FOUND
+    NO_MATCHED_MSG = PULL_RETRY_IMMEDIATELY
+    OFFSET_ILLEGAL = PULL_OFFSET_MOVED
+
+
+_PULL_STATUS = {status.value: status for status in PullStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer:
+    """A pull's outcome: where to go on, what the queue holds, and the records as they travelled."""
+
+    status: PullStatus
+    next_offset: int
+    offset_min: int
+    offset_max: int
+    data: bytes | memoryview
+    remark: str
+
+
+def pull_answer(answer: Command, address: str) -> PullAnswer:
+    """Raises the request's error for every code that is not one of the four outcomes."""
+    status = _PULL_STATUS.get(answer.code)
+    if status is None:
+        raise request_error(answer, address)
+    return PullAnswer(
+        status,
+        number(answer, "nextBeginOffset"),
+        number(answer, "minOffset"),
+        number(answer, "maxOffset"),
+        answer.body if status is PullStatus.FOUND else b"",
+        answer.remark or "",
+    )
+
+
+def fields_of(answer: Command) -> Mapping[str, str]:
+    """The header fields, never None."""
+    return answer.fields or {}

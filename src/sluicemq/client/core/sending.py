@@ -14,13 +14,6 @@ from functools import partial
 from typing import Final, TypedDict, Unpack
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
-    SUCCESS,
-    SendResult,
-    expect_success,
-    fields_of,
-    send_results,
-)
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
@@ -34,6 +27,13 @@ from sluicemq.client.core.messages import (
     prepare,
     recalled,
     split,
+)
+from sluicemq.client.core.requests import (
+    SUCCESS,
+    SendResult,
+    expect_success,
+    fields_of,
+    send_results,
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import Tracing, trace_hint

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from sluicemq.client.core.answers import SendResult, fields_of
 from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.requests import SendResult, fields_of
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.message import (

@@ -24,10 +24,9 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sluicemq.client.core.answers import SendResult, SendStatus, expect_success
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
-from sluicemq.client.core.requests import request
+from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, request
 from sluicemq.client.core.talks import Call, Talk, Wait
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.errors import (

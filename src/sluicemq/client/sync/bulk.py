@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Final, Self
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullAnswer, PullStatus, pull_answer
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
 from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
 from sluicemq.model.subscription import ALL, Subscription
 from sluicemq.model.topic import MessageQueue

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
-from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
     MessageOptions,
@@ -37,6 +36,7 @@ from sluicemq.client.core.replies import (
     no_reply,
     take_reply,
 )
+from sluicemq.client.core.requests import SendResult
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.operations.groups import QueueLag
+from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (

@@ -46,10 +46,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.core.directory import broker_address
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
+from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
 from sluicemq.clock import SYSTEM_CLOCK

@@ -49,8 +49,8 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import expect_success, number
 from sluicemq.client.core.names import signed
+from sluicemq.client.core.requests import expect_success, number
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import (
     ConfigurationError,

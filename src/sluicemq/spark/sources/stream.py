@@ -38,7 +38,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import expect_success
+from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RouteNotFoundError

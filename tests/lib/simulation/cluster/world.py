@@ -17,8 +17,8 @@ from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.nodes import HOST, BrokerNode, ClientNode, NameServerNode
 from simulation.cluster.processes import task_factory
 from simulation.crashes.plan import Violation
-from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import MessageOptions
+from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message

@@ -17,12 +17,6 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
-    SUBSCRIPTION_NOT_EXIST,
-    SUBSCRIPTION_PARSE_FAILED,
-    SUCCESS,
-    expect_success,
-)
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.operations import rules
 from sluicemq.client.core.operations.groups import (
@@ -58,6 +52,12 @@ from sluicemq.client.core.operations.topics import (
     offset_by_time,
     offsets,
     queues,
+)
+from sluicemq.client.core.requests import (
+    SUBSCRIPTION_NOT_EXIST,
+    SUBSCRIPTION_PARSE_FAILED,
+    SUCCESS,
+    expect_success,
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC

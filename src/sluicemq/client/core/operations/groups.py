@@ -16,14 +16,6 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
-    GROUP_NOT_EXIST,
-    SUCCESS,
-    SYSTEM_ERROR,
-    TOPIC_NOT_EXIST,
-    expect_success,
-    request_error,
-)
 from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
@@ -38,6 +30,14 @@ from sluicemq.client.core.operations.topics import (
     offset_max,
     offset_min,
     queues,
+)
+from sluicemq.client.core.requests import (
+    GROUP_NOT_EXIST,
+    SUCCESS,
+    SYSTEM_ERROR,
+    TOPIC_NOT_EXIST,
+    expect_success,
+    request_error,
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import QUERY_NOT_FOUND, PullStatus, expect_success, pull_answer
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.operations.topics import (
     ask_each,
@@ -40,6 +39,7 @@ from sluicemq.client.core.operations.topics import (
     queues,
     topics,
 )
+from sluicemq.client.core.requests import QUERY_NOT_FOUND, PullStatus, expect_success, pull_answer
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import (
     DEFAULT_TRACE_TOPIC,

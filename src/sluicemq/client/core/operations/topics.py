@@ -8,7 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import (
+from sluicemq.client.core.directory import NAME_SERVERS, Directory, read_queues
+from sluicemq.client.core.names import check_topic
+from sluicemq.client.core.requests import (
     QUERY_NOT_FOUND,
     SUCCESS,
     TOPIC_NOT_EXIST,
@@ -17,8 +19,6 @@ from sluicemq.client.core.answers import (
     number,
     request_error,
 )
-from sluicemq.client.core.directory import NAME_SERVERS, Directory, read_queues
-from sluicemq.client.core.names import check_topic
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import (
