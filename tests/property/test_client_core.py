@@ -38,10 +38,9 @@ def test_the_committable_offset_never_passes_an_unacknowledged_message(gaps, dat
     flight, offset, waiting, seen = InFlight(0), 0, set(), 0
     for gap in gaps:
         offset += gap
-        flight.add(offset, 1)
         waiting.add(offset)
         seen = offset + 1
-        flight.passed(seen)
+        flight.add([(offset, 1)], seen)
         if waiting and data.draw(st.booleans()):
             done = data.draw(st.sampled_from(sorted(waiting)))
             before = flight.committable

@@ -16,7 +16,7 @@ from sluicemq.client.core.consuming import (
 from sluicemq.client.core.directory import (
     Routes,
     as_created,
-    broker_address,
+    read_addresses,
     read_queues,
     write_queues,
 )
@@ -74,10 +74,10 @@ def test_strict_order_keeps_its_queues_when_a_broker_is_away():
     ]
 
 
-def test_reading_takes_another_broker_id_when_the_wanted_one_is_away():
-    assert broker_address(ROUTE, "b", 1) == "b:2"
-    assert broker_address(ROUTE, "a") == "a:2"
-    assert broker_address(ROUTE, "zz") is None
+def test_reading_goes_to_the_master_or_to_the_first_slave():
+    without = BrokerData("c", "c1", {})
+    route = TopicRoute((*ROUTE.brokers, without), ROUTE.queues)
+    assert read_addresses(route) == {"b": "b:1", "a": "a:2"}
 
 
 def test_a_topic_made_on_the_first_send_has_at_most_four_queues():
@@ -104,6 +104,7 @@ def test_routes_are_fresh_for_30_seconds_and_an_unknown_answer_keeps_the_old_one
     assert not routes.known
     assert not routes.writers
     assert not routes.masters
+    assert not routes.sources
 
 
 def queues(count):
@@ -127,9 +128,7 @@ def test_who_is_not_a_member_gets_nothing():
 
 def test_the_lowest_unacknowledged_offset_may_be_committed():
     flight = InFlight(10)
-    for offset in (10, 11, 15):
-        flight.add(offset, 100)
-    flight.passed(20)
+    flight.add([(offset, 100) for offset in (10, 11, 15)], 20)
     assert (flight.committable, flight.count, flight.size_bytes) == (10, 3, 300)
     assert flight.ack(11)
     assert flight.committable == 10
@@ -144,23 +143,21 @@ def test_the_lowest_unacknowledged_offset_may_be_committed():
 def test_what_nobody_was_given_is_taken_back_from_the_end_on():
     """A wanted subscription changes: messages that wait are read again, by the new one."""
     flight = InFlight(10)
-    for offset in (10, 12, 15, 17):
-        flight.add(offset, 100)
-    flight.passed(20)
+    flight.add([(offset, 100) for offset in (10, 12, 15, 17)], 20)
     assert flight.back({10, 15, 17}) == {15, 17}, "12 was given, so 10 stays before it"
     assert (flight.position, flight.count, flight.size_bytes) == (15, 2, 200)
     assert flight.committable == 10
     assert not flight.ack(17), "it is as if it had never been seen"
-    flight.add(15, 100)
+    flight.add([(15, 100)], 16)
     for offset in (10, 12, 15):
         assert flight.ack(offset)
-    assert flight.committable == 15, "the position: nothing was passed since"
+    assert flight.committable == 16, "the position: nothing was passed since"
     assert flight.back(()) == set()
 
 
 def test_room_ends_at_either_limit():
     flight = InFlight(0)
-    flight.add(0, 50)
+    flight.add([(0, 50)], 1)
     assert flight.has_room(2, 51)
     assert not flight.has_room(1, 1000)
     assert not flight.has_room(100, 50)

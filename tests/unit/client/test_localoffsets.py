@@ -104,8 +104,7 @@ def test_thresholds_of_a_topic_are_shared_by_its_queues():
 
 def test_the_span_of_what_is_unacknowledged_stops_fetching():
     flight = InFlight(0)
-    for offset in (0, 1500, 2001):
-        flight.add(offset, 1)
+    flight.add([(offset, 1) for offset in (0, 1500, 2001)], 2002)
     assert flight.spread == 2001
     assert not flight.has_room(span_max=2000)
     assert flight.has_room(span_max=None)

@@ -279,7 +279,7 @@ class Direct(QueueReader):
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
         reading = Reading(cluster, group, ConsumeOptions())
         super().__init__(reading, queue, Subscription(record.topic), Feed(), record.queue_offset)
-        self.in_flight.add(record.queue_offset, record.size_bytes)
+        self.in_flight.add([(record.queue_offset, record.size_bytes)], record.queue_offset + 1)
         self.is_rejected = False
 
     async def reject(

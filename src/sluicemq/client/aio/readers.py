@@ -384,18 +384,18 @@ class QueueReader:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             self._moved(answer)
             return
-        messages = []
-        tags, in_flight = self.subscription.tags, self.in_flight
-        if answer.status is PullStatus.FOUND:
-            for record in decode_records(answer.data, broker=self.queue.broker):
-                if not tags or record.tag in tags:
-                    in_flight.add(record.queue_offset, record.size_bytes)
-                    messages.append(ReceivedMessage(record, self, in_flight))
-        in_flight.passed(answer.next_offset)
+        records, tags = (
+            decode_records(answer.data, broker=self.queue.broker),
+            self.subscription.tags,
+        )
+        if tags:  # the broker goes by their codes
+            records = [record for record in records if record.tag in tags]
+        taken = [(record.queue_offset, record.size_bytes) for record in records]
+        self.in_flight.add(taken, answer.next_offset)
         self._look_for_room()
-        if messages:
-            self.counts.pulled(self.pulled_s, len(messages))
-            self.feed.put(messages)
+        if records:
+            self.counts.pulled(self.pulled_s, len(records))
+            self.feed.put([ReceivedMessage(record, self, self.in_flight) for record in records])
 
     def _moved(self, answer: PullAnswer) -> None:
         """21: the broker says where to go on (deleted by retention, ahead of the end, or reset)."""

@@ -34,7 +34,7 @@ serve two clients that want different things: a client of its own is a member of
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, TypedDict
@@ -79,16 +79,15 @@ class InFlight:
         self._sizes: dict[int, int] = {}
         self._done: set[int] = set()
 
-    def add(self, offset: int, size_bytes: int) -> None:
-        """A message was taken from the queue. Offsets must rise."""
-        assert not self._order or offset > self._order[-1], "offsets of a queue rise"
-        self._order.append(offset)
-        self._sizes[offset] = size_bytes
-        self.count += 1
-        self.size_bytes += size_bytes
-
-    def passed(self, position: int) -> None:
-        """Everything below `position` has been seen."""
+    def add(self, taken: Iterable[tuple[int, int]], position: int) -> None:
+        """Messages were taken from the queue, (offset, bytes) in rising order, and everything below
+        `position` has been seen."""
+        for offset, size_bytes in taken:
+            assert not self._order or offset > self._order[-1], "offsets of a queue rise"
+            self._order.append(offset)
+            self._sizes[offset] = size_bytes
+            self.count += 1
+            self.size_bytes += size_bytes
         self.position = max(self.position, position)
 
     def ack(self, offset: int) -> bool:

@@ -74,12 +74,11 @@ def read_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     )
 
 
-def broker_address(route: TopicRoute, broker: str, broker_id: int = MASTER_ID) -> str | None:
-    """The address of a broker by id; for reading, any other one when that id is away."""
-    for data in route.brokers:
-        if data.broker == broker and data.addresses:
-            return data.addresses.get(broker_id) or data.addresses[min(data.addresses)]
-    return None
+def read_addresses(route: TopicRoute) -> dict[str, str]:
+    """Broker name -> where to read: its master, or the first slave while that is away."""
+    return {
+        data.broker: data.addresses[min(data.addresses)] for data in route.brokers if data.addresses
+    }
 
 
 def as_created(default: TopicRoute) -> TopicRoute:
@@ -99,15 +98,17 @@ def as_created(default: TopicRoute) -> TopicRoute:
 
 
 class Routes:
-    """The last known route of each topic, however old, and what follows from it for producers: the
-    queues to write to and the masters of brokers. Times are monotonic seconds, passed in."""
+    """The last known route of each topic, however old, and what follows from it: the queues to
+    write to, the masters of brokers, and by broker where to read. Times are monotonic seconds,
+    passed in."""
 
-    __slots__ = ("_learnt_s", "known", "masters", "writers")
+    __slots__ = ("_learnt_s", "known", "masters", "sources", "writers")
 
     def __init__(self) -> None:
         self.known: dict[str, TopicRoute] = {}
         self.writers: dict[str, list[MessageQueue]] = {}
         self.masters: dict[str, dict[str, str]] = {}
+        self.sources: dict[str, dict[str, str]] = {}
         self._learnt_s: dict[str, float] = {}
 
     def is_fresh(self, topic: str, now_s: float) -> bool:
@@ -126,6 +127,7 @@ class Routes:
             for data in route.brokers
             if MASTER_ID in data.addresses
         }
+        self.sources[topic] = read_addresses(route)
         return True
 
     def forget(self, topic: str) -> None:
@@ -134,7 +136,7 @@ class Routes:
 
     def drop(self, topic: str) -> None:
         """The topic was deleted."""
-        for table in (self.known, self.writers, self.masters, self._learnt_s):
+        for table in (self.known, self.writers, self.masters, self.sources, self._learnt_s):
             table.pop(topic, None)
 
     def addresses(self, topics: Iterable[str]) -> set[str]:
@@ -251,10 +253,11 @@ class Directory:
             )
         return address
 
-    def address(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> Talk[str]:
-        """Where to read a queue: that broker id, or another one of the broker. Raises
+    def address(self, queue: MessageQueue) -> Talk[str]:
+        """Where to read a queue: at the master of its broker, or at a slave. Raises
         RouteNotFoundError."""
-        address = broker_address((yield from self.route(queue.topic)), queue.broker, broker_id)
+        yield from self.route(queue.topic)
+        address = self.routes.sources[queue.topic].get(queue.broker)
         if address is None:
             self.routes.forget(queue.topic)
             raise RouteNotFoundError(

@@ -46,7 +46,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.directory import broker_address
+from sluicemq.client.core.directory import read_addresses
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
@@ -386,10 +386,9 @@ def narrowed(index: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> 
 def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
     """Broker name -> the address to read from."""
     return {
-        data.broker: address
+        broker: address
         for route in map(admin.route, topics)
-        for data in route.brokers
-        if (address := broker_address(route, data.broker)) is not None
+        for broker, address in read_addresses(route).items()
     }
 
 
