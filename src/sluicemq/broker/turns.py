@@ -28,7 +28,7 @@ No asyncio here: the loop is two callables, so a test or a simulator can step it
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.clock import Clock
@@ -122,16 +122,14 @@ RunSync = Callable[[Callable[[int | BaseException], None]], None]
 """Starts `store.sync()` elsewhere and calls back, in the loop's thread, with its end or error."""
 
 
+@dataclass(slots=True, eq=False)
 class Answers:
     """Answers that leave together. `announcing`: of sends that have made a topic."""
 
-    __slots__ = ("announcing", "count", "frames", "started_s")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.frames: dict[Peer, list[bytes]] = {}
-        self.announcing: list[tuple[Peer, bytes]] = []
-        self.started_s = 0.0
+    count: int = 0
+    frames: dict[Peer, list[bytes]] = field(default_factory=dict)
+    announcing: list[tuple[Peer, bytes]] = field(default_factory=list)
+    started_s: float = 0.0
 
     def __iter__(self) -> Iterator[tuple[Peer, bytes]]:
         """Connection and answer, without those that nobody wants."""

@@ -28,7 +28,7 @@ from sluicemq.errors import (
 from sluicemq.model.ids import Host, parse_host
 from sluicemq.net.dispatch import Carrier, host_of
 from sluicemq.net.tls import TLS_HINT, Tls
-from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader, encode
+from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader, encode_start
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Channel:
         self._timer: asyncio.TimerHandle | None = None
         self._look_at_s = math.inf
         self._opaque = 0
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[bytes | memoryview] = []
         self._can_write = True
         self._waiters: list[asyncio.Future[None]] = []
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -130,14 +130,15 @@ class Channel:
     def _send(self, command: Command) -> None:
         if self.closed:
             raise ConnectionLostError(f"The connection to {self.address} is closed.")
-        self._outgoing.append(encode(command))
-        if len(self._outgoing) == 1:
+        start = encode_start(command)
+        if not self._outgoing:
             self._loop.call_soon(self._flush)
+        self._outgoing += (start, command.body)
 
     def _flush(self) -> None:
-        frames, self._outgoing = self._outgoing, []
-        if frames and not self.closed and self._carrier is not None:
-            self._carrier.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        pieces, self._outgoing = self._outgoing, []
+        if pieces and not self.closed and self._carrier is not None:
+            self._carrier.write(b"".join(pieces))
 
     def _look_at(self, time_s: float) -> None:
         if self._timer is not None:

@@ -21,7 +21,7 @@ long as its handler makes it. Longer work is cut into slices by `broker.backgrou
 
 import heapq
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, fields
 from itertools import count
@@ -257,7 +257,7 @@ class Shares:
     def __init__(self, now_s: Callable[[], float], call_soon: Callable[[Run], object]) -> None:
         self.now_s = now_s
         self._call_soon = call_soon
-        self._accounts: dict[Hashable, _Account] = {}
+        self._accounts: defaultdict[Hashable, _Account] = defaultdict(_Account)
         self._waiting: list[tuple[float, int, _Account]] = []
         self._numbers = count()
         self._begun_s = 0.0  # what the one who was served last had used
@@ -288,28 +288,28 @@ class Shares:
 
     def charge(self, who: Hashable, seconds: float) -> None:
         """Somebody has used time, of another thread too."""
-        account = self._account(who)
+        account = self._accounts[who]
         account.spent_s = max(account.spent_s, self._begun_s - CREDIT_S) + seconds
 
     def spent_s(self, who: Hashable) -> float:
         """By which to order those who wait for something else than the loop."""
-        return max(self._account(who).spent_s, self._begun_s - CREDIT_S)
+        return max(self._accounts[who].spent_s, self._begun_s - CREDIT_S)
 
     def wait(self, who: Hashable, run: Run) -> None:
         """A connection is read on when it is its turn."""
-        account = self._account(who)
+        account = self._accounts[who]
         account.request = run
         self._stand(account)
 
     def add(self, who: Hashable, run: Run) -> None:
         """A slice of a work, when it is its turn."""
-        account = self._account(who)
+        account = self._accounts[who]
         account.slices.append(run)
         self._stand(account)
 
     def begin_work(self, who: Hashable) -> None:
         """Something is under way; the requests behind it need not wait, up to WORKS_MAX."""
-        account = self._account(who)
+        account = self._accounts[who]
         account.works += 1
         if account.works >= WORKS_MAX:
             self._full.add(who)
@@ -329,12 +329,6 @@ class Shares:
         self._accounts.pop(who, None)
         self._full.discard(who)
         self.is_tight = self._is_over or bool(self._full)
-
-    def _account(self, who: Hashable) -> _Account:
-        account = self._accounts.get(who)
-        if account is None:
-            account = self._accounts[who] = _Account()
-        return account
 
     def _stand(self, account: _Account) -> None:
         if account.is_waiting or not account.has_something:

@@ -17,6 +17,7 @@ drops empty values (spec/remoting.md §3); `encode` refuses the first and follow
 
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -33,6 +34,7 @@ VERSION: Final = 479
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Command:
     """A request or an answer. Mutable and without invariants on purpose: it lives for one turn.
 
@@ -40,32 +42,15 @@ class Command:
     `serialization` is how the header was or will be written; `remark` may be None.
     """
 
-    __slots__ = (
-        "body", "code", "fields", "flag", "language", "opaque", "remark", "serialization",
-        "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        code: int,
-        fields: dict[str, str] | None = None,
-        body: bytes | memoryview = b"",
-        opaque: int = 0,
-        flag: int = 0,
-        remark: str | None = None,
-        language: str = "PYTHON",
-        version: int = VERSION,
-        serialization: int = JSON,
-    ) -> None:
-        self.code = code
-        self.fields = fields
-        self.body = body
-        self.opaque = opaque
-        self.flag = flag
-        self.remark = remark
-        self.language = language
-        self.version = version
-        self.serialization = serialization
+    code: int
+    fields: dict[str, str] | None = None
+    body: bytes | memoryview = b""
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    language: str = "PYTHON"
+    version: int = VERSION
+    serialization: int = JSON
 
     @property
     def is_response(self) -> bool:

@@ -27,7 +27,7 @@ from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.net.channel import ChannelPool, Dial
 from sluicemq.wire.codes import RequestCode
-from sluicemq.wire.frames import Command
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
 CLIENT_FIELD: Final = "sluiceClientId"
 OF_MEMBERS: Final = frozenset(
@@ -99,7 +99,7 @@ class Cluster(AsyncioShell):
         if self.credentials is not None:
             signed(command, self.credentials)
         call.is_written = True
-        if command.is_oneway:
+        if command.flag & FLAG_ONEWAY:
             channel.oneway(command)
             return command
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s

@@ -17,7 +17,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.wire.frames import Command
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
 CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8
@@ -72,7 +72,7 @@ class Cluster(BlockingShell):
         answer = command = signed(call.command, self.credentials)
         call.is_written = True
         try:
-            if command.is_oneway:
+            if command.flag & FLAG_ONEWAY:
                 channel.send(command)
             else:
                 answer = channel.call(command)
