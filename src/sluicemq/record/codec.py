@@ -247,29 +247,27 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
             raise ProtocolError(f"The record at {offset} says {size} bytes, more than there are.")
         unpack, born, born_end, store, store_end, end = _FORMS[sys_flag & HOST_BITS]
         *begin, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
-        body = _part(offset + end, length)
+        body = slice(offset + end, offset + end + length)
         if magic == MAGIC_V1:
-            topic = _part(body.stop + 1, data[body.stop])
+            topic_at, topic_length = body.stop + 1, data[body.stop]
         else:
-            topic = _part(body.stop + 2, _SHORT.unpack_from(data, body.stop)[0])
-        properties = _part(topic.stop + 2, _SHORT.unpack_from(data, topic.stop)[0])
+            topic_at, topic_length = body.stop + 2, _SHORT.unpack_from(data, body.stop)[0]
+        topic = slice(topic_at, topic_at + topic_length)
+        properties_length = _SHORT.unpack_from(data, topic.stop)[0]
+        properties = slice(topic.stop + 2, topic.stop + 2 + properties_length)
     except (struct.error, IndexError):
         raise ProtocolError(f"The record at {offset} is cut off.") from None
-    if properties.stop - offset != size:
+    lengths = length, topic_length, properties_length
+    if properties.stop - offset != size or min(lengths) < 0:
         raise ProtocolError(
-            f"The record at {offset} says {size} bytes, its parts have {properties.stop - offset}."
+            f"The record at {offset} says {size} bytes, its parts have {properties.stop - offset}:"
+            f" body, topic and properties {lengths}."
         )
     hosts = (slice(offset + born, offset + born_end), slice(offset + store, offset + store_end))
     times = (reconsume_times, prepared_offset)
     return RecordHead._make(
         (*begin, hosts[0], store_time, hosts[1], *times, body, topic, properties)
     )
-
-
-def _part(start: int, length: int) -> slice:
-    if length < 0:
-        raise ProtocolError(f"A length of {length} stands before {start}.")
-    return slice(start, start + length)
 
 
 def body_crc_agrees(data: Buffer, head: RecordHead) -> bool:
