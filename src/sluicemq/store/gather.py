@@ -37,6 +37,7 @@ import struct
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
@@ -81,6 +82,7 @@ COLUMNS_MIN: Final = 256
 MEND_BYTES_MAX: Final = 16 << 20
 """So much of the log is searched for the message of a wrong unit."""
 _HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
+_NOTHING: Final = memoryview(b"")
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
 
@@ -295,6 +297,7 @@ class Reach(NamedTuple):
     is_patient: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Gather:
     """Collects records within limits, as slices of the log.
 
@@ -303,48 +306,38 @@ class Gather:
     without. `is_out_of_reach`: there is a match, and the reader has to ask for it once more.
     """
 
-    __slots__ = (
-        "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
-        "_run_end", "_run_start", "_sound", "_view", "count", "data", "held_from", "is_missing",
-        "is_out_of_reach", "judgement", "last", "may_postpone", "reach", "size_bytes",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        log: CommitLog,
-        sound: Soundness,
-        queue: Queue,
-        count_max: int,
-        bytes_max: int,
-        *,
-        is_bulk: bool,
-    ) -> None:
-        self._log = log
-        self._sound = sound
-        self._queue = queue
-        self._is_bulk = is_bulk
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-        self._run_start = self._run_end = -1  # of adjacent records, not yet sliced
-        self._view = memoryview(b"")  # the log file of the run, which holds [_base, _limit)
-        self._base = self._limit = 0
-        self.data: list[memoryview] = []
-        self.count = self.size_bytes = 0
-        self.is_missing = self.may_postpone = self.is_out_of_reach = False
-        self.reach: Reach | None = None
-        self.held_from = self.last = -1
-        self.judgement: Judgement | None = None
+    log: CommitLog
+    sound: Soundness
+    queue: Queue
+    count_max: int
+    bytes_max: int
+    is_bulk: bool
+    reach: Reach | None = None
+    may_postpone: bool = False
+    data: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    size_bytes: int = 0
+    is_missing: bool = False
+    is_out_of_reach: bool = False
+    held_from: int = -1
+    last: int = -1
+    judgement: Judgement | None = None
+    _run_start: int = -1  # of adjacent records, not yet sliced
+    _run_end: int = -1
+    _view: memoryview = _NOTHING  # the log file of the run, which holds [_base, _limit)
+    _base: int = 0
+    _limit: int = 0
 
     @property
     def room(self) -> int:
         """How many more messages may come."""
-        return 0 if self.is_missing else self._count_max - self.count
+        return 0 if self.is_missing else self.count_max - self.count
 
     def take_from(self, offset: int) -> int:
         """Take all from a queue offset on that have room; returns the next offset. HOT."""
-        queue, high = self._queue, self._queue.visible_offset
-        while offset < high and not self.is_missing and self.count < self._count_max:
-            wanted = min(high - offset, self._count_max - self.count, _READ_UNITS_MAX)
+        queue, high = self.queue, self.queue.visible_offset
+        while offset < high and not self.is_missing and self.count < self.count_max:
+            wanted = min(high - offset, self.count_max - self.count, _READ_UNITS_MAX)
             units = queue.units(offset, wanted)
             if not len(units):
                 self.is_missing = True
@@ -360,16 +353,16 @@ class Gather:
 
         `offsets` are their queue offsets.
         """
-        if len(units) and not self._sound.is_trusted(_first_position(units)[0]):
-            is_whole = not self._is_bulk
-            units = self._sound.blank_bad(units, self._queue, offsets, is_whole=is_whole)
+        if len(units) and not self.sound.is_trusted(_first_position(units)[0]):
+            is_whole = not self.is_bulk
+            units = self.sound.blank_bad(units, self.queue, offsets, is_whole=is_whole)
         if len(units) >= _RUNS_BYTES_MIN:
             done = self._take_runs(units)
             if done:
                 return done
-        room = 0 if self.is_missing else self._count_max - self.count
+        room = 0 if self.is_missing else self.count_max - self.count
         total, start, end = self.size_bytes, self._run_start, self._run_end
-        bytes_max = self._bytes_max if self.count else NO_LIMIT  # the first one always passes
+        bytes_max = self.bytes_max if self.count else NO_LIMIT  # the first one always passes
         done = taken = 0
         for position, size, _ in _unpack_units(units):
             if size == BLANK_SIZE:
@@ -390,7 +383,7 @@ class Gather:
             total += size
             taken += 1
             done += 1
-            bytes_max = self._bytes_max
+            bytes_max = self.bytes_max
         self._run_start, self._run_end = start, end
         self.count += taken
         self.size_bytes = total
@@ -401,11 +394,11 @@ class Gather:
         and nothing has changed then."""
         from sluicemq.store.bulk import runs_of  # noqa: PLC0415 - NumPy for large reads only
 
-        found = runs_of(units, self.room, self._bytes_max - self.size_bytes)
+        found = runs_of(units, self.room, self.bytes_max - self.size_bytes)
         if found is None:
             return 0
         for start, end in found.places:
-            segment = self._log.segments.at(start)
+            segment = self.log.segments.at(start)
             if segment is None or end > segment.end:  # one file of the log has to hold all of a run
                 return 0
         for start, end in found.places:
@@ -447,7 +440,7 @@ class Gather:
 
     def _turn_to(self, position: int, size: int) -> bool:
         """Go on in the log file that holds the record; False when there is none."""
-        segment = self._log.segments.at(position)
+        segment = self.log.segments.at(position)
         end = 0 if segment is None else segment.base + segment.size
         if segment is None or position + size > end:
             self.is_missing = True

@@ -170,7 +170,7 @@ class LogReader:
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
                 bytes_max = config.max_transfer_bytes_disk
-        gather = Gather(self._log, self.soundness, queue, count_max, bytes_max, is_bulk=is_bulk)
+        gather = Gather(self._log, self.soundness, queue, count_max, bytes_max, is_bulk)
         if message_filter is None:
             next_offset = gather.take_from(offset)
         else:
