@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.client.core.balance import Strategy, strategy
+from sluicemq.client.core.balance import strategy
+from sluicemq.model.allocation import Strategy
 from sluicemq.model.topic import MessageQueue
 
 CASES = [

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.consuming import InFlight
 from sluicemq.client.core.messages import Outgoing, prepare, split
 from sluicemq.client.core.sending import QueueChooser, avoid_s
+from sluicemq.model.allocation import allocate_average
 from sluicemq.model.message import RESERVED_PROPERTIES, Message
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_properties

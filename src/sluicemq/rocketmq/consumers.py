@@ -17,10 +17,10 @@ from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.balance import Strategy
 from sluicemq.client.core.consuming import Start
 from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
+from sluicemq.model.allocation import Strategy
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq.clients import (

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.client.core.balance import allocate_average
 from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.allocation import allocate_average
 from sluicemq.model.message import RETRY_TOPIC, StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue

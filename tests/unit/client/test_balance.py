@@ -9,12 +9,12 @@ from sluicemq.client.core.balance import (
     ConsistentHash,
     MachineRoomNearby,
     MachineRooms,
-    Strategy,
     allocate,
     ring_position,
     strategy,
 )
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.allocation import Strategy
 from sluicemq.model.topic import MessageQueue
 
 ROOMS = ("hz", "sh")

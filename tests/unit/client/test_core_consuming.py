@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
     InFlight,
@@ -17,7 +16,6 @@ from sluicemq.client.core.directory import (
     Routes,
     as_created,
     read_addresses,
-    read_queues,
     write_queues,
 )
 from sluicemq.client.core.names import Credentials, signed
@@ -40,6 +38,7 @@ from sluicemq.errors import (
     SubscriptionConflictError,
     TopicNotFoundError,
 )
+from sluicemq.model.allocation import allocate_average, read_queues
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.wire.bodies import ClusterInfo
 from sluicemq.wire.frames import Command

@@ -29,7 +29,6 @@ from sluicemq.client.aio.received import Feed, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.balance import allocate
 from sluicemq.client.core.consuming import ConsumeOptions, SubscriptionRegistry, make_subscription
-from sluicemq.client.core.directory import read_queues
 from sluicemq.client.core.requests import (
     GROUP_NOT_EXIST,
     SUBSCRIPTION_PARSE_FAILED,
@@ -48,6 +47,7 @@ from sluicemq.errors import (
     SluiceError,
     SubscriptionConflictError,
 )
+from sluicemq.model.allocation import read_queues
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute
 from sluicemq.wire.bodies import (

@@ -28,39 +28,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.allocation import Strategy, allocate_average, allocate_circle
 from sluicemq.model.topic import MessageQueue
-
-Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
-"""(client id, queues, members) -> the queues of that client. Pure: every member computes it."""
 
 VIRTUAL_NODES: Final = 10
 _ROOM_MARK: Final = "@"
 _NEARBY_MARK: Final = "-"
-
-
-def allocate_average(
-    client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
-) -> list[MessageQueue]:
-    """The queues of one member; [] when it is not a member, or there are more members than queues.
-
-    `queues` and `members` may come in any order.
-    """
-    if client_id not in members or not queues:
-        return []
-    ordered, ids = sorted(queues), sorted(members)
-    index, count = ids.index(client_id), len(ids)
-    size, more = divmod(len(ordered), count)
-    start = index * size + min(index, more)
-    return ordered[start : start + size + (1 if index < more else 0)]
-
-
-def allocate_circle(
-    client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
-) -> list[MessageQueue]:
-    """Dealt out like cards. Any order; [] for a stranger."""
-    if client_id not in members:
-        return []
-    return sorted(queues)[sorted(members).index(client_id) :: len(members)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, TypedDict
 
-from sluicemq.client.core.balance import Strategy, strategy
+from sluicemq.client.core.balance import strategy
 from sluicemq.client.core.messages import COMPRESS_FROM_BYTES, Outgoing
 from sluicemq.client.core.names import check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
+from sluicemq.model.allocation import Strategy
 from sluicemq.model.message import (
     COMPRESSED,
     COMPRESSION_ZLIB,

@@ -32,7 +32,6 @@ from sluicemq.errors import (
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
     MASTER_ID,
-    PERM_READ,
     PERM_WRITE,
     MessageQueue,
     TopicRoute,
@@ -62,16 +61,6 @@ def write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
         if data.perm & PERM_WRITE and data.broker in masters
         for queue_id in range(data.write_queues)
     ]
-
-
-def read_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """The queues a consumer group shares, sorted as all clients sort them."""
-    return sorted(
-        MessageQueue(topic, data.broker, queue_id)
-        for data in route.queues
-        if data.perm & PERM_READ
-        for queue_id in range(data.read_queues)
-    )
 
 
 def read_addresses(route: TopicRoute) -> dict[str, str]:

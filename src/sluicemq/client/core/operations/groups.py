@@ -16,7 +16,6 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
 from sluicemq.client.core.operations.messages import message_by_id
@@ -41,6 +40,7 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
+from sluicemq.model.allocation import allocate_average
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig, MessageQueue
 from sluicemq.wire import bodies, tables

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.directory import NAME_SERVERS, Directory, read_queues
+from sluicemq.client.core.directory import NAME_SERVERS, Directory
 from sluicemq.client.core.names import check_topic
 from sluicemq.client.core.requests import (
     QUERY_NOT_FOUND,
@@ -21,6 +21,7 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.allocation import read_queues
 from sluicemq.model.topic import (
     MASTER_ID,
     MESSAGE_TYPE,
