@@ -22,10 +22,11 @@ STORES = Path(__file__).parent / "store"
 ARCHIVES = {"golden1": "golden1", "golden2": "golden2", "golden3": "golden3_trans"}
 NAMES = BrokerConfig(broker_name="golden-a", cluster_name="GoldenCluster", metrics_enable=False)
 CONFIG = "/store/config"
+WRITTEN_MS = 1_795_226_700_000
 REWRITTEN = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "consumerFilter.json")
 KEPT = (
-    "delayOffset.json", "consumerOrderInfo.json", "topicQueueMapping.json", "timercheck",
-    "timermetrics", "transactionMetrics", "lmqConsumerOffset.json",
+    "delayOffset.json", "topicQueueMapping.json", "timercheck", "timermetrics",
+    "transactionMetrics", "lmqConsumerOffset.json",
 )  # fmt: skip
 CODECS = {
     "topics.json": (tables.decode_topic_table_file, tables.encode_topic_table_file),
@@ -34,6 +35,7 @@ CODECS = {
         tables.decode_consumer_offsets_file, tables.encode_consumer_offsets_file,
     ),
     "consumerFilter.json": (decode_consumer_filters_file, encode_consumer_filters_file),
+    "consumerOrderInfo.json": (tables.decode_order_file, tables.encode_order_file),
 }  # fmt: skip
 
 
@@ -86,9 +88,11 @@ def test_what_we_read_we_write_to_the_byte(golden: dict[str, bytes], name: str) 
 
 def test_a_broker_writes_the_tables_it_loaded_to_the_byte(golden: dict[str, bytes]) -> None:
     files = files_with(golden)
-    broker = broker_over(files)
+    broker = broker_over(files, ManualClock(WRITTEN_MS))
     save(broker)
-    for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json"):
+    for name in (
+        "topics.json", "subscriptionGroup.json", "consumerOffset.json", "consumerOrderInfo.json",
+    ):  # fmt: skip
         if name in golden:
             assert files.content(f"{CONFIG}/{name}") == golden[name], name
             assert files.content(f"{CONFIG}/{name}.bak") == golden[name]

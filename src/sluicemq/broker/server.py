@@ -229,6 +229,7 @@ class Broker:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.core.delayed.stop()
+        self.core.order.stop()
         # Answers that are held leave before the connections close.
         turns = self.core.turns
         turns.end()
@@ -315,7 +316,10 @@ class Broker:
         if checkpoints.is_ahead:
             with contextlib.suppress(SluiceError, OSError):  # the store says it
                 await self._in_executor(self.store.sync)
-        await self._save(offsets.document, offsets.resets_document, checkpoints.document)
+        await self._save(
+            offsets.document, offsets.resets_document, checkpoints.document,
+            self.core.order.document,
+        )  # fmt: skip
 
     async def _take(
         self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False

@@ -13,6 +13,7 @@ from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, Que
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters
 from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.consume.order import ConsumerOrder
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
@@ -91,6 +92,9 @@ class BrokerState:
         # Consumers.
         self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
         turns.wake = self.polls.wake
+        self.order = ConsumerOrder(
+            settings, topics, groups, offsets, files, clock, self.polls.wake, call_later
+        )
         self.lanes = Lanes(
             settings, topics, offsets, store, files, clock, self.polls.wake, call_soon,
             offload,
@@ -153,7 +157,7 @@ class BrokerState:
             if not is_read_only:
                 self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
             for part in (
-                self.groups, self.offsets, self.lanes, self.filters, self.delayed,
+                self.groups, self.offsets, self.order, self.lanes, self.filters, self.delayed,
                 self.checkpoints, self.transactions, self.epochs,
             ):  # fmt: skip
                 part.load()
@@ -173,7 +177,8 @@ class BrokerState:
     def documents(self) -> tuple[Document, ...]:
         return (
             *self.journaled, self.offsets.document, self.offsets.resets_document,
-            self.checkpoints.document, self.lanes.document, self.filters.document,
+            self.checkpoints.document, self.order.document, self.lanes.document,
+            self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 
@@ -242,6 +247,7 @@ class BrokerState:
         self.turns.expire(now_s)
         self.questions.expire(now_s)
         self.delayed.run()
+        self.order.run()
         self.epochs.run()
         self.transactions.run()
         self.filter_watch.run()

@@ -1,7 +1,8 @@
 """The tables that servers keep, as bodies of requests and as files of `config/`: topics (21, 351,
 `topics.json`), groups (200, 201, 352, `subscriptionGroup.json`), offsets (43,
-`consumerOffset.json`), SQL92 filters (`consumerFilter.json`), key-values (`kvConfig.json`), and the
-edition that they carry.
+`consumerOffset.json`), SQL92 filters (`consumerFilter.json`), what orderly pops have taken
+(`consumerOrderInfo.json`), who pops (401, 402, `messageRequestMode.json`), key-values
+(`kvConfig.json`), and the edition that they carry.
 
 Files are written as RocketMQ writes them, to the byte (spec/store.md §11): in the order in which
 Java's hash maps hand out what they hold. It means nothing, but a test can compare, and a user sees
@@ -36,6 +37,7 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
     FORMS,
     as_integer,
+    as_list,
     as_object,
     body,
     body_codec,
@@ -57,9 +59,11 @@ Texts = dict[str, tuple[T, str]]
 """Items of a table as they were last written: of a thousand few change between two editions."""
 
 # RocketMQ's maps, for the order in files: topics and groups, topic@group keys, a key's queues,
-# groups and their topics beside the offsets, topics with filters, forbidden groups, attributes.
+# groups and their topics beside the offsets, topics with filters, forbidden groups, topic@group
+# keys and queues of orderly pops, attributes.
 TABLE_BUCKETS, KEY_BUCKETS, QUEUE_BUCKETS = 2048, 1024, 64
 GROUP_BUCKETS, TOPIC_SET_BUCKETS, FILTER_BUCKETS, FORBIDDEN_BUCKETS = 128, 8, 512, 8
+ORDER_BUCKETS, ORDER_QUEUE_BUCKETS = 256, 32
 DEFAULT_BUCKETS: Final = 16
 TOPIC_QUEUES_DEFAULT: Final = 16
 """What Java takes for the number of queues that a topic's JSON does not name."""
@@ -355,6 +359,101 @@ def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
         offsets.data_version,
         Unknown(unknown_fields(values, known)),
     )
+
+
+# ------------------------------------------------------------------------------------------- pop
+
+
+@dataclass(frozen=True, slots=True)
+class OrderInfo:
+    """What the last orderly pop took of a queue: offsets, when (ms), and for how long it hides
+    them. Bit i of `done`: the i-th is acknowledged. `visible_ms` has those whose time was changed,
+    `counts` how often one came before; None: nothing came before at all."""
+
+    offsets: tuple[int, ...]
+    pop_ms: int
+    invisible_ms: int
+    taken_ms: int
+    attempt_id: str | None = None
+    done: int = 0
+    visible_ms: Mapping[int, int] = field(default_factory=dict)
+    counts: Mapping[int, int] | None = None
+
+
+def _offsets_from(value: Any, what: str) -> tuple[int, ...]:
+    """The first, then how far the others are from it."""
+    found = [as_integer(one, what) for one in as_list(value, what)]
+    return tuple(one + found[0] if index else one for index, one in enumerate(found))
+
+
+ORDER = form(
+    OrderInfo,
+    offsets=json(
+        "o",
+        read=_offsets_from,
+        write=lambda it: [one - it[0] if index else one for index, one in enumerate(it)],
+    ),
+    pop_ms="popTime",
+    invisible_ms="i",
+    taken_ms="l",
+    attempt_id="a",
+    done="cm",
+    visible_ms=json("ot", write=lambda it: hash_map_of_integers(it, DEFAULT_BUCKETS) or None),
+    counts=json(
+        "oc",
+        write=lambda it: None if it is None else hash_map_of_integers(it, DEFAULT_BUCKETS),
+    ),
+)
+OrderTable = Mapping[str, Mapping[int, OrderInfo]]
+"""`topic@group` -> queue id -> what was taken."""
+
+
+def encode_order_file(table: OrderTable) -> str:
+    """The text of `consumerOrderInfo.json`."""
+    written = {
+        key: {
+            queue_id: ORDER.write(info)
+            for queue_id, info in hash_map_of_integers(queues, ORDER_QUEUE_BUCKETS).items()
+        }
+        for key, queues in hash_map(table, ORDER_BUCKETS).items()
+    }
+    return fastjson.dumps_pretty({"table": written})
+
+
+decode_order_file = member_codec("table", dict[str, dict[int, OrderInfo]], "order of pops")[1]
+PULL, POP = "PULL", "POP"
+
+
+@body
+class RequestMode:
+    """How a group reads a topic, as 401 sets it: by PULL, or by POP. Those who pop share all queues
+    of a broker, or, with `share_queues` > 0, each has its own and those of so many members after
+    it."""
+
+    topic: str = json("topic")
+    group: str = json("consumerGroup")
+    mode: str = json("mode", default=PULL)
+    share_queues: int = json("popShareQueueNum", default=0)
+
+
+Modes = Mapping[str, Mapping[str, RequestMode]]
+"""Topic -> group -> mode."""
+decode_request_mode = body_codec(RequestMode, "mode")[1]
+# 402's answer; and the inverse, of the file too.
+encode_request_modes: Callable[[Modes], bytes]
+encode_request_modes, decode_request_modes = member_codec(
+    "messageRequestModeMap", dict[str, dict[str, RequestMode]], "modes"
+)
+
+
+def encode_request_modes_file(modes: Modes) -> str:
+    """The text of `messageRequestMode.json`."""
+    write = FORMS[RequestMode].write
+    written = {
+        topic: {group: write(mode) for group, mode in hash_map(groups).items()}
+        for topic, groups in hash_map(modes).items()
+    }
+    return fastjson.dumps_pretty({"messageRequestModeMap": written})
 
 
 # --------------------------------------------------------------------------- filters, key-values
