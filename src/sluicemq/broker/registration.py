@@ -51,7 +51,12 @@ from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import BrokerRequest, RegisterBrokerRequest, TopicRequest
+from sluicemq.wire.headers import (
+    BrokerRequest,
+    GetRouteRequest,
+    RegisterBrokerRequest,
+    TopicRequest,
+)
 from sluicemq.wire.signature import sign_command
 
 log = logging.getLogger(__name__)
@@ -166,6 +171,12 @@ class Registration:
 
     # ---------------------------------------------------------------------------- what changes
 
+    def route(self, topic: str) -> Command:
+        """105: which queues does it have, on all brokers?"""
+        return self._signed(
+            Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteRequest(topic=topic)))
+        )
+
     def topic_changed(self, name: str) -> None:
         for server in self.name_servers:
             server.changes.add(name)
@@ -242,6 +253,7 @@ class Registration:
 DIAL_WAIT_S: Final = 1.5
 REGISTER_WAIT_S: Final = 3.0
 TOPIC_WAIT_S: Final = 0.5
+ROUTE_WAIT_S: Final = 1.0
 FAREWELL_WAIT_S: Final = 1.0
 
 
@@ -269,6 +281,7 @@ class Announcements:
         self._in_executor = in_executor
         self._save_offsets = save_offsets
         self._waiting: list[tuple[Peer, bytes]] = []
+        self._questions: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 
         def lost(channel: Channel) -> None:
@@ -307,7 +320,26 @@ class Announcements:
             peer.write(answer)
 
     async def close(self) -> None:
+        for question in self._questions:
+            question.cancel()
         await self._pool.close()
+
+    def look_up(self, topic: str, done: Callable[[Command | None], None]) -> None:
+        """Asks the name servers for the route of a topic, one after the other until one answers;
+        `done` gets the answer, None without one."""
+
+        async def ask() -> None:
+            answer = None
+            for server in sorted(self.registration.name_servers, key=lambda it: it.failures):
+                with contextlib.suppress(SluiceError, OSError):
+                    channel = await self._pool.get(server.address)
+                    answer = await channel.call(self.registration.route(topic), ROUTE_WAIT_S)
+                    break
+            done(answer)
+
+        question = asyncio.get_running_loop().create_task(ask())
+        self._questions.add(question)
+        question.add_done_callback(self._questions.discard)
 
     async def run(self) -> None:
         """Round after round, until it is cancelled."""

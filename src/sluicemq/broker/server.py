@@ -44,6 +44,7 @@ from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.server import warn_of_protection
 from sluicemq.net.tls import broker_tls
 from sluicemq.store.store import Store
+from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
 T = TypeVar("T")
@@ -146,6 +147,9 @@ class Broker:
         def announce(peer: Peer, answer: bytes) -> None:
             self._announcements.hold(peer, answer)
 
+        def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
+            self._announcements.look_up(topic, done)
+
         core = self.core = BrokerState(
             self.settings,
             self.store,
@@ -159,6 +163,7 @@ class Broker:
             call_later=loop.call_later,
             run_sync=lambda done: in_executor(self._executor)(self.store.sync, done),
             announce=announce,
+            look_up=look_up,
             offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True),
         )
@@ -266,7 +271,7 @@ class Broker:
 
         def save_filters() -> Awaitable[None]:
             filters.clean()
-            return save(filters.document)
+            return save(filters.document, core.assignments.document)
 
         chores: list[tuple[Callable[[], float], Chore]] = [
             # RocketMQ's JSON of topics and groups lags by as much.

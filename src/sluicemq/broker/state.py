@@ -9,6 +9,7 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, Offload, in_place
+from sluicemq.broker.consume.assignment import Assignments, LookUp
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, QueueLocks
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters
@@ -46,7 +47,8 @@ class BrokerState:
 
     `call_soon` and `call_later` are the loop's; `run_sync` starts an fsync in another thread,
     `offload` what blocks, `compute` what filters compute. `announce(peer, answer)` holds an answer
-    until a change is saved and registered; without it answers leave at once.
+    until a change is saved and registered; without it answers leave at once. `look_up` asks the
+    name servers.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class BrokerState:
         call_later: CallLater | None = None,
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
+        look_up: LookUp = lambda topic, done: done(None),
         offload: Offload = in_place,
         compute: Offload | None = None,
     ) -> None:
@@ -103,6 +106,7 @@ class BrokerState:
         self.consumers = consumers = Consumers(
             settings, groups, self.filters, self.lanes, self.contracts, clock
         )
+        self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
         self.pull = Pull(
             settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
             self.background,
@@ -157,8 +161,8 @@ class BrokerState:
             if not is_read_only:
                 self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
             for part in (
-                self.groups, self.offsets, self.order, self.lanes, self.filters, self.delayed,
-                self.checkpoints, self.transactions, self.epochs,
+                self.groups, self.offsets, self.order, self.assignments, self.lanes, self.filters,
+                self.delayed, self.checkpoints, self.transactions, self.epochs,
             ):  # fmt: skip
                 part.load()
             if is_read_only:
@@ -177,8 +181,8 @@ class BrokerState:
     def documents(self) -> tuple[Document, ...]:
         return (
             *self.journaled, self.offsets.document, self.offsets.resets_document,
-            self.checkpoints.document, self.order.document, self.lanes.document,
-            self.filters.document,
+            self.checkpoints.document, self.order.document, self.assignments.document,
+            self.lanes.document, self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 

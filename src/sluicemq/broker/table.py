@@ -17,6 +17,7 @@ from sluicemq.broker.admin.metadata import Metadata
 from sluicemq.broker.admin.queries import Queries
 from sluicemq.broker.admin.retention import Cleaning
 from sluicemq.broker.admin.status import Admin
+from sluicemq.broker.consume.assignment import Assignments
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.heartbeat import Heartbeats
 from sluicemq.broker.consume.offset_admin import OffsetAdmin
@@ -67,6 +68,9 @@ TABLE: Final[dict[int, Row]] = {
     Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
     Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
     Code.CHECK_CLIENT_CONFIG: Row(None, Heartbeats.check),
+    Code.QUERY_ASSIGNMENT: Row(None, Assignments.query),
+    Code.SET_MESSAGE_REQUEST_MODE: Row(None, Assignments.set_mode),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: Row(None, Assignments.modes),
     Code.QUERY_CONSUMER_OFFSET: Row(h.QueryConsumerOffsetRequest, Queries.committed_offset),
     Code.UPDATE_CONSUMER_OFFSET: Row(h.UpdateConsumerOffsetRequest, Queries.commit_offset),
     Code.LOCK_BATCH_MQ: Row(None, Queries.lock),
@@ -137,7 +141,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
     settings, topics, groups, offsets, store = b.settings, b.topics, b.groups, b.offsets, b.store
     clock, consumers = b.clock, b.consumers
     return (
-        b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning,
+        b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning, b.assignments,
         b.filter_watch,
         TransactionRequests(settings, b.transactions, clock, b.access),
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),

@@ -22,7 +22,7 @@ _REASONS: Final = {
     """,
     "POP is not built yet": """
         ackMessageThreadPoolNums ackThreadPoolQueueCapacity appendAckAsync appendCkAsync
-        defaultMessageRequestMode defaultPopShareQueueNum enableNotifyAfterPopOrderLockRelease
+        enableNotifyAfterPopOrderLockRelease
         enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog
         enablePopMessageThreshold enableSkipLongAwaitingAck
         initPopOffsetByCheckMsgInMem maxPopPollingSize popCkMaxBufferSize popCkOffsetMaxQueueSize
@@ -103,8 +103,8 @@ _REASONS: Final = {
     "sockets are asyncio's here": """
         clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
         clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
-        connectTimeoutMillis enableReconnectForGoAway loadBalancePollNameServerInterval
-        maxReconnectIntervalTimeSeconds serverLoadBalancerEnable serverPooledByteBufAllocatorEnable
+        connectTimeoutMillis enableReconnectForGoAway
+        maxReconnectIntervalTimeSeconds serverPooledByteBufAllocatorEnable
         serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize socksProxyConfig
         useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
     """,

@@ -301,6 +301,17 @@ class BrokerConfig(ServerConfig):
         "How long such a pull waits when longPollingEnable is false, in ms.", minimum=1, live=True)
     notify_consumer_changes: bool = _key("notifyConsumerIdsChangedEnable", True,
         "Consumers hear at once when one joins or leaves their group.", live=True)
+    server_balances: bool = _key("serverLoadBalancerEnable", True,
+        "Consumers that do not balance by themselves (clientRebalance=false) get shares; false "
+        "gives all queues to each.", live=True)
+    request_mode: str = _key("defaultMessageRequestMode", "PULL",
+        "How they read where request 401 has not said it.", choices=("PULL", "POP"), live=True)
+    pop_share_queues: int = _key("defaultPopShareQueueNum", -1,
+        "... by POP: each has its own queues and those of so many members after it; 0 and less: "
+        "all.", minimum=-1, live=True)
+    route_period_ms: int = _key("loadBalancePollNameServerInterval", 30_000,
+        "For so many ms the queues of a topic are those that a name server told.",
+        minimum=1, live=True)
     server_side_reset: bool = _key("useServerSideResetOffset", True,
         "Resetting offsets is done by the broker, not by the consumers.", live=True)
     store_replies: bool = _key("storeReplyMessageEnable", True,

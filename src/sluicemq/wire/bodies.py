@@ -128,7 +128,36 @@ class ConsumerConnections:
     subscriptions: Mapping[str, Subscription] = json("subscriptionTable")
 
 
+@body
+class AssignmentQuery:
+    """400's body: what is a client of the group to read of the topic? Its strategy is one of
+    Java's names."""
+
+    topic: str = json("topic")
+    group: str = json("consumerGroup")
+    client_id: str = json("clientId")
+    strategy: str = json("strategyName")
+    message_model: str = json("messageModel", default=CLUSTERING)
+
+
+@body
+class Assignment:
+    """A queue to read by PULL or by POP; -1 is any queue of its broker."""
+
+    queue: MessageQueue = json("messageQueue")
+    mode: str = json("mode")
+
+
+@body
+class AssignmentAnswer:
+    """400's answer; None is to keep what one has."""
+
+    found: tuple[Assignment, ...] | None = json("messageQueueAssignments", default=None)
+
+
 encode_heartbeat, decode_heartbeat = body_codec(Heartbeat, "heartbeat")
+encode_assignment_query, decode_assignment_query = body_codec(AssignmentQuery, "query of a share")
+encode_assignments, decode_assignments = body_codec(AssignmentAnswer, "share")
 encode_lock_batch, decode_lock_batch = body_codec(LockBatch, "lock request")
 encode_check_client_config, decode_check_client_config = body_codec(
     CheckClientConfig, "client configuration"

@@ -377,6 +377,17 @@ class Consumers:
             return None
         return LaneReader(lanes, member.client_id, member.key)
 
+    def sharing(self, name: str, peer: Peer, fields: Mapping[str, str] | None) -> list[str]:
+        """Client ids among whom a client shares the queues; in a group with lanes: those of the
+        asker's lane, so that they balance all queues."""
+        group = self.groups.get(name)
+        if group is None:
+            return []
+        found = self.lane_of(name, peer, fields)
+        if found is None:
+            return group.client_ids
+        return [m.client_id for m in group.members.values() if m.key == found.key]
+
     def commit(
         self,
         name: str,

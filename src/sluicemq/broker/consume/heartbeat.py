@@ -133,18 +133,12 @@ class Heartbeats:
         return Command(ResponseCode.SUCCESS, {})
 
     def list_members(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
-        """38. In a group with lanes: those of the asker's lane, so that they balance all queues."""
-        name = header.group
-        group = self.consumers.groups.get(name)
-        if group is None or not group.members:
+        """38."""
+        client_ids = self.consumers.sharing(header.group, peer, command.fields)
+        if not client_ids:
             return Command(
-                ResponseCode.SYSTEM_ERROR, {}, remark=f"no consumer for this group, {name}"
+                ResponseCode.SYSTEM_ERROR, {}, remark=f"no consumer for this group, {header.group}"
             )
-        found = self.consumers.lane_of(name, peer, command.fields)
-        client_ids = group.client_ids
-        if found is not None:
-            key = found.key
-            client_ids = [m.client_id for m in group.members.values() if m.key == key]
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(client_ids))
 
     def check(self, command: Command, peer: Peer) -> Postponed:
