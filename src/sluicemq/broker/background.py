@@ -32,7 +32,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
@@ -48,6 +48,15 @@ Job = Callable[[], Any]
 Steps = Generator[Job | None, Any, T]
 """Work in small steps: each takes a millisecond or so, but for the jobs that it yields."""
 Offload = Callable[[Job, Callable[[Any], None]], None]
+
+
+class Alarm(Protocol):
+    """What a loop's `call_later` returns."""
+
+    def cancel(self) -> None: ...
+
+
+CallLater = Callable[[float, Callable[[], None]], Alarm]
 _computing: list[None] = []
 """One for each that computes now: of several the last one switches back."""
 
@@ -121,7 +130,7 @@ class Background:
         clock: Clock,
         shares: Shares,
         settle: Callable[[object, Command, Peer], None] | None = None,
-        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        call_later: CallLater | None = None,
         offload: Offload | None = None,
     ) -> None:
         """`offload` does a job in another thread and calls back in this one with its result,

@@ -8,7 +8,7 @@ from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
-from sluicemq.broker.background import Background, Offload, in_place
+from sluicemq.broker.background import Background, CallLater, Offload, in_place
 from sluicemq.broker.consume.assignment import Assignments, LookUp
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, QueueLocks
 from sluicemq.broker.consume.filter_watch import FilterWatch
@@ -28,7 +28,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
-from sluicemq.broker.waiting.delivery import CallLater, Delayed
+from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds

@@ -34,11 +34,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
+from sluicemq.broker.background import Alarm, CallLater
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import SEPARATOR, Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.waiting.delivery import Alarm, CallLater
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files

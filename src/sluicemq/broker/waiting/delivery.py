@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from sluicemq.broker.background import Progress, Slice, Worker
+from sluicemq.broker.background import Alarm, CallLater, Progress, Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
@@ -360,15 +360,6 @@ class TimerMetrics:
             for topic, count in sorted(self.counts.items())
         }
         return fastjson.dumps({"dataVersion": self._version, "timingCount": counting}).decode()
-
-
-class Alarm(Protocol):
-    """What a loop's `call_later` returns."""
-
-    def cancel(self) -> None: ...
-
-
-CallLater = Callable[[float, Callable[[], None]], Alarm]
 
 
 class Part(Protocol):
