@@ -1,9 +1,11 @@
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -12,10 +14,12 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -37,6 +41,9 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
  * <pre>
  * fallback  topic group expect fail level max timeout_s: a consumer none of whose send-backs (36) reaches the broker
  * handover  topic group keyed count leave: two orderly consumers of the group; the first leaves after `leave` messages
+ * pop       topic group tag instances expect fail max timeout_s: consumers that do not balance by themselves
+ *           (clientRebalance=false) and pop when 401 has said so; with `count` messages sent when they are there.
+ *           step=N: what fails comes again after N s; hide=MS: so long a message is a consumer's, slow=MS it takes
  * keyed     topic count prefix: message i by the hash of key-i; what cannot be sent is an event `refused`
  * transact  topic group count prefix outcomes checks expect timeout_s, and
  *           property=NAME:VALUE on every message, again=commit|rollback: each is ended once more, that way,
@@ -77,6 +84,7 @@ public final class Delivery {
         switch (command) {
             case "fallback": fallback(); break;
             case "handover": handover(); break;
+            case "pop": pop(); break;
             case "keyed": keyed(); break;
             case "transact": transact(); break;
             default: throw new IllegalArgumentException(command);
@@ -116,6 +124,58 @@ public final class Delivery {
             await(open);
         } finally {
             consumer.shutdown();
+        }
+    }
+
+    private void pop() throws Exception {
+        CountDownLatch open = new CountDownLatch(number("expect", 1));
+        List<DefaultMQPushConsumer> consumers = new ArrayList<>();
+        for (int i = 0; i < number("instances", 1); i++) {
+            DefaultMQPushConsumer consumer = configured(new DefaultMQPushConsumer(options.get("group")));
+            consumer.setClientRebalance(false);
+            consumer.setPopInvisibleTime(number("hide", 60_000));
+            consumer.setMaxReconsumeTimes(number("max", -1));
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            if (options.containsKey("sql")) consumer.subscribe(options.get("topic"), MessageSelector.bySql(options.get("sql")));
+            else consumer.subscribe(options.get("topic"), text("tag", "*"));
+            int number = i;
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                MessageExt message = messages.get(0);
+                got(number, message);
+                pause(number("slow", 0));
+                open.countDown();
+                return message.getReconsumeTimes() < number("fail", 0)
+                    ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            consumers.add(consumer);
+        }
+        try {
+            for (DefaultMQPushConsumer consumer : consumers) {
+                consumer.start();
+                if (options.containsKey("step")) quicken(consumer);
+            }
+            if (options.containsKey("count")) {
+                Thread.sleep(BALANCE_MS);
+                keyed();
+            }
+            await(open);
+        } finally {
+            for (DefaultMQPushConsumer consumer : consumers) consumer.shutdown();
+        }
+    }
+
+    /** The ladder of a client that pops is fixed, and begins with ten seconds. */
+    private void quicken(DefaultMQPushConsumer consumer) throws Exception {
+        Field ladder = DefaultMQPushConsumerImpl.class.getDeclaredField("popDelayLevel");
+        ladder.setAccessible(true);
+        Arrays.fill((int[]) ladder.get(consumer.getDefaultMQPushConsumerImpl()), number("step", 1));
+    }
+
+    private static void pause(long ms) {
+        try {
+            Thread.sleep(ms);
+        } catch (InterruptedException stopped) {
+            Thread.currentThread().interrupt();
         }
     }
 
