@@ -20,21 +20,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from peer import clusters, drivers
+from peer.popping import BATCH_ACK, PEEK, POLLING, Raw, frames, now_ms
 from peer.toolchain import HERE
-
-from sluicemq.record.codec import decode_records
-from sluicemq.wire.frames import Command, decode, encode
 
 MAIN = "org.apache.rocketmq"
 VERSIONS = {"5.3.3": 479, "5.5.0": 495}
-POP, ACK, PEEK, CHANGE, NOTIFY, POLLING, BATCH_ACK = (
-    200050, 200051, 200052, 200053, 200054, 200055, 200151,
-)  # fmt: skip
 TIMER = "rmq_sys_wheel_timer"
 
 
@@ -75,197 +70,6 @@ class Recording:
         rows = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in self._lines]
         data = "".join(f"{row}\n" for row in rows).encode()
         (directory / f"{self.name}.jsonl.gz").write_bytes(gzip.compress(data, mtime=0))
-
-
-def frames(connection: socket.socket) -> Iterable[bytes]:
-    """Whole frames until the connection ends."""
-    received = bytearray()
-    while data := connection.recv(65536):
-        received += data
-        while len(received) >= 4:
-            size = 4 + struct.unpack_from(">I", received)[0]
-            if len(received) < size:
-                break
-            yield bytes(received[:size])
-            del received[:size]
-
-
-class Raw:
-    """A connection to a broker that asks what it is told, and writes down what goes over it."""
-
-    def __init__(
-        self, address: tuple[str, int], recording: Recording, version: int, number: int = 1
-    ) -> None:
-        self.number, self.version = number, version
-        self._address, self._recording = address, recording
-        self._socket = socket.create_connection(address)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._opaque = 0
-        self._answers: dict[int, Command] = {}
-        self._news = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for frame in frames(self._socket):
-            self._recording.put(self.number, "raw→broker", "<", frame)
-            command = decode(frame[4:])
-            with self._news:
-                if command.is_response:
-                    self._answers[command.opaque] = command
-                self._news.notify_all()
-
-    def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def beside(self, number: int) -> "Raw":
-        """Another connection."""
-        return Raw(self._address, self._recording, self.version, number)
-
-    def ask(self, code: int, fields: dict[str, object] | None = None, body: bytes = b"") -> int:
-        """A request whose answer comes later; returns its number."""
-        self._opaque += 1
-        texts = None if fields is None else {k: str(v) for k, v in fields.items() if v is not None}
-        command = Command(code, texts, body, self._opaque, language="JAVA", version=self.version)
-        frame = encode(command)
-        self._recording.put(self.number, "raw→broker", ">", frame)
-        self._socket.sendall(frame)
-        return self._opaque
-
-    def answer(self, number: int, wait_s: float = 30.0) -> Command:
-        with self._news:
-            assert self._news.wait_for(lambda: number in self._answers, wait_s), "no answer"
-            return self._answers.pop(number)
-
-    def call(
-        self, code: int, fields: dict[str, object] | None = None, body: bytes = b""
-    ) -> Command:
-        return self.answer(self.ask(code, fields, body))
-
-    # ---- what scenarios are made of
-
-    def topic(self, name: str, queues: int = 1, perm: int = 6) -> None:
-        fields: dict[str, object] = {
-            "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues,
-            "writeQueueNums": queues, "perm": perm, "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": 0, "order": "false", "attributes": "",
-        }  # fmt: skip
-        assert self.call(17, fields).code == 0
-
-    def group(self, name: str, **changes: object) -> None:
-        config = {"groupName": name, "consumeEnable": True, **changes}
-        assert self.call(200, None, json.dumps(config).encode()).code == 0
-
-    def change(self, **settings: object) -> None:
-        body = "".join(f"{name}={value}\n" for name, value in settings.items())
-        assert self.call(25, None, body.encode()).code == 0
-
-    def send(self, topic: str, queue: int, *bodies: str, **properties: object) -> None:
-        for body in bodies:
-            found = {"UNIQ_KEY": f"ID{topic}{queue}{body}", "WAIT": "true", **properties}
-            text = "".join(f"{name}\x01{value}\x02" for name, value in found.items())
-            fields: dict[str, object] = {
-                "a": "P", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0,
-                "g": now_ms(), "h": 0, "i": text, "j": 0, "k": "false", "m": "false",
-            }  # fmt: skip
-            assert self.call(310, fields, body.encode()).code == 0
-
-    def popping(self, topic: str, group: str, **changes: object) -> int:
-        fields: dict[str, object] = {
-            "consumerGroup": group, "topic": topic, "queueId": 0, "maxMsgNums": 32,
-            "invisibleTime": 60_000, "pollTime": 0, "bornTime": now_ms(), "initMode": 0,
-            "exp": "*", "expType": "TAG", "order": "false",
-        }  # fmt: skip
-        return self.ask(POP, fields | changes)
-
-    def pop(self, topic: str, group: str, **changes: object) -> list[tuple[str, int, int, str]]:
-        """Real topic, queue id, offset and handle of each message."""
-        answer = self.answer(self.popping(topic, group, **changes))
-        return handles(answer, topic, group)
-
-    def ack(self, group: str, message: tuple[str, int, int, str], **changes: object) -> Command:
-        topic, queue, offset, handle = message
-        fields: dict[str, object] = {
-            "consumerGroup": group, "topic": topic, "queueId": queue, "offset": offset,
-            "extraInfo": handle,
-        }  # fmt: skip
-        return self.call(ACK, fields | changes)
-
-    def hide(
-        self, group: str, message: tuple[str, int, int, str], hidden_ms: int, **changes: object
-    ) -> tuple[str, int, int, str]:
-        """Changes the invisible time; returns the message with its new handle."""
-        topic, queue, offset, handle = message
-        fields: dict[str, object] = {
-            "consumerGroup": group, "topic": topic, "queueId": queue, "offset": offset,
-            "extraInfo": handle, "invisibleTime": hidden_ms,
-        }  # fmt: skip
-        answer = self.call(CHANGE, fields | changes)
-        given, words = answer.fields or {}, handle.split(" ")
-        if answer.code == 0 and "popTime" in given:
-            is_order = words[3] == "999"
-            words[0] = words[0] if is_order else str(offset)
-            words[1:4] = given["popTime"], given["invisibleTime"], given["reviveQid"]
-        return topic, queue, offset, " ".join(words)
-
-    def ack_all(self, group: str, messages: list[tuple[str, int, int, str]], topic: str) -> Command:
-        """All of one pop, as bits from its start on."""
-        words = messages[0][3].split(" ")
-        start, bits = int(words[0]), 0
-        for _, _, offset, _ in messages:
-            bits |= 1 << offset - start
-        data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-        row = {
-            "b": base64.b64encode(data).decode(), "c": group, "it": int(words[2]),
-            "pt": int(words[1]), "q": messages[0][1], "r": words[4], "rq": int(words[3]),
-            "so": start, "t": topic,
-        }  # fmt: skip
-        body = json.dumps({"acks": [row], "brokerName": words[5]}, separators=(",", ":"))
-        return self.call(BATCH_ACK, None, body.encode())
-
-    def notify(self, topic: str, group: str, **changes: object) -> int:
-        fields: dict[str, object] = {
-            "consumerGroup": group, "topic": topic, "queueId": 0, "pollTime": 0,
-            "bornTime": now_ms(), "order": "false",
-        }  # fmt: skip
-        return self.ask(NOTIFY, fields | changes)
-
-    def offset(self, topic: str, group: str, queue: int = 0) -> None:
-        self.call(14, {"consumerGroup": group, "topic": topic, "queueId": queue})
-
-    def pull(self, topic: str, queue: int = 0, offset: int = 0) -> None:
-        """What lies in a queue of the broker's own."""
-        fields: dict[str, object] = {
-            "consumerGroup": "G_look", "topic": topic, "queueId": queue, "queueOffset": offset,
-            "maxMsgNums": 32, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0,
-            "subscription": "*", "subVersion": 0, "expressionType": "TAG",
-        }  # fmt: skip
-        self.call(11, fields)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def handles(answer: Command, topic: str, group: str) -> list[tuple[str, int, int, str]]:
-    """From the texts of an answer; of a retried message its own property says it."""
-    fields = answer.fields or {}
-    starts = {}
-    for part in filter(None, fields.get("startOffsetInfo", "").split(";")):
-        kind, queue, start = part.split(" ")
-        starts[kind, queue] = start
-    found = []
-    for part in filter(None, fields.get("msgOffsetInfo", "").split(";")):
-        kind, queue, offsets = part.split(" ")
-        real = {"0": topic, "1": f"%RETRY%{group}_{topic}", "2": f"%RETRY%{group}+{topic}"}[kind]
-        for offset in offsets.split(","):
-            words = [
-                starts[kind, queue], fields["popTime"], fields["invisibleTime"],
-                fields["reviveQid"], kind, "broker-g", queue, offset,
-            ]  # fmt: skip
-            found.append((real, int(queue), int(offset), " ".join(words)))
-    assert len(found) == (len(list(decode_records(answer.body))) if answer.body else 0)
-    return found
 
 
 # ------------------------------------------------------------------------------------- scenarios
@@ -329,13 +133,13 @@ def acks(raw: Raw) -> None:
     raw.call(BATCH_ACK, None, b"")
     raw.offset("T_ack", "G_ack")
     raw.pull(TIMER)
-    topic, queue, _, handle = found[2]
+    handle = found[2].handle
     for change in (
         {"offset": 5}, {"offset": -1}, {"offset": 4}, {"queueId": 2}, {"queueId": -1},
         {"topic": "T_nosuch"}, {"consumerGroup": "G_nosuch"}, {"extraInfo": "1 2 3"},
         {"extraInfo": None}, {"extraInfo": handle.replace("broker-g", "broker-x")},
     ):  # fmt: skip
-        raw.ack("G_ack", (topic, queue, 2, handle), **change)  # type: ignore[arg-type]
+        raw.ack("G_ack", found[2], **change)  # type: ignore[arg-type]
     strange = {"b": "AQ==", "c": "G_ack", "it": 1, "pt": 1, "q": 9, "r": "0", "rq": 0, "so": 0}
     for row in ({**strange, "t": "T_nosuch"}, {**strange, "t": "T_ack"}):
         body = json.dumps({"acks": [row], "brokerName": "broker-g"}).encode()
@@ -483,14 +287,14 @@ def ordered(raw: Raw) -> None:
     raw.ack("G_order", same[0], offset=3)
     raw.hide("G_order", same[0], 6000)
     waits = raw.popping("T_order", "G_order", pollTime=15_000, **other)
-    again = handles(raw.answer(waits), "T_order", "G_order")
+    again = raw.handles(raw.answer(waits), "T_order", "G_order")
     assert [message[2] for message in again] == [0, 1, 2, 3], again
     raw.ack("G_order", same[0])
     raw.offset("T_order", "G_order")
     waits = raw.popping("T_order", "G_order", pollTime=15_000, **(first | {"attemptId": "three"}))
     raw.ack_all("G_order", again[:2], "T_order")
     raw.offset("T_order", "G_order")
-    last = handles(raw.answer(waits), "T_order", "G_order")
+    last = raw.handles(raw.answer(waits), "T_order", "G_order")
     assert [message[2] for message in last] == [2, 3], last
     raw.hide("G_order", last[1], 60_000)
     raw.ack("G_order", last[0])
@@ -696,7 +500,7 @@ def main(release: str, target: Path, names: list[str]) -> None:
                 print(name, flush=True)
                 recording = Recording(f"pop{short}-{name}")
                 if name == "push":
-                    made = Raw(address, Recording("before"), version)
+                    made = Raw(address, version)
                     made.topic("T_push", 2)
                     made.group("G_push")
                     body = {"topic": "T_push", "consumerGroup": "G_push", "mode": "POP"}
@@ -704,7 +508,7 @@ def main(release: str, target: Path, names: list[str]) -> None:
                     made.close()
                     push(directory, release, (name_port, broker_port), recording)
                 else:
-                    raw = Raw(address, recording, version)
+                    raw = Raw(address, version, 1, recording.put, "broker-g")
                     SCENARIOS[name](raw)
                     raw.close()
                 time.sleep(0.2)

@@ -104,6 +104,11 @@ class Driver:
             if on_event:
                 on_event(event)
 
+    def kill(self) -> None:
+        """At once; the command that runs fails."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
