@@ -159,7 +159,9 @@ class Assignments:
                 found = None
             else:
                 found = share(strategy, asked.client_id, queues, members, mode)
-        rows = found and tuple(bodies.Assignment(queue=queue, mode=mode.mode) for queue in found)
+        rows = None
+        if found is not None:
+            rows = tuple(bodies.Assignment(queue=queue, mode=mode.mode) for queue in found)
         body = bodies.encode_assignments(bodies.AssignmentAnswer(found=rows))
         return Command(ResponseCode.SUCCESS, body=body)
 
