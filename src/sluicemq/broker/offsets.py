@@ -26,7 +26,7 @@ dies just after a consumer has heard tells it once more: messages repeat.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -144,16 +144,6 @@ class Resets:
             raise ValueError(f"a reset lacks a field: {error}") from error
 
 
-class Follower(Protocol):
-    """What is known of messages that groups have been given, and goes with their offsets."""
-
-    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group goes on at `offset`."""
-
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """The topic, or the group, is deleted."""
-
-
 class Offsets:
     """topic@group -> queue id -> next offset to consume."""
 
@@ -166,7 +156,9 @@ class Offsets:
             self.resets_document.changed = True
 
         self.resets = Resets(reset_changed)
-        self.followers: list[Follower] = []
+        # What is known of messages that groups have been given goes with their offsets.
+        self.on_reset: list[Callable[[str, str, int, int], None]] = []
+        self.on_forget: list[Callable[..., None]] = []
         self.is_urgent = False
         """A reset is to be on disk before it is answered."""
         self.on_save: Callable[[], None] = lambda: None
@@ -218,8 +210,8 @@ class Offsets:
         self.resets.put(group, topic, queue_id, offset)
         self.is_urgent = True
         self.put(group, topic, queue_id, offset)
-        for follower in self.followers:
-            follower.reset(group, topic, queue_id, offset)
+        for follow in self.on_reset:
+            follow(group, topic, queue_id, offset)
 
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Where the group is, whoever says so. HOT."""
@@ -279,8 +271,8 @@ class Offsets:
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
         """The topic, or the group, is deleted."""
         self.resets.forget(topic=topic, group=group)
-        for follower in self.followers:
-            follower.forget(topic=topic, group=group)
+        for follow in self.on_forget:
+            follow(topic=topic, group=group)
         prefix, suffix = f"{topic}@" if topic else "", f"@{group}" if group else ""
 
         def meant(table: dict[str, dict[int, int]]) -> list[str]:

@@ -9,18 +9,18 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, CallLater, Offload, in_place
-from sluicemq.broker.consume.assignment import Assignments, LookUp
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, QueueLocks
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.order import ConsumerOrder
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pop.assignment import Assignments, LookUp
 from sluicemq.broker.pop.checkpoints import Checkpoints
+from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.send import Retries, Send
@@ -120,6 +120,7 @@ class BrokerState:
         self.checkpoints = Checkpoints(
             settings, topics, offsets, store, intake, turns, self.delayed, files, clock
         )
+        offsets.on_forget.append(self.checkpoints.forget)
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
             CheckBack(self.producers, settings.broker.broker_name),

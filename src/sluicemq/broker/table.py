@@ -17,12 +17,12 @@ from sluicemq.broker.admin.metadata import Metadata
 from sluicemq.broker.admin.queries import Queries
 from sluicemq.broker.admin.retention import Cleaning
 from sluicemq.broker.admin.status import Admin
-from sluicemq.broker.consume.assignment import Assignments
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.heartbeat import Heartbeats
 from sluicemq.broker.consume.offset_admin import OffsetAdmin
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.epochs.epochs import Epochs
+from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.produce.relays import Relays, Replies
 from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.state import BrokerState

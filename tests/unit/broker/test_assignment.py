@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.consume.assignment import share
+from sluicemq.broker.pop.assignment import share
 from sluicemq.config import BrokerConfig
 from sluicemq.model.allocation import allocate_average, allocate_circle
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicConfig, TopicRoute

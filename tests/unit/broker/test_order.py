@@ -4,7 +4,7 @@ of it."""
 import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker
-from sluicemq.broker.consume.order import ConsumerOrder, Counts
+from sluicemq.broker.pop.order import ConsumerOrder, Counts
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.testing.files import CrashableFiles

@@ -13,7 +13,7 @@ others are hidden (spec/delivery.md §7).
     change        one is to be hidden until another time
 
 A group that is sent elsewhere (`reset`) is blocked by nothing, and so is one whose topic is deleted
-(`forget`): this follows the offsets (`offsets.Follower`). The pop after it has heard of it.
+(`forget`): this follows the offsets. The pop after a reset has heard of it.
 
 A handle counts as long as its pop time is that of the last pop; with an older one nothing happens,
 and no error, since the message is with somebody else. What came again is not lost on the way: where
@@ -88,7 +88,8 @@ class ConsumerOrder:
         self._alarm: tuple[int, Alarm] | None = None
         path = f"{settings.store.root}/config/consumerOrderInfo.json"
         self.document = Document(files, path, self._render)
-        offsets.followers.append(self)
+        offsets.on_reset.append(self.reset)
+        offsets.on_forget.append(self.forget)
 
     def load(self) -> None:
         """Raises StoreDamagedError."""
