@@ -152,16 +152,16 @@ def test_pops_in_flight_change_hands(tmp_path: Path, first: str, second: str, st
             time.sleep(2)
             raw = Raw(parse_host(place.broker))
             raw.topic("T", 1)
-            raw.topic("T_order", 1)
+            raw.topic("Order", 1)
             raw.group("G")
             texts = [f"m{n}" for n in range(8)]
             raw.send("T", 0, *texts, TAGS="A")
-            raw.send("T_order", 0, *texts[:4], TAGS="A")
+            raw.send("Order", 0, *texts[:4], TAGS="A")
             hidden_ms = 45_000
             due_ms = now_ms() + hidden_ms
             popped = raw.pop("T", "G", maxMsgNums=5, invisibleTime=hidden_ms)
             in_order = raw.pop(
-                "T_order", "G", maxMsgNums=2, invisibleTime=hidden_ms, order="true", attemptId="1"
+                "Order", "G", maxMsgNums=2, invisibleTime=hidden_ms, order="true", attemptId="1"
             )
             assert (len(popped), len(in_order)) == (5, 2)
             assert raw.ack("G", popped[0]).code == 0
@@ -179,8 +179,8 @@ def check_other_hands(raw: Raw, popped: list[Popped], in_order: list[Popped], du
     assert raw.ack_all("G", fresh, "T").code == 0
     assert raw.ack("G", popped[1]).code == 0
     assert raw.ack_all("G", [popped[4]], "T").code == 0
-    assert raw.pop("T_order", "G", order="true", attemptId="2") == []
-    same = raw.pop("T_order", "G", order="true", attemptId="1", maxMsgNums=1)
+    assert raw.pop("Order", "G", order="true", attemptId="2") == []
+    same = raw.pop("Order", "G", order="true", attemptId="1", maxMsgNums=1)
     assert [message.offset for message in same] == [1]
     assert now_ms() < due_ms, "the machine is too slow for this test"
     found: list[str] = []
