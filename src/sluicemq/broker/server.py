@@ -38,10 +38,10 @@ from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import UniqueIds, encode_host
+from sluicemq.net.accept import warn_of_protection
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
-from sluicemq.net.server import warn_of_protection
 from sluicemq.net.tls import broker_tls
 from sluicemq.store.store import Store
 from sluicemq.wire.frames import Command

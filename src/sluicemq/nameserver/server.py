@@ -15,10 +15,10 @@ from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.nameserver.requests import TABLE, Requests
 from sluicemq.nameserver.routes import RouteTable
+from sluicemq.net.accept import warn_of_protection
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
 from sluicemq.net.network import SOCKETS, Network, secured
-from sluicemq.net.server import warn_of_protection
 
 log = logging.getLogger("sluicemq.nameserver")
 

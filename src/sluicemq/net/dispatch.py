@@ -133,6 +133,12 @@ class Peer:
             self.closed = True
             self._carrier.close()
 
+    def count_refusal(self) -> None:
+        """A request was refused for want of rights; too many end the connection."""
+        self.refused += 1
+        if self.refused > REFUSED_MAX:
+            self.close()
+
     def notify(self, command: Command) -> None:
         """A one-way request to the client."""
         command.flag |= FLAG_ONEWAY
@@ -335,9 +341,7 @@ class Dispatcher:
         if outcome is None:
             peer.is_trusted = True
         elif not peer.is_trusted:
-            peer.refused += 1
-            if peer.refused > REFUSED_MAX:
-                peer.close()
+            peer.count_refusal()
         return outcome
 
     def _unhandled(self, command: Command, peer: Peer) -> bytes | None:

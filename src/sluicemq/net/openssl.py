@@ -306,7 +306,7 @@ FATAL: Final = (ssl.SSLError, ConnectionError)
 
 
 class Inner(asyncio.Protocol):
-    """The connection that lies in the stream: see `net.server.Connection`."""
+    """The connection that lies in the stream: see `net.accept.Accepted`."""
 
     __slots__ = ()
     peer: Peer

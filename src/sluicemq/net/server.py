@@ -2,80 +2,18 @@
 
     socket -> Connection.data_received -> Pieces -> Dispatcher.feed -> one write
 
-A chunk with forty frames is one pass and one write. These bound a connection (and see `limits`):
-
-- a budget of bytes a turn: above it reading pauses until the next iteration of the loop, so that
-  one greedy sender does not starve the rest (uvloop would read up to 8 MiB at once);
-- its write buffer: a client that does not read its answers is not read from either;
-- a share of the time: requests that are not quick wait for one of the next turns when this one has
-  had its budget, whichever connection used it (`limits.Shares`);
-- silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
-  there is no timer a connection;
-- time for a frame: one that is not whole `frame_timeout_s` after its first byte closes it, as do
-  unfinished frames of all connections together above `pending_bytes_max`;
-- neighbours: so many connections an address, loopback aside; and in all as many as the process has
-  descriptors for, beside its files (see `descriptors`).
-
-Protected mode: a server that nobody has opened answers its own machine alone. Clients on other
-machines get an answer to every request, a sentence that names what to do, until the connection is
-closed for having asked too often. The reasons: docs/design/0011-listening.md.
-
-TLS starts on the same ports (spec/remoting.md §1): with a `TlsAcceptor` a connection stands behind
-`FirstByte` until its first byte tells, see `openssl.py`.
+A chunk with forty frames is one pass and one write. What bounds a connection: `accept.py`.
 """
 
-import asyncio
-import errno
-import logging
-import math
-import socket
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
-from sluicemq.config.settings import ServerConfig
-from sluicemq.errors import ConfigurationError, ProtocolError
-from sluicemq.files import descriptors
-from sluicemq.model.addresses import is_loopback
-from sluicemq.net.dispatch import NOWHERE, Dispatcher, Peer, host_of
-from sluicemq.net.limits import (
-    PENDING_SMALL,
-    REFUSED_MAX,
-    SERVER_LIMITS,
-    AddressLimit,
-    Pending,
-    ServerLimits,
-)
-from sluicemq.net.openssl import FirstByte, Inner, TlsAcceptor, TlsStream
+from sluicemq.errors import ProtocolError
+from sluicemq.net.accept import REFUSAL, Accepted, OnPeer, Server
+from sluicemq.net.dispatch import Dispatcher, Peer
+from sluicemq.net.limits import PENDING_SMALL, SERVER_LIMITS, ServerLimits
+from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import TLS_HELLO, Command, Pieces, encode_answer
-
-log = logging.getLogger(__name__)
-
-CURES = (
-    "Set bindAddress (or --host) there, 0.0.0.0 for all addresses, to serve everybody who reaches "
-    "it; aclEnable = true to serve those who have an account; or sluiceProtectedMode = false"
-)
-REFUSAL = (
-    "This server answers clients on its own machine alone (protected mode), because neither an "
-    f"address to listen at nor access control is configured. {CURES}."
-)
-
-
-def warn_of_protection(config: ServerConfig) -> None:
-    """Says at the start what refused clients will be told: nobody shall look for it in vain."""
-    if config.is_protected:
-        log.warning(
-            "protected mode: only clients on this machine are served, others (in a container all "
-            "of outside) are refused. %s", CURES.replace(" there", ""),
-        )  # fmt: skip
-
-
-def is_local(peer: Peer) -> bool:
-    """Is the other end on this machine? Who calls an address of its own comes from that."""
-    if peer.remote == NOWHERE:  # a Unix socket
-        return True
-    return is_loopback(peer.remote.address) or peer.remote.address == peer.local.address
 
 
 class Refusing(Dispatcher):
@@ -87,94 +25,36 @@ class Refusing(Dispatcher):
     def _unhandled(self, command: Command, peer: Peer) -> bytes | None:
         if command.is_response:
             raise ProtocolError("An answer without a question.")
-        peer.refused += 1
-        if peer.refused > REFUSED_MAX:
-            peer.close()
+        peer.count_refusal()
         return encode_answer(command, ResponseCode.NO_PERMISSION, remark=REFUSAL)
 
 
-REFUSING = Refusing()
-TURN_BYTES_MAX: Final = 256 * 1024
-"""One full read of uvloop (250 kB) or asyncio (256 KiB): about 600 sends of 128 B."""
-SWEEPS_PER_TIMEOUT: Final = 4
-CLOSE_TIMEOUT_S: Final = 1.0
-BACKLOG: Final = 1024
-
-OnPeer = Callable[[Peer], None]
+REFUSING: Final = Refusing()
 
 
-class Connection(Inner):
+class Connection(Accepted):
     """One accepted socket: bytes in, frames to the dispatcher, answers out."""
 
-    __slots__ = (
-        "_blocked", "_dispatcher", "_held", "_is_trusted", "_loop", "_pieces", "_resting",
-        "_server", "_shares", "_transport", "_turn_bytes", "_waiting", "frame_sweeps", "peer",
-    )  # fmt: skip
+    __slots__ = ("_dispatcher", "_pieces")
 
     def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
-        self._server = server
+        super().__init__(server)
         self._dispatcher = dispatcher
-        self._loop = asyncio.get_running_loop()
-        self._shares = dispatcher.shares
         self._pieces = Pieces(dispatcher.frame_bytes_max)
-        self._waiting: bytes | None = None  # whole frames, for a later turn
-        self._turn_bytes = 0
-        self._resting = False  # over its budget until the next turn
-        self._blocked = False  # its answers do not leave
-        self._held = 0  # bytes that count as pending
-        self._is_trusted = False  # as what they count
-        self.frame_sweeps = 0  # since a frame became whole
-        self._transport: asyncio.Transport
-        self.peer: Peer
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
-        self.peer = Peer(
-            self._transport,
-            host_of(transport.get_extra_info("peername")),
-            host_of(transport.get_extra_info("sockname")),
-        )
-        if self._server.is_protected:
-            self.peer.is_trusted = is_local(self.peer)
-            if not self.peer.is_trusted:
-                self._dispatcher = REFUSING
-                self._server.complain(self.peer, REFUSAL, "refusing the requests of")
-        connected = transport.get_extra_info("socket")
-        number = -1 if connected is None else connected.fileno()
-        if connected is not None and connected.family != getattr(socket, "AF_UNIX", None):
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.set_write_buffer_limits(high=self._server.write_buffer_bytes_max)
-        self._server.opened(self, number)
+    @property
+    def unfinished_bytes(self) -> int:
+        return len(self._pieces)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._hold(0)
-        self.peer.lost()
-        self._server.lost(self)
-
-    def data_received(self, data: bytes) -> None:
-        peer = self.peer
-        if peer.closed:
-            return
-        peer.idle_sweeps = 0
-        self._turn_bytes += len(data)
-        if self._turn_bytes > TURN_BYTES_MAX:
-            self._turn_bytes = 0
-            if not self._resting:
-                self._resting = True
-                self._transport.pause_reading()
-                self._loop.call_soon(self._rested)
-        if self._waiting is not None:
-            self._waiting += data
-        else:
-            self._serve(self._pieces.add(data))
+    def _received(self, data: bytes) -> None:
+        self._serve(self._pieces.add(data))
 
     def _serve(self, whole: bytes | None) -> None:
-        """Whole frames, and perhaps the begin of one."""
         peer, shares, data = self.peer, self._shares, whole or b""
+        dispatcher = REFUSING if self.is_refused else self._dispatcher
         try:
             while whole:
-                used, answers = self._dispatcher.feed(whole, peer, shares)
+                used, answers = dispatcher.feed(whole, peer, shares)
                 if answers and not peer.closed:
                     self._transport.write(answers)
                 self.frame_sweeps = 0
@@ -185,9 +65,7 @@ class Connection(Inner):
                 if used:
                     whole = whole[used:]
                 if shares.is_tight and shares.has_to_wait(peer):
-                    self._waiting = whole
-                    self._transport.pause_reading()
-                    shares.wait(peer, self._go_on)
+                    self._wait(whole)
                     return
                 data = whole
                 whole = self._pieces.keep(data)
@@ -200,64 +78,9 @@ class Connection(Inner):
         if len(self._pieces) > PENDING_SMALL or self._held:
             self._hold(len(self._pieces))
 
-    def _go_on(self) -> None:
-        """It is its turn again."""
-        whole, self._waiting = self._waiting, None
-        if not self.peer.closed:
-            self._listen()
-            self._serve(whole)
 
-    def _hold(self, size: int) -> None:
-        """Of an unfinished frame so many bytes are here; too many end the connection."""
-        pending, more = self._server.pending, size - self._held
-        if self._is_trusted != self.peer.is_trusted:
-            self._is_trusted = self.peer.is_trusted
-            pending.trust(self._held)
-        self._held = size
-        if not pending.change(more, is_trusted=self._is_trusted) and not self.peer.closed:
-            self._server.complain(self.peer, "too many bytes of unfinished frames are waiting")
-            self.abort()
-
-    @property
-    def is_late(self) -> bool:
-        """Does a frame stay unfinished, and not because we do not read?"""
-        return len(self._pieces) > 0 and not self._blocked
-
-    def pause_writing(self) -> None:
-        self._blocked = True
-        self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._blocked = False
-        self._listen()
-
-    def abort(self) -> None:
-        """Close at once; what was not sent is lost."""
-        self.peer.closed = True
-        self._transport.abort()
-
-    def _rested(self) -> None:
-        self._resting = False
-        self._listen()
-
-    def _listen(self) -> None:
-        is_kept = self._resting or self._blocked or self._waiting is not None
-        if not is_kept and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def refuse(self, text: str) -> None:
-        """Say why, and close."""
-        self._server.complain(self.peer, text)
-        self.peer.close()
-
-    def carry(self, carrier: TlsStream) -> None:
-        """Bytes go through TLS from now on."""
-        self._transport = carrier  # type: ignore[assignment]  # it has what is used here
-        self.peer.carry(carrier)
-
-
-class RemotingServer:
-    """Accepts connections on one or more ports that all serve the same dispatcher."""
+class RemotingServer(Server):
+    """Serves one dispatcher on all its ports."""
 
     def __init__(
         self,
@@ -268,146 +91,11 @@ class RemotingServer:
         tls: TlsAcceptor | None = None,
     ) -> None:
         """`tls`: None serves plain connections only."""
+        super().__init__(
+            limits, dispatcher.shares, is_guarded=dispatcher.is_guarded,
+            on_disconnect=on_disconnect, tls=tls,
+        )  # fmt: skip
         self.dispatcher = dispatcher
-        self.tls = tls
-        self.write_buffer_bytes_max = limits.write_buffer_bytes_max
-        self.is_protected = limits.is_protected
-        is_guarded = dispatcher.is_guarded or limits.is_protected
-        self.pending = Pending(limits.pending_bytes_max, is_guarded=is_guarded)
-        self.ports: tuple[int, ...] = ()
-        self._on_disconnect = on_disconnect
-        self._addresses = AddressLimit(limits.connections_per_address_max)
-        self._sweep_s = min(limits.idle_timeout_s, limits.frame_timeout_s) / SWEEPS_PER_TIMEOUT
-        self._idle_sweeps_max = math.ceil(limits.idle_timeout_s / self._sweep_s)
-        self._frame_sweeps_max = math.ceil(limits.frame_timeout_s / self._sweep_s)
-        self._connections_max = limits.connections_max
-        self._connections: dict[Peer, Connection] = {}
-        self._listeners: list[asyncio.Server] = []
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._complained: set[tuple[str, str]] = set()
-        self._gone = asyncio.Event()
-        self._closing = False
 
-    @property
-    def peers(self) -> tuple[Peer, ...]:
-        """Everyone who is connected."""
-        return tuple(self._connections)
-
-    async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        """Listen on every port; 0 means a free one (see `ports` afterwards).
-
-        Raises ConfigurationError when a port cannot be had, or a certificate cannot be used; then
-        none is open.
-        """
-        loop, tls = asyncio.get_running_loop(), self.tls
-        accept: Callable[[], asyncio.Protocol] = partial(Connection, self, self.dispatcher)
-        if tls is not None:
-            tls.open()
-            accept = lambda: FirstByte(Connection(self, self.dispatcher), tls)  # noqa: E731
-        found: list[int] = []
-        for port in ports:
-            try:
-                listener = await loop.create_server(accept, host or None, port, backlog=BACKLOG)
-            except OSError as error:
-                await self.close()
-                raise _cannot_listen(host, port, error) from error
-            self._listeners.append(listener)
-            found.append(listener.sockets[0].getsockname()[1])
-        self.ports = tuple(found)
-        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
-
-    async def close(self) -> None:
-        """Stop listening, close every connection; returns when all are closed."""
-        self._closing = True
-        if self.tls is not None:
-            self.tls.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener.close()
-        for peer in self.peers:
-            peer.close()
-        if self._connections:
-            self._gone.clear()
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._gone.wait()
-            except TimeoutError:  # clients that do not take what was written to them
-                for connection in tuple(self._connections.values()):
-                    connection.abort()
-                await self._gone.wait()
-        for listener in listeners:
-            await listener.wait_closed()
-
-    # ------------------------------------------------------------------ told by connections
-
-    def opened(self, connection: Connection, number: int) -> None:
-        """A connection was accepted, its descriptor is `number`; one too many or too late is
-        closed at once."""
-        excess = ""
-        if number >= descriptors.sockets_end():
-            excess = descriptors.shortage()
-        elif len(self._connections) >= self._connections_max:
-            excess = f"there are {self._connections_max} connections, which is the limit"
-        elif not self._closing and not self._addresses.enter(connection.peer.remote.address):
-            excess = f"it is more than the {self._addresses.max} that one address may have"
-        if self._closing or excess:
-            if not self._closing:
-                self.complain(connection.peer, excess)
-            connection.abort()
-            return
-        self._connections[connection.peer] = connection
-
-    def lost(self, connection: Connection) -> None:
-        """A connection is gone."""
-        if self._connections.pop(connection.peer, None) is None:
-            return  # it was one too many
-        self._addresses.leave(connection.peer.remote.address)
-        if self._on_disconnect is not None:
-            self._on_disconnect(connection.peer)
-        if not self._connections:
-            self._gone.set()
-
-    def complain(self, peer: Peer, text: str, what: str = "closing the connection of") -> None:
-        """Log why a connection is not served: once for each kind and address."""
-        key = (peer.remote.address, text[:40])
-        if key not in self._complained and len(self._complained) < 1024:
-            self._complained.add(key)
-            log.warning("%s %s: %s", what, peer.remote, text)
-
-    def _sweep(self) -> None:
-        for peer, connection in tuple(self._connections.items()):
-            peer.idle_sweeps += 1
-            connection.frame_sweeps = connection.frame_sweeps + 1 if connection.is_late else 0
-            if peer.idle_sweeps > self._idle_sweeps_max:
-                log.info("closing the connection of %s: silent for too long", peer.remote)
-                connection.abort()
-            elif connection.frame_sweeps > self._frame_sweeps_max:
-                self.complain(peer, "a frame of it does not become whole")
-                connection.abort()
-        loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
-
-
-def _cannot_listen(host: str | None, port: int, error: OSError) -> ConfigurationError:
-    where = f"{host or '*'}:{port}"
-    if error.errno == errno.EADDRINUSE:
-        return ConfigurationError(
-            f"Port {port} is in use already ({where}).",
-            cure="Stop the other process, or configure another port.",
-        )
-    if error.errno == errno.EACCES:
-        return ConfigurationError(
-            f"Port {port} needs rights that this process does not have ({where}).",
-            cure="Configure a port above 1023.",
-        )
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ConfigurationError(
-            f"Cannot listen on {where}: {error.strerror}.", cure=descriptors.CURE
-        )
-    return ConfigurationError(
-        f"Cannot listen on {where}: {error.strerror or error}.",
-        cure="Configure an address of this machine.",
-    )
+    def _accepted(self) -> Connection:
+        return Connection(self, self.dispatcher)

@@ -10,9 +10,10 @@ import pytest
 from sluicemq.broker.registration import interfaces
 from sluicemq.config import BrokerConfig, NameServerConfig, load_broker_config
 from sluicemq.model.ids import Host
+from sluicemq.net.accept import is_local, warn_of_protection
 from sluicemq.net.dispatch import NOWHERE, Dispatcher, Peer
 from sluicemq.net.limits import REFUSED_MAX, ServerLimits
-from sluicemq.net.server import RemotingServer, is_local, warn_of_protection
+from sluicemq.net.server import RemotingServer
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 
 

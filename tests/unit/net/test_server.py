@@ -12,9 +12,10 @@ import uvloop
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
+from sluicemq.net.accept import TURN_BYTES_MAX
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
-from sluicemq.net.server import TURN_BYTES_MAX, Connection, RemotingServer
+from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 
@@ -337,7 +338,7 @@ def test_close_lets_written_answers_leave_and_waits_for_everyone(
 def test_a_client_that_takes_nothing_does_not_hold_up_the_close(
     run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.net.server.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("sluicemq.net.accept.CLOSE_TIMEOUT_S", 0.05)
 
     async def main() -> None:
         server = RemotingServer(Dispatcher({7: lambda c, _: Command(0, None, bytes(8 << 20))}))
