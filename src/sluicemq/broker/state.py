@@ -10,8 +10,9 @@ from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, CallLater, Offload, in_place
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, QueueLocks
+from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filter_watch import FilterWatch
-from sluicemq.broker.consume.filters import ConsumerFilters
+from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
@@ -84,16 +85,15 @@ class BrokerState:
         self.shares = Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
         self.turns = turns = Turns(
-            store,
-            clock,
-            call_soon=call_soon,
+            store, clock, call_soon=call_soon, announce=announce,
             run_sync=run_sync if settings.store.flush_sync else None,
-            announce=announce,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
-        )
+        )  # fmt: skip
         self.shares.before_turn = turns.end
         # Consumers.
-        self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
+        self.polls = LongPolls(
+            turns.write, turns.hold, settings.broker.parked_pulls_max, self.shares
+        )
         turns.wake = self.polls.wake
         self.order = ConsumerOrder(
             settings, topics, groups, offsets, files, clock, self.polls.wake, call_later
@@ -107,9 +107,11 @@ class BrokerState:
             settings, groups, self.filters, self.lanes, self.contracts, clock
         )
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
+        self.delivered = Deliveries(offsets.pulled_by)
+        self.request_filters = RequestFilters()
         self.pull = Pull(
             settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
-            self.background,
+            self.background, self.delivered, self.request_filters,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)
@@ -139,7 +141,7 @@ class BrokerState:
         self.watch = GroupWatch(offsets, store, clock)
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
         self.filter_watch = FilterWatch(
-            store, topics, groups, offsets, consumers, self.filters, self.pull.delivered,
+            store, topics, groups, offsets, consumers, self.filters, self.delivered,
             self.background, clock,
         )  # fmt: skip
         self.rates, self.days = Rates(), Days()

@@ -1,7 +1,7 @@
 """When answers leave: what a handler may return besides an answer, and the turn.
 
     Durable      leaves when the turn's messages are safe: here
-    Parked       a pull that waits for messages: `consume/longpoll.py`
+    Parked       a pull or pop that waits for messages: `consume/longpoll.py`
     Announced    leaves when a change is on disk and the name servers know of it: `registration.py`
     Postponed    is worked at in steps: `background.py`
 
@@ -72,12 +72,16 @@ class Postponed(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """A pull that waits for messages.
+    """A pull or pop that waits for messages.
 
     `scan_offset` is where the next look at the queue begins: it moves on over messages that the
     filter does not want, so that each is looked at once. `look(parked, is_last)` returns the
     answer, or None to go on waiting; with `is_last` it always answers. While `is_looking` it is
     about to look.
+
+    A pop is one of its `contest`, those that a message is for only once; "" for a pull. Messages in
+    any queue of the topics `retries` are for it as well. `leaves_more`: it has answered, and there
+    is something for the others.
     """
 
     command: Command
@@ -85,9 +89,12 @@ class Parked:
     queue_id: int
     scan_offset: int
     deadline_s: float
-    look: "Callable[[Parked, bool], bytes | None]"
+    look: "Callable[[Parked, bool], bytes | Durable | None]"
     is_done: bool = False
     is_looking: bool = False
+    contest: str = ""
+    retries: tuple[str, ...] = ()
+    leaves_more: bool = False
 
 
 def failed(answer: bytes, error: BaseException, remark: str) -> bytes:

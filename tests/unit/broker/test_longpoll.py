@@ -23,8 +23,10 @@ class Polls:
     def __init__(self, size_max: int = 10_000) -> None:
         self.written: list[tuple[Peer, bytes]] = []
         self.looks = 0
+        self.held: list[bytes] = []
         self.polls = LongPolls(
             lambda peer, frame: self.written.append((peer, frame)),
+            lambda peer, answer, *_: self.held.append(answer),
             size_max,
             Shares(ManualClock().monotonic_s, lambda run: None),
         )

@@ -1,5 +1,5 @@
-"""What groups got: sums that pulls add to, and how far apart the messages may lie that a filtering
-consumer has in hand, which is learned from its pulls.
+"""What groups got: sums that pulls and pops add to, and how far apart the messages may lie that a
+filtering consumer has in hand, which is learned from its pulls.
 
 RocketMQ's push consumers stop for 50 ms when the first and the last message of a queue that they
 have not finished lie too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets in Java). A filter
@@ -18,6 +18,7 @@ consumed. When that goes on in vain (a slow consumer, or one that does not tell)
 all, each time a little sooner, and the client's own limit does the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -138,3 +139,19 @@ class Delivered:
             runs += (start, end)
             if len(runs) > RUNS_MAX:
                 del runs[:2]
+
+
+class Deliveries(dict[tuple[str, str], Delivered]):
+    """What each group got of each topic, by topic and group, since the broker started."""
+
+    __slots__ = ("_pulled_by",)
+
+    def __init__(self, pulled_by: Callable[[str, str], dict[int, int]]) -> None:
+        """`pulled_by(group, topic)`: see `Offsets`."""
+        super().__init__()
+        self._pulled_by = pulled_by
+
+    def __missing__(self, key: tuple[str, str]) -> Delivered:
+        topic, group = key
+        found = self[key] = Delivered(self._pulled_by(group, topic))
+        return found

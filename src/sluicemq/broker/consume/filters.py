@@ -10,7 +10,8 @@ opens the store knows it too. The rules are RocketMQ's (spec/filter.md §4, spec
     dead for a day            forgotten (filterDataCleanTimeSpan)
 
 Pulls do not ask here: the group's subscription, with its compiled filter, comes with its heartbeats
-(`clients.py`).
+(`clients.py`). Those that name an expression themselves, and pops, get the filter of
+`RequestFilters`.
 
 With filter bitmaps switched on, a Java broker keeps for each message a Bloom filter of the groups
 whose expression it matches. The places of a group's bits are part of the file (spec/store.md §3.2);
@@ -25,12 +26,15 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from sluicemq.broker.documents import Document
+from sluicemq.broker.lanes.rules import ByteCache
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
-from sluicemq.errors import FilterError
+from sluicemq.errors import FilterError, RequestError
 from sluicemq.files import Files
-from sluicemq.filter.subscriptions import is_tag_kind, make_filter
-from sluicemq.model.subscription import Subscription
+from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation, subscribe
+from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
+from sluicemq.store.gather import Judgement, PostponedError
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
     ConsumerFilter,
     decode_consumer_filters_file,
@@ -40,6 +44,36 @@ from sluicemq.wire.tables import (
 log = logging.getLogger(__name__)
 
 DEAD_BEFORE_START_MS: Final = 30_000
+FILTERS_BYTES_MAX: Final = 32 << 20
+
+
+class RequestFilters:
+    """The filters of expressions that requests bring, each time anew; compiled ones are kept."""
+
+    def __init__(self) -> None:
+        def filter_bytes(kind: str, expression: str) -> int:
+            return (4 if is_tag_kind(kind) else 96) * len(expression)  # about
+
+        def filter_of(kind: str, expression: str) -> MessageFilter | None:
+            return make_filter(subscribe("", expression, kind))
+
+        self._kept = ByteCache(filter_of, filter_bytes, FILTERS_BYTES_MAX)
+
+    def of(self, kind: str | None, expression: str | None) -> MessageFilter | None:
+        """The filter, None when every message matches. Raises RequestError for an expression that
+        does not compile, PostponedError for one that takes long."""
+        kind, expression = kind or TAG, expression or ALL
+        if expression == ALL and kind == TAG:
+            return None
+        for job in preparation(expression, kind):
+            raise PostponedError(Judgement(job, lambda _: None))
+        try:
+            return self._kept(kind, expression)
+        except FilterError as error:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"parse the consumer's subscription failed: {error}",
+            ) from error
 
 
 class ConsumerFilters:

@@ -1,14 +1,20 @@
-"""Pulls that wait for messages (spec/remoting.md §13).
+"""Pulls and pops that wait for messages (spec/remoting.md §13, spec/grpc.md §8).
 
 A parked pull stands in the list of its queue and in a heap by deadline. `wake` is called in the
 loop turn in which messages of a queue become visible; each pull looks at the new messages through
 its own filter and stays parked when it wants none of them. `expire` answers what has waited long
 enough. Answers go to `write(peer, frame)`, which joins them to those of the turn.
 
+A pop waits for one queue or for any (`ANY_QUEUE`), and for those of its retry topics. What one pop
+gets no other of its group does, so they are a *contest*: messages are offered to the one that waits
+longest, and to the next one only when it leaves some. So a thousand that wait cost a message one
+look. Whoever is about to look (its turn has no time, or it has much to scan) has the offer until it
+has looked, is too late, or its connection breaks: then it goes to the next one.
+
 Looks have their share of the loop's time (`net.shares`), so that a send does not wait for all the
 filters that it wakes.
 
-The number of parked pulls is bounded: `park` refuses and the caller answers at once.
+The number of those that wait is bounded: `park` refuses and the caller answers at once.
 """
 
 import heapq
@@ -19,7 +25,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from sluicemq.broker.turns import Parked
+from sluicemq.broker.turns import Durable, Parked
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import Shares
 from sluicemq.wire.codes import ResponseCode
@@ -29,17 +35,23 @@ log = logging.getLogger(__name__)
 
 PEER_MAX: Final = 10_000
 """Pulls of one connection that wait: a client has one for each of its queues."""
+ANY_QUEUE: Final = -1
+Rivals = dict[Parked, Peer]
+"""Those of one contest, in the order in which they came."""
 
 
 @dataclass(slots=True, eq=False)
 class LongPolls:
-    """All parked pulls of a broker."""
+    """All parked pulls and pops of a broker. Answers that have to be safe first go to `hold`."""
 
     write: Callable[[Peer, bytes], None]
+    hold: Callable[[Peer, bytes], None]
     size_max: int
     shares: Shares
-    # A dict of each queue: one leaves without a look at the 100,000 others that may wait there.
-    _by_queue: dict[tuple[str, int], dict[Parked, Peer]] = field(default_factory=dict)
+    popping: int = 0
+    """How many of them are pops."""
+    # By queue and contest, as dicts: one leaves without a look at 100,000 others that wait there.
+    _by_queue: dict[tuple[str, int], dict[str, Rivals]] = field(default_factory=dict)
     _by_peer: dict[Peer, set[Parked]] = field(default_factory=dict)
     _deadlines: list[tuple[float, int, Peer, Parked]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -48,11 +60,21 @@ class LongPolls:
     def __len__(self) -> int:
         return self._size
 
+    def has_room(self, peer: Peer) -> bool:
+        """May one more of this connection wait?"""
+        return self._size < self.size_max and len(self._by_peer.get(peer, ())) < PEER_MAX
+
+    def waiting(self, topic: str, queue_id: int, contest: str) -> int:
+        """How many pops of a contest wait for the queue, or for any."""
+        return len(self._by_queue.get((topic, queue_id), {}).get(contest, ()))
+
     def park(self, parked: Parked, peer: Peer) -> bool:
         """Keeps the pull; False when too many wait already."""
-        if self._size >= self.size_max or len(self._by_peer.get(peer, ())) >= PEER_MAX:
+        if not self.has_room(peer):
             return False
-        self._by_queue.setdefault((parked.topic, parked.queue_id), {})[parked] = peer
+        for key in _keys(parked):
+            self._by_queue.setdefault(key, {}).setdefault(parked.contest, {})[parked] = peer
+        self.popping += bool(parked.contest)
         self._by_peer.setdefault(peer, set()).add(parked)
         heapq.heappush(self._deadlines, (parked.deadline_s, next(self._numbers), peer, parked))
         self._size += 1
@@ -63,7 +85,17 @@ class LongPolls:
         messages has changed, a group was sent to another place. Each pull looks when the turn has
         time for it; once, however often it is woken until then. HOT."""
         waiting = self._by_queue.get((topic, queue_id))
-        for parked, peer in tuple(waiting.items()) if waiting is not None else ():
+        if waiting is not None:
+            for contest, rivals in tuple(waiting.items()):
+                if contest:
+                    self._offer(rivals)
+                else:
+                    self._wake_pulls(rivals, offset_max)
+        for rivals in tuple(self._by_queue.get((topic, ANY_QUEUE), {}).values()):
+            self._offer(rivals)
+
+    def _wake_pulls(self, pulls: Rivals, offset_max: int | None) -> None:
+        for parked, peer in tuple(pulls.items()):
             is_new = offset_max is None or offset_max > parked.scan_offset
             if parked.is_done or parked.is_looking or not is_new:
                 continue
@@ -72,19 +104,54 @@ class LongPolls:
                 self.shares.add(peer, partial(self.look, parked, peer))
             else:
                 begin_s = self.shares.now_s()
-                self.look(parked, peer, self.write)
+                self._look(parked, peer, self.write)
                 self.shares.spent(peer, begin_s)
+
+    def _offer(self, rivals: Rivals) -> None:
+        """There may be messages for one of these, and for the next one if it leaves some. HOT."""
+        while rivals:
+            parked, peer = next(iter(rivals.items()))
+            if parked.is_looking:
+                return
+            if peer.closed:
+                self._forget(parked, peer)
+                continue
+            if self.shares.has_to_wait(peer):
+                parked.is_looking = True
+                self.shares.add(peer, partial(self.look, parked, peer))
+                return
+            begin_s = self.shares.now_s()
+            self._look(parked, peer, self.write)
+            self.shares.spent(peer, begin_s)
+            if not parked.leaves_more:
+                return
+
+    def _pass_on(self, parked: Parked) -> None:
+        """What was offered to this one is for the others of its contest."""
+        for key in _keys(parked) if parked.contest else ():
+            self._offer(self._by_queue.get(key, {}).get(parked.contest, {}))
 
     def look(
         self,
         parked: Parked,
         peer: Peer,
         write: Callable[[Peer, bytes], None] = Peer.write,
+    ) -> None:
+        """A pull looks again, at any time: its answer leaves at once. HOT."""
+        self._look(parked, peer, write)
+        if parked.leaves_more:
+            parked.leaves_more = False
+            self._pass_on(parked)
+
+    def _look(
+        self,
+        parked: Parked,
+        peer: Peer,
+        write: Callable[[Peer, bytes], None],
         *,
         is_last: bool = False,
     ) -> None:
-        """A pull looks again, at any time: its answer leaves at once. An error is its answer and
-        nobody else's. HOT."""
+        """An error is its answer and nobody else's. HOT."""
         parked.is_looking = False
         if parked.is_done:
             return
@@ -96,27 +163,42 @@ class LongPolls:
             answer = encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
         if answer is not None or is_last:
             self._forget(parked, peer)
-            write(peer, answer or b"")
+            if isinstance(answer, Durable):
+                self.hold(peer, *answer)
+            else:
+                write(peer, answer or b"")
 
     def expire(self, now_s: float) -> None:
         """Answers the pulls whose time is over."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
-            self.look(parked, peer, self.write, is_last=True)
+            had_offer = parked.is_looking and not parked.is_done
+            self._look(parked, peer, self.write, is_last=True)
+            if had_offer:
+                self._pass_on(parked)
 
     def disconnect(self, peer: Peer) -> None:
         """The connection is gone: its pulls are forgotten."""
-        for parked in tuple(self._by_peer.get(peer, ())):
+        gone = tuple(self._by_peer.get(peer, ()))
+        for parked in gone:
             self._forget(parked, peer)
+        for parked in gone:
+            if parked.is_looking:
+                self._pass_on(parked)
 
     def _forget(self, parked: Parked, peer: Peer) -> None:
         parked.is_done = True
         self._size -= 1
-        key = (parked.topic, parked.queue_id)
-        waiting, mine = self._by_queue[key], self._by_peer[peer]
-        del waiting[parked]
-        if not waiting:
-            del self._by_queue[key]
+        mine = self._by_peer[peer]
+        for key in _keys(parked):
+            contests = self._by_queue[key]
+            rivals = contests[parked.contest]
+            del rivals[parked]
+            if not rivals:
+                del contests[parked.contest]
+            if not contests:
+                del self._by_queue[key]
+        self.popping -= bool(parked.contest)
         mine.discard(parked)
         if not mine:
             del self._by_peer[peer]
@@ -124,3 +206,10 @@ class LongPolls:
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
             self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
             heapq.heapify(self._deadlines)
+
+
+def _keys(parked: Parked) -> Iterator[tuple[str, int]]:
+    """Where it waits."""
+    yield parked.topic, parked.queue_id
+    for topic in parked.retries:
+        yield topic, ANY_QUEUE

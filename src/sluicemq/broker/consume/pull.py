@@ -20,26 +20,20 @@ from typing import Final
 
 from sluicemq.broker.background import Background, Steps
 from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers, Watch
-from sluicemq.broker.consume.delivered import Delivered
+from sluicemq.broker.consume.delivered import Delivered, Deliveries
+from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.group import GroupLanes
-from sluicemq.broker.lanes.rules import ByteCache
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topic, Topics
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
-from sluicemq.errors import FilterError, RequestError
-from sluicemq.filter.subscriptions import (
-    SQL92_IS_OFF,
-    is_tag_kind,
-    make_filter,
-    preparation,
-    subscribe,
-)
-from sluicemq.model.subscription import ALL, TAG, MessageFilter
+from sluicemq.errors import RequestError
+from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
+from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.gather import Judgement, PostponedError, Reach
@@ -58,7 +52,6 @@ SUSPEND_MS_MAX: Final = 10 * 60_000
 HELD_S: Final = 1.0
 """A pull that waits for its lane to come to rest is answered so soon: the next one says what is
 committed."""
-FILTERS_BYTES_MAX: Final = 32 << 20
 BULK_BYTES_MIN: Final = 65_536
 PIECES_BYTES_MIN: Final = 512 * 1024
 """So large an answer is not copied together: fresh memory for it costs more than sending it."""
@@ -147,23 +140,15 @@ class Pull:
     clock: Clock
     after_turn: Callable[[Callable[[], None]], object]
     background: Background
-    delivered: dict[tuple[str, str], Delivered] = field(default_factory=dict)
+    delivered: Deliveries
+    filters: RequestFilters
     found: int = 0
     missed: int = 0
     _given: dict[Peer, int] = field(default_factory=dict)
-    _filters: ByteCache[MessageFilter | None] = field(init=False)
     _lanes: dict[str, GroupLanes] = field(init=False)
 
     def __post_init__(self) -> None:
         self._lanes = self.consumers.lanes.table
-
-        def filter_bytes(kind: str, expression: str) -> int:
-            return (4 if is_tag_kind(kind) else 96) * len(expression)  # about
-
-        def filter_of(kind: str, expression: str) -> MessageFilter | None:
-            return make_filter(subscribe("", expression, kind))
-
-        self._filters = ByteCache(filter_of, filter_bytes, FILTERS_BYTES_MAX)
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""
@@ -263,12 +248,7 @@ class Pull:
             reading.filter = watch.filter
         reading.flags = (group.sys_flag, topic.config.sys_flag)
         reading.bytes_max = self._bulk_bytes(reading) if "sluiceBulk" in reading.fields else None
-        key = (reading.topic, reading.group)
-        delivered = self.delivered.get(key)
-        if delivered is None:
-            pulled = self.offsets.pulled_by(reading.group, reading.topic)
-            delivered = self.delivered[key] = Delivered(pulled)
-        reading.delivered = delivered
+        reading.delivered = self.delivered[reading.topic, reading.group]
 
     def _refuse(self, reading: Reading, group: GroupConfig | None, topic: Topic | None) -> None:
         """Raises PullRefusedError for the first thing in the way; none may be."""
@@ -301,22 +281,13 @@ class Pull:
 
     def _filter_of_request(self, reading: Reading) -> MessageFilter | None:
         """A pull consumer names its expression each time; compiled ones are kept."""
-        kind = reading.fields.get("expressionType") or TAG
-        expression = reading.fields.get("subscription") or ALL
-        if expression == ALL and kind == TAG:
-            return None
-        if not is_tag_kind(kind):
-            if not self.settings.broker.enable_property_filter:
-                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
-            for job in preparation(expression, kind):
-                raise PostponedError(Judgement(job, lambda _: None))
+        kind = reading.fields.get("expressionType")
+        if not is_tag_kind(kind) and not self.settings.broker.enable_property_filter:
+            raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
         try:
-            return self._filters(kind, expression)
-        except FilterError as error:
-            raise PullRefusedError(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                f"parse the consumer's subscription failed: {error}",
-            ) from error
+            return self.filters.of(kind, reading.fields.get("subscription"))
+        except RequestError as error:
+            raise PullRefusedError(error.code, error.remark) from error
 
     def _filter_of_group(
         self, reading: Reading, config: GroupConfig, group: ConsumerGroup | None
