@@ -20,19 +20,14 @@ _REASONS: Final = {
         metricsInDelta metricsLabel metricsOtelCardinalityLimit printChannelGroups
         printChannelGroupsMinNum sampleCountThreshold sampleSteps
     """,
-    "POP is not built yet": """
-        ackMessageThreadPoolNums ackThreadPoolQueueCapacity appendAckAsync appendCkAsync
-        enableNotifyAfterPopOrderLockRelease
+    "what is popped is decided in memory, to the millisecond, and nothing scans for it": """
+        appendAckAsync appendCkAsync enableNotifyAfterPopOrderLockRelease
         enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog
-        enablePopMessageThreshold enableSkipLongAwaitingAck
-        initPopOffsetByCheckMsgInMem maxPopPollingSize popCkMaxBufferSize popCkOffsetMaxQueueSize
-        popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
-        popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
-        popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
-        popPollingMapSize popPollingSize popResponseReturnActualRetryTopic popReviveMaxAttemptTimes
-        popReviveMaxReturnSizePerRead retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
+        enableSkipLongAwaitingAck popCkMaxBufferSize popCkOffsetMaxQueueSize popCkStayBufferTime
+        popCkStayBufferTimeOut popConsumerFSServiceInit popConsumerKVServiceEnable
+        popConsumerKVServiceInit popConsumerKVServiceLog popLongPollingForceNotifyInterval
+        popPollingMapSize popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead reviveAckWaitMs
         reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime skipWhenCKRePutReachMaxTimes
-        waitTimeMillsInAckQueue
     """,
     "access control is ACL 1.0 here (aclEnable), not that of RocketMQ 5.3": """
         authConfigPath authenticationEnabled authenticationMetadataProvider authenticationProvider
@@ -41,23 +36,24 @@ _REASONS: Final = {
         authorizationWhitelist initAuthenticationUser migrateAuthFromV1Enabled
     """,
     "there are no thread pools and queues here, one loop serves everything": """
-        adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity
-        batchDispatchRequestThreadPoolNums brokerFastFailureEnable clientAsyncSemaphoreValue
-        clientCallbackExecutorThreads clientManageThreadPoolNums
-        clientManagerThreadPoolQueueCapacity clientOnewaySemaphoreValue clientRequestThreadPoolNums
-        clientWorkerThreads consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
-        defaultThreadPoolNums disableCallbackExecutor disableNettyWorkerGroup dispatchCqThreads
-        dispatchFromSenderThread enableFastChannelEventProcess heartbeatThreadPoolNums
-        heartbeatThreadPoolQueueCapacity litePullMessageThreadPoolNums
-        litePullThreadPoolQueueCapacity loadBalanceProcessorThreadPoolNums
-        loadBalanceThreadPoolQueueCapacity processReplyMessageThreadPoolNums
-        pullMessageThreadPoolNums pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums
-        putThreadPoolQueueCapacity queryThreadPoolQueueCapacity recoverThreadPoolNums
-        replyThreadPoolQueueCapacity sendMessageThreadPoolNums sendThreadPoolQueueCapacity
-        serverAsyncSemaphoreValue serverCallbackExecutorThreads serverNettyWorkerGroupEnable
-        serverOnewaySemaphoreValue serverSelectorThreads serverWorkerThreads
-        unRegisterBrokerQueueCapacity waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue
-        waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue
+        ackMessageThreadPoolNums ackThreadPoolQueueCapacity adminBrokerThreadPoolNums
+        adminBrokerThreadPoolQueueCapacity batchDispatchRequestThreadPoolNums
+        brokerFastFailureEnable clientAsyncSemaphoreValue clientCallbackExecutorThreads
+        clientManagerThreadPoolQueueCapacity clientManageThreadPoolNums clientOnewaySemaphoreValue
+        clientRequestThreadPoolNums clientWorkerThreads consumerManagerThreadPoolQueueCapacity
+        consumerManageThreadPoolNums defaultThreadPoolNums disableCallbackExecutor
+        disableNettyWorkerGroup dispatchCqThreads dispatchFromSenderThread
+        enableFastChannelEventProcess heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
+        litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
+        loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity
+        processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+        putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryThreadPoolQueueCapacity
+        recoverThreadPoolNums replyThreadPoolQueueCapacity sendMessageThreadPoolNums
+        sendThreadPoolQueueCapacity serverAsyncSemaphoreValue serverCallbackExecutorThreads
+        serverNettyWorkerGroupEnable serverOnewaySemaphoreValue serverSelectorThreads
+        serverWorkerThreads unRegisterBrokerQueueCapacity waitTimeMillsInAckQueue
+        waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue
+        waitTimeMillsInPullQueue waitTimeMillsInSendQueue
     """,
     "replication is not built yet": """
         allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval

@@ -299,6 +299,30 @@ class BrokerConfig(ServerConfig):
         "A pull without messages waits for them as long as the consumer says.", live=True)
     short_polling_ms: int = _key("shortPollingTimeMills", 1000,
         "How long such a pull waits when longPollingEnable is false, in ms.", minimum=1, live=True)
+    pop_polling_max: int = _key("popPollingSize", 1024,
+        "More pops of a group than this that wait for one queue, or for any of the topic, are "
+        "answered at once (209).", minimum=1, live=True)
+    pop_polling_total_max: int = _key("maxPopPollingSize", 100_000,
+        "... and more pops than this of all groups.", minimum=1, live=True)
+    pop_retry_percent: int = _key("popFromRetryProbability", 20,
+        "In so many percent of pops messages that come again go first; else last.",
+        maximum=100, live=True)
+    pop_retry_v2: bool = _key("enableRetryTopicV2", False,
+        "Popped messages that come again do so by `%RETRY%group+topic`; false: by "
+        "`%RETRY%group_topic`.", live=True)
+    pop_retry_v1_read: bool = _key("retrieveMessageFromPopRetryTopicV1", True,
+        "With enableRetryTopicV2 what is left in the other topic is read as well.", live=True)
+    pop_actual_retry_topic: bool = _key("popResponseReturnActualRetryTopic", False,
+        "Messages that come again show their retry topic instead of the one they were sent to.",
+        live=True)
+    pop_from_first_when_near: bool = _key("initPopOffsetByCheckMsgInMem", True,
+        "A group that pops for the first time, from the newest message on, begins with the first "
+        "one after all where the whole queue is likely in memory.", live=True)
+    pop_in_flight_limited: bool = _key("enablePopMessageThreshold", False,
+        "A queue gives a group nothing while too much of it is popped and not acknowledged.",
+        live=True)
+    pop_in_flight_max: int = _key("popInflightMessageThreshold", 10_000,
+        "... which is more messages than this.", live=True)
     notify_consumer_changes: bool = _key("notifyConsumerIdsChangedEnable", True,
         "Consumers hear at once when one joins or leaves their group.", live=True)
     server_balances: bool = _key("serverLoadBalancerEnable", True,
@@ -316,9 +340,6 @@ class BrokerConfig(ServerConfig):
         "Resetting offsets is done by the broker, not by the consumers.", live=True)
     store_replies: bool = _key("storeReplyMessageEnable", True,
         "Replies to requests are stored in CLUSTER_REPLY_TOPIC besides being pushed.", live=True)
-    pop_retry_v2: bool = _key("enableRetryTopicV2", False,
-        "What is popped and not acknowledged comes back in %RETRY%group+topic instead of "
-        "%RETRY%group_topic, a name that can be read in one way only.", live=True)
     recall_enable: bool = _key("recallMessageEnable", False,
         "Timed messages may be taken back by their recall handle (request 370).", live=True)
     recall_when_read_only: bool = _key("allowRecallWhenBrokerNotWriteable", True,
