@@ -3,6 +3,7 @@
     Handle            by which a client names a message that it holds; a text, opaque to it
     Checkpoint        which messages one pop has given away, and until when: tag `ck`
     Acknowledgement   which of them are done: tag `ack` for one, `bAck` for several
+    PopAck            the same as a client asks for it, many in one request
 
 Checkpoint and acknowledgement are the bodies of messages in the revive topic, JSON as RocketMQ
 writes it: names sorted, offsets of messages as differences to the first. A checkpoint is known by
@@ -11,7 +12,10 @@ are ignored, absent ones are 0, an acknowledgement may have the long names, and 
 without differences mean messages that follow one another.
 """
 
-from collections.abc import Mapping
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
@@ -19,6 +23,7 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
     Data,
     as_integer,
+    as_object,
     load_object,
     take_integer,
     take_list,
@@ -35,6 +40,8 @@ _SEPARATOR: Final = " "
 _HANDLE_FIELDS_MIN: Final = 7
 _BROKER: Final = 5
 _MESSAGES_MAX: Final = 127  # the count is a signed byte in Java
+_KINDS: Final = ("0", "1", "2")
+_BYTE_WITH_BITS: Final = re.compile(rb"[^\0]")
 
 Key = tuple[str, str, int, int, int, str]
 """Topic, group, queue id, first offset, time of the pop (ms), broker."""
@@ -185,8 +192,7 @@ def decode_checkpoint(data: Data, revive_queue: int, broker: str) -> Checkpoint:
 
 def decode_acknowledgement(data: Data, broker: str) -> Acknowledgement:
     """The same of an acknowledgement, of either tag. Raises ProtocolError."""
-    values = load_object(data, "acknowledgement")
-    values |= {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
+    values = _shortened(load_object(data, "acknowledgement"))
     several = take_list(values, "aol")
     offsets = several if "aol" in values else [take_integer(values, "ao")]
     return Acknowledgement(
@@ -195,9 +201,16 @@ def decode_acknowledgement(data: Data, broker: str) -> Acknowledgement:
 
 
 _LONG_NAMES: Final = {
-    "ackOffset": "ao", "ackOffsetList": "aol", "brokerName": "bn", "consumerGroup": "c",
-    "popTime": "pt", "queueId": "q", "startOffset": "so", "topic": "t",
+    "ackOffset": "ao", "ackOffsetList": "aol", "bitSet": "b", "brokerName": "bn",
+    "consumerGroup": "c", "invisibleTime": "it", "popTime": "pt", "queueId": "q", "retry": "r",
+    "reviveQueueId": "rq", "startOffset": "so", "topic": "t",
 }  # fmt: skip
+
+
+def _shortened(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """With the short names where it has the long ones."""
+    found = {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
+    return {**values, **found}
 
 
 def _key_of(values: Mapping[Any, Any], broker: str) -> Key:
@@ -214,3 +227,61 @@ def _key_objects(key: Key) -> dict[str, Any]:
 def _unique_id(key: Key, offset: int, tag: str) -> str:
     topic, group, queue_id, _, pop_ms, broker = key
     return f"{topic}@{queue_id}@{offset}@{group}@{pop_ms}@{broker}@{tag}"
+
+
+# ------------------------------------------------------------------------- requests and answers
+
+
+class PopAck(NamedTuple):
+    """One of many acknowledgements in one request (200151): messages of one pop and queue. `topic`
+    is the consumer's, not that of retries; the handle has no offset."""
+
+    group: str
+    topic: str
+    handle: Handle
+    offsets: tuple[int, ...]
+
+
+def decode_pop_acks(data: Data) -> list[PopAck]:
+    """The body of 200151. The offsets are bits, counted from the first offset of the checkpoint.
+    Raises ProtocolError."""
+    values = load_object(data, "batch of acknowledgements")
+    broker = take_text(values, "brokerName")
+    return [
+        _pop_ack(_shortened(as_object(one, "An acknowledgement")), broker)
+        for one in take_list(values, "acks")
+    ]
+
+
+def _pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
+    kind = take_text(values, "r")
+    if kind not in _KINDS:
+        raise ProtocolError(f"An acknowledgement has the kind of topic {kind!r}, not 0, 1 or 2.")
+    start = take_integer(values, "so")
+    try:
+        bits = b64decode(take_text(values, "b"), validate=True)
+    except ValueError:
+        raise ProtocolError("The bits of an acknowledgement are not base64.") from None
+    offsets = tuple(
+        start + 8 * found.start() + bit
+        for found in islice(_BYTE_WITH_BITS.finditer(bits), _MESSAGES_MAX + 1)
+        for bit in range(8)
+        if found[0][0] >> bit & 1
+    )
+    if len(offsets) > _MESSAGES_MAX:
+        raise ProtocolError(
+            f"An acknowledgement is of more than {_MESSAGES_MAX} messages, and no pop gives so "
+            "many of one queue."
+        )
+    handle = Handle(
+        start, take_integer(values, "pt"), take_integer(values, "it"), take_integer(values, "rq"),
+        int(kind), broker, take_integer(values, "q"),
+    )  # fmt: skip
+    return PopAck(take_text(values, "c"), take_text(values, "t"), handle, offsets)
+
+
+def queue_info(entries: Iterable[tuple[int, object, object]]) -> str:
+    """One of the texts by which the answer to a pop tells what it is about: the kind of the topic,
+    the queue, and what holds for it. That is the offset at which the pop began, the offsets of its
+    messages with commas between them, or how often they were consumed before."""
+    return ";".join(f"{kind} {queue} {value}" for kind, queue, value in entries)

@@ -1,5 +1,6 @@
 """Handles, checkpoints and acknowledgements of POP, byte for byte (spec/delivery.md §7)."""
 
+import base64
 import contextlib
 
 import pytest
@@ -14,8 +15,11 @@ from sluicemq.wire.popping import (
     Checkpoint,
     Handle,
     Key,
+    PopAck,
     decode_acknowledgement,
     decode_checkpoint,
+    decode_pop_acks,
+    queue_info,
 )
 
 POP_MS = 1_700_000_000_000
@@ -131,3 +135,42 @@ def test_names_of_retry_topics(is_v2: bool) -> None:
     assert pop_kind(retry) == 1 + is_v2
     assert pop_topic("c_d", "a_b", pop_kind(retry)) == retry
     assert pop_origin("c_d", "a_b") == pop_topic("c_d", "a_b", pop_kind("c_d")) == "c_d"
+
+
+BITS = {
+    "b": "AQI=", "c": "G", "it": 60_000, "pt": POP_MS, "q": 1, "r": "1", "rq": 3, "so": 5, "t": "T",
+}  # fmt: skip
+LONG = {
+    "bitSet": "AQI=", "consumerGroup": "G", "invisibleTime": 60_000, "popTime": POP_MS,
+    "queueId": 1, "retry": "1", "reviveQueueId": 3, "startOffset": 5, "topic": "T",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [BITS, LONG])
+def test_a_batch_says_by_bits_which_messages_are_done(values: dict[str, object]) -> None:
+    body = fastjson.dumps({"acks": [values], "brokerName": "b"})
+    handle = Handle(5, POP_MS, 60_000, 3, 1, "b", 1)
+    assert decode_pop_acks(body) == [PopAck("G", "T", handle, (5, 14))]
+
+
+@given(st.sets(st.integers(0, 2000), max_size=20))
+def test_the_bits_are_those_of_the_offsets(differences: set[int]) -> None:
+    bits = sum(1 << difference for difference in differences)
+    text = base64.b64encode(bits.to_bytes(260, "little")).decode()
+    (ack,) = decode_pop_acks(fastjson.dumps({"acks": [BITS | {"b": text}]}))
+    assert ack.offsets == tuple(5 + difference for difference in sorted(differences))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"r": "3"}, "kind"), ({"b": "*"}, "base64"), ({"b": "/" * 1024}, "more than 127")],
+)
+def test_a_batch_that_cannot_be_is_refused(change: dict[str, str], why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        decode_pop_acks(fastjson.dumps({"acks": [BITS | change]}))
+
+
+def test_the_texts_of_an_answer_name_kind_and_queue() -> None:
+    assert queue_info([]) == ""
+    assert queue_info([(0, 3, 17), (1, 0, "4,6")]) == "0 3 17;1 0 4,6"
+    assert queue_info([(0, "qo0%4", 2)]) == "0 qo0%4 2"
