@@ -25,14 +25,15 @@ Requests are read only after the first three steps: who may do all needs no well
 """
 
 import hmac
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, numbers_of
 from sluicemq.errors import ProtocolError
-from sluicemq.model.topic import DEFAULT_TOPIC
+from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
+from sluicemq.wire.popping import decode_pop_acks
 from sluicemq.wire.signature import ACCESS_KEY, SIGNATURE, sign
 from sluicemq.wire.staging import STAGING_TOPIC
 
@@ -136,8 +137,21 @@ def _names(value: Any, path: list[str]) -> Iterator[str]:
             yield from _names(item, rest)
 
 
+def _acknowledged(fields: Fields, body: bytes) -> Resources:
+    """The topic is that of retries for messages that came again: who may read the one they were
+    sent to may read them."""
+    name, topic = fields.get("consumerGroup", ""), fields.get("topic", "")
+    return _popped([(name, pop_origin(topic, name))])
+
+
+def _popped(pairs: Iterable[tuple[str, str]]) -> Resources:
+    names = dict.fromkeys(name for g, topic in pairs for name in (topic, g and group(g)) if name)
+    return tuple(Resource(name, SUB) for name in names)
+
+
 _LOCK = _in_body("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
 _PULL = _fields(topic=SUB, consumerGroup=SUB)
+_ACK = Need(asks=_acknowledged, text="SUB topic, which is the origin of a retry topic, SUB group")
 _TOPIC = _fields(topic=ANY)
 _GROUP = _fields(group=SUB, consumerGroup=SUB)
 
@@ -177,13 +191,18 @@ NEEDS: Final[dict[int, Need]] = {
     R.UNLOCK_BATCH_MQ: _LOCK,
     R.QUERY_ASSIGNMENT: _in_body("SUB group, SUB topic", group="consumerGroup", topic="topic"),
     R.POP_MESSAGE: _PULL,
-    R.ACK_MESSAGE: _PULL,
+    R.ACK_MESSAGE: _ACK,
     R.PEEK_MESSAGE: _PULL,
-    R.CHANGE_MESSAGE_INVISIBLETIME: _PULL,
+    R.CHANGE_MESSAGE_INVISIBLETIME: _ACK,
     R.NOTIFICATION: _PULL,
     R.POLLING_INFO: _PULL,
     R.POP_ROLLBACK: _PULL,
-    R.BATCH_ACK_MESSAGE: OPEN,  # not answered
+    R.BATCH_ACK_MESSAGE: Need(
+        asks=lambda _fields, body: _popped(
+            [(ack.group, ack.topic) for ack in decode_pop_acks(body)] if body else []
+        ),
+        text="SUB topics, SUB groups",
+    ),
     # both, and who looks
     R.QUERY_MESSAGE: _fields(topic=SUB),
     R.VIEW_MESSAGE_BY_ID: _fields(topic=SUB),
