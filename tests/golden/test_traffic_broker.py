@@ -46,8 +46,10 @@ OWN_REMARKS = {(46, 23), (33, 1), (310, 13), (370, 0), (222, 0)}
 # stored, where RocketMQ has an exception.
 RELAYED = {307, 309, 324, 325}
 COMPARED_BODIES = {38, 41, 351}
+WITH_MESSAGES = {12, 200050}
 OF_THE_MOMENT = {
     "msgId", "timestamp", "version", "indexLastUpdateTimestamp", "indexLastUpdatePhyoffset",
+    "popTime", "reviveQid",
 }  # fmt: skip
 RECORDED_MS = 1_795_231_000_000
 
@@ -240,7 +242,7 @@ def difference(request: Command, ours: Command | None, theirs: Command) -> str |
     moment = OF_THE_MOMENT | of_the_moment(request)
     if header_of(ours, moment) != header_of(theirs, moment):
         return f"fields {theirs.fields} became {ours.fields}"
-    if request.code == 12 and messages_of(ours) != messages_of(theirs):
+    if request.code in WITH_MESSAGES and messages_of(ours) != messages_of(theirs):
         return f"messages {messages_of(theirs)} became {messages_of(ours)}"
     if request.code in COMPARED_BODIES and ours.code == 0 and list_of(ours) != list_of(theirs):
         return f"body {bytes(theirs.body)!r} became {bytes(ours.body)!r}"
@@ -271,7 +273,7 @@ def header_of(answer: Command, moment: set[str]) -> dict[str, str] | None:
 
 
 def messages_of(answer: Command) -> list[tuple[str, bytes, dict[str, str]]]:
-    """What of a query's answer does not depend on where and when it was stored."""
+    """What of the messages of an answer does not depend on where and when it was stored."""
     return [(m.topic, m.body, dict(m.properties)) for m in decode_records(answer.body)]
 
 

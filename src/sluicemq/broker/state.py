@@ -2,6 +2,7 @@
 simulator steps."""
 
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Final
 
 from sluicemq.acl.guard import Access, Guard
@@ -79,7 +80,7 @@ class BrokerState:
         self.filters = ConsumerFilters(settings, files, clock)
         self.guard = Guard.of(files, clock, settings.broker)
         self.access = Access(self.guard)
-        self.locks = QueueLocks(clock)
+        self.locks, self.random = QueueLocks(clock), Random()
         self.producers = Producers(clock)
         # Turns, and what is worked at beside them.
         self.shares = Shares(clock.monotonic_s, call_soon)
@@ -107,8 +108,7 @@ class BrokerState:
             settings, groups, self.filters, self.lanes, self.contracts, clock
         )
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
-        self.delivered = Deliveries(offsets.pulled_by)
-        self.request_filters = RequestFilters()
+        self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
             settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
             self.background, self.delivered, self.request_filters,
@@ -197,10 +197,12 @@ class BrokerState:
             self.turns.hold(peer, *outcome)
         elif isinstance(outcome, Parked):
             if not self.polls.park(outcome, peer):
-                peer.write(outcome.look(outcome, True) or b"")
+                answer = outcome.look(outcome, True)
+                assert not isinstance(answer, Durable), "the last look gives nothing away"
+                peer.write(answer or b"")
         elif isinstance(outcome, Announced):
-            answer = b"" if command.is_oneway else finish_answer(outcome.answer, command)
-            self._announce(peer, answer)
+            frame = b"" if command.is_oneway else finish_answer(outcome.answer, command)
+            self._announce(peer, frame)
         elif isinstance(outcome, Postponed):
             self.background.take(outcome.steps, command, peer)
         else:

@@ -22,7 +22,9 @@ from sluicemq.broker.consume.heartbeat import Heartbeats
 from sluicemq.broker.consume.offset_admin import OffsetAdmin
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.epochs.epochs import Epochs
+from sluicemq.broker.pop.acknowledge import Acknowledge
 from sluicemq.broker.pop.assignment import Assignments
+from sluicemq.broker.pop.pop import Pop
 from sluicemq.broker.produce.relays import Relays, Replies
 from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.state import BrokerState
@@ -31,6 +33,7 @@ from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.wire import headers as h
+from sluicemq.wire import pop_headers as p
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import decode_header
 
@@ -64,6 +67,13 @@ TABLE: Final[dict[int, Row]] = {
     # --- consumers
     Code.PULL_MESSAGE: Row(None, Pull.pull),
     Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
+    Code.POP_MESSAGE: Row(p.PopMessageRequest, Pop.pop),
+    Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, Pop.peek),
+    Code.NOTIFICATION: Row(p.NotificationRequest, Pop.notify),
+    Code.POLLING_INFO: Row(p.PollingInfoRequest, Pop.polling),
+    Code.ACK_MESSAGE: Row(p.AckMessageRequest, Acknowledge.one),
+    Code.BATCH_ACK_MESSAGE: Row(None, Acknowledge.many),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: Row(p.ChangeInvisibleTimeRequest, Acknowledge.change),
     Code.HEART_BEAT: Row(None, Heartbeats.heartbeat),
     Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
     Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
@@ -143,6 +153,11 @@ def families(b: BrokerState) -> tuple[object, ...]:
     return (
         b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning, b.assignments,
         b.filter_watch,
+        Pop(
+            settings, topics, groups, offsets, b.checkpoints, b.order, b.polls, store, clock,
+            b.background, b.delivered, b.request_filters, b.random,
+        ),
+        Acknowledge(topics, offsets, b.checkpoints, b.order, store, b.turns, clock),
         TransactionRequests(settings, b.transactions, clock, b.access),
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),

@@ -23,6 +23,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
+from sluicemq.model.ids import Host
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
     COMPACTION,
@@ -242,6 +243,21 @@ class Topic:
 def revive_topic(cluster: str) -> str:
     """Where checkpoints and acknowledgements of POP lie."""
     return f"rmq_sys_REVIVE_LOG_{cluster}"
+
+
+def no_topic(name: str) -> RequestError:
+    """A consumer names a topic that does not exist."""
+    what = f"topic[{name}] not exist, apply first please! \n{FAQ}"
+    return RequestError(ResponseCode.TOPIC_NOT_EXIST, what)
+
+
+def no_queue(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestError:
+    """A consumer at `remote` names a queue that the topic has not."""
+    return RequestError(
+        code,
+        f"queueId[{queue_id}] is illegal, topic:[{topic.name}] "
+        f"topicConfig.readQueueNums:[{topic.config.read_queues}] consumer:[/{remote}]",
+    )
 
 
 def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:

@@ -57,6 +57,11 @@ class Durable(NamedTuple):
     waits: bool = True
     announces: bool = False
 
+    @classmethod
+    def to(cls, command: Command, answer: bytes) -> "Durable":
+        """The answer to a command that may want none."""
+        return cls(b"" if command.is_oneway else answer)
+
 
 class Announced(NamedTuple):
     """An answer that leaves when a change of topics or groups is saved and registered."""
@@ -74,26 +79,24 @@ class Postponed(NamedTuple):
 class Parked:
     """A pull or pop that waits for messages.
 
+    It waits in `queues`, topic and queue id of each.
     `scan_offset` is where the next look at the queue begins: it moves on over messages that the
     filter does not want, so that each is looked at once. `look(parked, is_last)` returns the
     answer, or None to go on waiting; with `is_last` it always answers. While `is_looking` it is
     about to look.
 
-    A pop is one of its `contest`, those that a message is for only once; "" for a pull. Messages in
-    any queue of the topics `retries` are for it as well. `leaves_more`: it has answered, and there
-    is something for the others.
+    A pop is one of its `contest`, those that a message is for only once; "" for a pull.
+    `leaves_more`: it has answered, and there is something for the others.
     """
 
     command: Command
-    topic: str
-    queue_id: int
+    queues: tuple[tuple[str, int], ...]
     scan_offset: int
     deadline_s: float
     look: "Callable[[Parked, bool], bytes | Durable | None]"
     is_done: bool = False
     is_looking: bool = False
     contest: str = ""
-    retries: tuple[str, ...] = ()
     leaves_more: bool = False
 
 

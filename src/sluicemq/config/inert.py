@@ -145,9 +145,9 @@ _REASONS: Final = {
     """,
     "SluiceMQ has no use for it": """
         asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
-        channelNotActiveInterval cleanOfflineBrokerInterval clearRetryTopicWhenDeleteTopic
-        clusterTest compatibleWithOldNameSrv compressedRegister configManagerVersion
-        consumerFallbehindThreshold consumerOffsetUpdateVersionStep
+        channelNotActiveInterval cleanOfflineBrokerInterval clusterTest compatibleWithOldNameSrv
+        compressedRegister configManagerVersion consumerFallbehindThreshold
+        consumerOffsetUpdateVersionStep
         disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
         enableCleanExpiredOffset enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently
         enableCreateSysGroup enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer

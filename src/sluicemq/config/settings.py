@@ -323,6 +323,8 @@ class BrokerConfig(ServerConfig):
         live=True)
     pop_in_flight_max: int = _key("popInflightMessageThreshold", 10_000,
         "... which is more messages than this.", live=True)
+    clear_pop_retries: bool = _key("clearRetryTopicWhenDeleteTopic", True,
+        "With a topic goes what of it was to come again to groups that pop.", live=True)
     notify_consumer_changes: bool = _key("notifyConsumerIdsChangedEnable", True,
         "Consumers hear at once when one joins or leaves their group.", live=True)
     server_balances: bool = _key("serverLoadBalancerEnable", True,

@@ -334,6 +334,12 @@ class LogReader:
             return self._log.record(position, size)
         return None
 
+    def is_near(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Is the message likely in memory?"""
+        units = self.units(topic, queue_id, offset, 1)
+        position: int = UNIT.unpack_from(units)[0] if len(units) else 0
+        return self.visible_end - position <= self._memory_bytes
+
     # --- by time
 
     def offset_by_time(

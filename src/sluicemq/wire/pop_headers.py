@@ -1,6 +1,6 @@
 """Declared headers of POP, as `headers.py` declares the others (spec/grpc.md §8).
 
-What release 5.5 has added is read as well (spec/release-5.5.md §2): `liteTopic` names a child of a
+What release 5.5 has added is read as well: `liteTopic` names a child of a
 topic of light ones, `suspend` is a change of the invisible time that is no failed attempt.
 """
 
@@ -9,13 +9,17 @@ from sluicemq.wire.declare import boolean, int32, int64, text
 from sluicemq.wire.headers import answer, request
 
 
-@request(Code.PEEK_MESSAGE)
-class PeekMessageRequest:
+@request(Code.POLLING_INFO)
+class PollingInfoRequest:
     group: str = text("consumerGroup")
     topic: str = text("topic")
     queue_id: int = int32("queueId")
-    count_max: int = int32("maxMsgNums")
     broker: str | None = text("bname", default=None)
+
+
+@request(Code.PEEK_MESSAGE)
+class PeekMessageRequest(PollingInfoRequest):
+    count_max: int = int32("maxMsgNums")
 
 
 @request(Code.POP_MESSAGE)
@@ -48,16 +52,12 @@ class PopMessageResponse:
 
 
 @request(Code.ACK_MESSAGE)
-class AckMessageRequest:
+class AckMessageRequest(PollingInfoRequest):
     """`topic` is the one that the message is stored in, `handle` what its pop has given it."""
 
-    group: str = text("consumerGroup")
-    topic: str = text("topic")
-    queue_id: int = int32("queueId")
     handle: str = text("extraInfo")
     offset: int = int64("offset")
     lite_topic: str | None = text("liteTopic", default=None)
-    broker: str | None = text("bname", default=None)
 
 
 @request(Code.CHANGE_MESSAGE_INVISIBLETIME)
@@ -73,14 +73,6 @@ class ChangeInvisibleTimeResponse:
     pop_ms: int = int64("popTime", default=0)
     invisible_ms: int = int64("invisibleTime", default=0)
     revive_queue: int = int32("reviveQid", default=0)
-
-
-@request(Code.POLLING_INFO)
-class PollingInfoRequest:
-    group: str = text("consumerGroup")
-    topic: str = text("topic")
-    queue_id: int = int32("queueId")
-    broker: str | None = text("bname", default=None)
 
 
 @answer(Code.POLLING_INFO)

@@ -36,7 +36,7 @@ class Polls:
             self.looks += 1
             return b"last" if is_last else b"found" if wants else None
 
-        parked = Parked(Command(11), "T", 0, 5, deadline_s, look)
+        parked = Parked(Command(11), (("T", 0),), 5, deadline_s, look)
         assert self.polls.park(parked, peer)
         return parked
 
@@ -69,7 +69,7 @@ def test_a_look_that_fails_is_an_error_for_that_pull_alone() -> None:
     def look(parked: Parked, is_last: bool) -> bytes | None:
         raise OSError(5, "bad sector")
 
-    assert polls.polls.park(Parked(Command(11, opaque=9), "T", 0, 5, 15.0, look), bad)
+    assert polls.polls.park(Parked(Command(11, opaque=9), (("T", 0),), 5, 15.0, look), bad)
     polls.park(good)
     polls.polls.wake("T", 0, 6)
     (bad_answer, good_answer) = polls.written

@@ -26,6 +26,7 @@ from sluicemq.model.topic import (
     TOPIC_LENGTH_MAX,
     GroupConfig,
     TopicConfig,
+    pop_retry_topic,
 )
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
@@ -209,18 +210,28 @@ class Metadata:
             raise _invalid(f"The topic[{name}] is conflict with system topic.")
 
     def delete_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Announced:
-        """215: its queues and offsets go too; the records stay in the log until it is cleaned."""
+        """215: its queues and offsets go too, and with them the topics in which it comes again to
+        groups that pop; the records stay in the log until it is cleaned."""
         name = header.topic
         self._check_system(name)
+        retries = []
+        if self.settings.broker.clear_pop_retries:
+            retries = [
+                pop_retry_topic(group, name, is_v2=is_v2)
+                for group in self.offsets.groups_of(name)
+                for is_v2 in (False, True)
+            ]
         if name in self.topics or any(name == topic for topic, _ in self.store.queues()):
-            self.topics.remove(name)
-            # The store commits before it deletes: answers that wait for a commit have to be settled
-            # by their own one, which may fail.
-            self.end_turn()
-            self.store.delete_topic(name)
+            for gone in (*filter(self.topics.get, retries), name):
+                self.topics.remove(gone)
+                # The store commits before it deletes: answers that wait for a commit have to be
+                # settled by their own one, which may fail.
+                self.end_turn()
+                self.store.delete_topic(gone)
+                self.offsets.forget(topic=gone)
         else:  # a name that no topic can have is no path either
             _require(topic_fault(name, TOPIC_LENGTH_MAX))
-        self.offsets.forget(topic=name)
+            self.offsets.forget(topic=name)
         return Announced(Command(ResponseCode.SUCCESS))
 
     def all_topics(self, header: GetAllTopicsRequest, command: Command, peer: Peer) -> Command:

@@ -38,6 +38,7 @@ PEER_MAX: Final = 10_000
 ANY_QUEUE: Final = -1
 Rivals = dict[Parked, Peer]
 """Those of one contest, in the order in which they came."""
+NOBODY: Final[dict[str, Rivals]] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +46,7 @@ class LongPolls:
     """All parked pulls and pops of a broker. Answers that have to be safe first go to `hold`."""
 
     write: Callable[[Peer, bytes], None]
-    hold: Callable[[Peer, bytes], None]
+    hold: Callable[[Peer, bytes, bool, bool], None]
     size_max: int
     shares: Shares
     popping: int = 0
@@ -60,19 +61,15 @@ class LongPolls:
     def __len__(self) -> int:
         return self._size
 
-    def has_room(self, peer: Peer) -> bool:
-        """May one more of this connection wait?"""
-        return self._size < self.size_max and len(self._by_peer.get(peer, ())) < PEER_MAX
-
     def waiting(self, topic: str, queue_id: int, contest: str) -> int:
         """How many pops of a contest wait for the queue, or for any."""
-        return len(self._by_queue.get((topic, queue_id), {}).get(contest, ()))
+        return len(self._by_queue.get((topic, queue_id), NOBODY).get(contest, ()))
 
     def park(self, parked: Parked, peer: Peer) -> bool:
         """Keeps the pull; False when too many wait already."""
-        if not self.has_room(peer):
+        if self._size >= self.size_max or len(self._by_peer.get(peer, ())) >= PEER_MAX:
             return False
-        for key in _keys(parked):
+        for key in parked.queues:
             self._by_queue.setdefault(key, {}).setdefault(parked.contest, {})[parked] = peer
         self.popping += bool(parked.contest)
         self._by_peer.setdefault(peer, set()).add(parked)
@@ -84,18 +81,8 @@ class LongPolls:
         """Messages of the queue below `offset_max` are visible now; None: something besides
         messages has changed, a group was sent to another place. Each pull looks when the turn has
         time for it; once, however often it is woken until then. HOT."""
-        waiting = self._by_queue.get((topic, queue_id))
-        if waiting is not None:
-            for contest, rivals in tuple(waiting.items()):
-                if contest:
-                    self._offer(rivals)
-                else:
-                    self._wake_pulls(rivals, offset_max)
-        for rivals in tuple(self._by_queue.get((topic, ANY_QUEUE), {}).values()):
-            self._offer(rivals)
-
-    def _wake_pulls(self, pulls: Rivals, offset_max: int | None) -> None:
-        for parked, peer in tuple(pulls.items()):
+        waiting = self._by_queue.get((topic, queue_id), NOBODY)
+        for parked, peer in tuple(waiting.get("", {}).items()):
             is_new = offset_max is None or offset_max > parked.scan_offset
             if parked.is_done or parked.is_looking or not is_new:
                 continue
@@ -106,6 +93,11 @@ class LongPolls:
                 begin_s = self.shares.now_s()
                 self._look(parked, peer, self.write)
                 self.shares.spent(peer, begin_s)
+        if self.popping:
+            anywhere = self._by_queue.get((topic, ANY_QUEUE), NOBODY)
+            for contest, rivals in (*waiting.items(), *anywhere.items()):
+                if contest:
+                    self._offer(rivals)
 
     def _offer(self, rivals: Rivals) -> None:
         """There may be messages for one of these, and for the next one if it leaves some. HOT."""
@@ -128,8 +120,8 @@ class LongPolls:
 
     def _pass_on(self, parked: Parked) -> None:
         """What was offered to this one is for the others of its contest."""
-        for key in _keys(parked) if parked.contest else ():
-            self._offer(self._by_queue.get(key, {}).get(parked.contest, {}))
+        for key in parked.queues if parked.contest else ():
+            self._offer(self._by_queue.get(key, NOBODY).get(parked.contest, {}))
 
     def look(
         self,
@@ -158,7 +150,7 @@ class LongPolls:
         try:
             answer = parked.look(parked, is_last)
         except Exception as error:
-            log.exception("a waiting pull of %s:%d failed", parked.topic, parked.queue_id)
+            log.exception("a waiting pull of %s:%d failed", *parked.queues[0])
             remark = f"{type(error).__name__}: {error}"
             answer = encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
         if answer is not None or is_last:
@@ -190,7 +182,7 @@ class LongPolls:
         parked.is_done = True
         self._size -= 1
         mine = self._by_peer[peer]
-        for key in _keys(parked):
+        for key in parked.queues:
             contests = self._by_queue[key]
             rivals = contests[parked.contest]
             del rivals[parked]
@@ -206,10 +198,3 @@ class LongPolls:
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
             self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
             heapq.heapify(self._deadlines)
-
-
-def _keys(parked: Parked) -> Iterator[tuple[str, int]]:
-    """Where it waits."""
-    yield parked.topic, parked.queue_id
-    for topic in parked.retries:
-        yield topic, ANY_QUEUE

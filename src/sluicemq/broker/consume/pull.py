@@ -28,7 +28,7 @@ from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import FAQ, Groups, Topic, Topics
+from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
@@ -92,6 +92,10 @@ class PullRefusedError(RequestError):
     def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:
         super().__init__(code, remark)
         self.forbidden_kind = forbidden_kind
+
+    @classmethod
+    def of(cls, error: RequestError) -> "PullRefusedError":
+        return cls(error.code, error.remark)
 
 
 class Reading:
@@ -162,7 +166,7 @@ class Pull:
                 step = self._step(reading)
                 if step.do is Do.WAIT and sys_flag & SUSPEND:
                     return Parked(
-                        command, *reading.queue, reading.offset,
+                        command, (reading.queue,), reading.offset,
                         self.clock.monotonic_s() + HELD_S, partial(self._look, reading),
                     )  # fmt: skip
                 if step.do is not Do.READ:
@@ -201,7 +205,7 @@ class Pull:
         if not config.long_polling_enable:
             wait_ms = config.short_polling_ms
         return Parked(
-            command, *reading.queue, result.next_offset,
+            command, (reading.queue,), result.next_offset,
             self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
         )  # fmt: skip
 
@@ -263,8 +267,7 @@ class Pull:
             what = f"subscription group no permission, {name}"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
         if topic is None:
-            what = f"topic[{reading.topic}] not exist, apply first please! \n{FAQ}"
-            raise PullRefusedError(ResponseCode.TOPIC_NOT_EXIST, what)
+            raise PullRefusedError.of(no_topic(reading.topic))
         if not topic.is_readable:
             what = f"the topic[{reading.topic}] pulling message is forbidden"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
@@ -272,12 +275,8 @@ class Pull:
             what = f"the consumer group[{name}] is forbidden for topic[{reading.topic}]"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
         if not 0 <= reading.queue_id < topic.config.read_queues:
-            raise PullRefusedError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId[{reading.queue_id}] is illegal, topic:[{reading.topic}] "
-                f"topicConfig.readQueueNums:[{topic.config.read_queues}] "
-                f"consumer:[/{reading.peer.remote}]",
-            )
+            remote, code = reading.peer.remote, ResponseCode.INVALID_PARAMETER
+            raise PullRefusedError.of(no_queue(topic, reading.queue_id, remote, code))
 
     def _filter_of_request(self, reading: Reading) -> MessageFilter | None:
         """A pull consumer names its expression each time; compiled ones are kept."""
@@ -287,7 +286,7 @@ class Pull:
         try:
             return self.filters.of(kind, reading.fields.get("subscription"))
         except RequestError as error:
-            raise PullRefusedError(error.code, error.remark) from error
+            raise PullRefusedError.of(error) from error
 
     def _filter_of_group(
         self, reading: Reading, config: GroupConfig, group: ConsumerGroup | None

@@ -1,1 +1,1 @@
-"""POP consumption: what is popped and not acknowledged, and what brings it back."""
+"""POP consumption: its requests, what is popped and not acknowledged, and what brings it back."""

@@ -1,0 +1,149 @@
+"""What becomes of popped messages: 200051, 200151, 200053 (spec/grpc.md §8).
+
+    acknowledged    done. One that comes late, or a second time, changes nothing and is no error
+    changed         invisible for another time, from now on: its handle is another one then
+
+The handle says which pop the message is of. Those of ordinary pops are in flight in
+`pop/checkpoints.py`, and the answer leaves when that is stored; those in order in `order.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluicemq.broker.background import Steps
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pop.checkpoints import Checkpoints
+from sluicemq.broker.pop.order import ConsumerOrder
+from sluicemq.broker.topics import Topics, no_queue, no_topic
+from sluicemq.broker.turns import Durable, Postponed, Turns
+from sluicemq.clock import Clock
+from sluicemq.errors import RequestError
+from sluicemq.model.topic import pop_topic
+from sluicemq.net.dispatch import Peer
+from sluicemq.store.store import Store
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.pop_headers import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+)
+from sluicemq.wire.popping import Handle, PopAck, decode_pop_acks
+
+ACKS_A_STEP: Final = 64
+UNSET: Final = "not set any response code"
+"""The remark of the real broker's answers to 200053."""
+
+
+@dataclass(slots=True, eq=False)
+class Acknowledge:
+    """The request family of messages that are popped."""
+
+    topics: Topics
+    offsets: Offsets
+    checkpoints: Checkpoints
+    order: ConsumerOrder
+    store: Store
+    turns: Turns
+    clock: Clock
+
+    def one(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
+        """200051. HOT."""
+        low, high = self._check(header, peer)
+        if not low <= header.offset <= high:
+            raise RequestError(
+                ResponseCode.NO_MESSAGE,
+                f"offset is illegal, key:{header.topic}@{header.queue_id}, "
+                f"commit:{header.offset}, store:{low}~{high}",
+            )
+        handle = Handle.parse(header.handle)._replace(queue_id=header.queue_id)
+        self._acknowledge(PopAck(header.group, header.topic, handle, (header.offset,)))
+        return Durable.to(command, encode_answer(command))
+
+    def many(self, command: Command, peer: Peer) -> Any:
+        """200151: those whose queue or message is not there are passed over."""
+        acks = decode_pop_acks(command.body) if command.body else []
+        if not acks:
+            return Command(ResponseCode.NO_MESSAGE)
+        return Postponed(self._acknowledge_all(acks, command))
+
+    def change(self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer) -> Any:
+        """200053."""
+        code, remark, answer = ResponseCode.SUCCESS, UNSET, ChangeInvisibleTimeResponse()
+        try:
+            low, high = self._check(header, peer)
+            if low <= header.offset < high:
+                answer = self._change(header)
+            else:
+                code = ResponseCode.NO_MESSAGE
+        except RequestError as refusal:
+            code, remark = ResponseCode(refusal.code), refusal.remark
+        return Durable.to(command, encode_answer(command, code, encode_header(answer), b"", remark))
+
+    def _check(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
+        """The offsets of the message's queue. Raises RequestError when it cannot be there."""
+        if header.lite_topic:
+            raise RequestError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                f"the message is of the lite topic {header.lite_topic}, and there are none here",
+            )
+        topic = self.topics.get(header.topic)
+        if topic is None:
+            raise no_topic(header.topic)
+        if not 0 <= header.queue_id < topic.config.read_queues:
+            raise no_queue(topic, header.queue_id, peer.remote, ResponseCode.MESSAGE_ILLEGAL)
+        return self.store.queue_offsets(header.topic, header.queue_id)
+
+    def _acknowledge(self, ack: PopAck) -> None:
+        """`ack.topic` is where the messages are stored. Raises RequestError, StoreError. HOT."""
+        group, topic, handle, offsets = ack
+        if handle.is_ordered:
+            for offset in offsets:
+                self.order.acknowledge(group, topic, handle.queue_id, offset, handle.pop_ms)
+        else:
+            self.checkpoints.acknowledge(group, topic, handle, offsets)
+
+    def _acknowledge_all(self, acks: list[PopAck], command: Command) -> Steps[Any]:
+        """The answer waits for the last ones' turn; those of the others must have been good.
+        Raises RequestError."""
+        failures, refusal = self.turns.commits_failed, None
+        for number, ack in enumerate(acks):
+            if number and number % ACKS_A_STEP == 0:
+                yield None
+            queue_id = ack.handle.queue_id
+            topic = pop_topic(ack.topic, ack.group, ack.handle.kind)
+            low, high = self.store.queue_offsets(topic, queue_id)
+            offsets = tuple(one for one in ack.offsets if low <= one <= high)
+            if offsets and self.store.queue_exists(topic, queue_id):
+                try:
+                    self._acknowledge(ack._replace(topic=topic, offsets=offsets))
+                except RequestError as error:  # the others go on
+                    refusal = error
+        if refusal is not None:
+            raise refusal
+        if self.turns.commits_failed != failures:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                "some of the acknowledgements were not stored. Send all of them again.",
+            )
+        return Durable.to(command, encode_answer(command))
+
+    def _change(self, header: ChangeInvisibleTimeRequest) -> ChangeInvisibleTimeResponse:
+        """What is new in the handle; nothing where the offset of a group that consumes in order is
+        behind the message. Raises RequestError, StoreError."""
+        group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
+        handle = Handle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
+        if not handle.is_ordered:
+            handle = self.checkpoints.change(group, topic, handle, header.invisible_ms)
+        elif offset < self.offsets.committed(group, topic, queue_id):
+            return ChangeInvisibleTimeResponse()
+        else:
+            visible_ms = self.clock.now_ms() + header.invisible_ms
+            self.order.change(group, topic, queue_id, offset, handle.pop_ms, visible_ms)
+            handle = handle._replace(invisible_ms=visible_ms - handle.pop_ms)
+        return ChangeInvisibleTimeResponse(
+            pop_ms=handle.pop_ms,
+            invisible_ms=handle.invisible_ms,
+            revive_queue=handle.revive_queue,
+        )
