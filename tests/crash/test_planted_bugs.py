@@ -13,9 +13,13 @@ import pytest
 
 from simulation.crashes.broker_world import BROKER
 from simulation.crashes.plan import Kind, run_steps, steps_of
+from simulation.crashes.pop_world import POP
 from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
+from sluicemq.broker.pop.checkpoints import Checkpoints
+from sluicemq.broker.pop.popped import Popped, PoppedTable
+from sluicemq.broker.pop.start import Start
 from sluicemq.broker.table import TABLE
 from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
@@ -236,6 +240,84 @@ def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeletedTopics, "counts", lambda *_: True)
 
 
+# --- pops
+
+
+def offset_committed_before_the_checkpoint_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_at_once(checkpoints: Checkpoints, *pop: Any) -> int:
+        queue = original(checkpoints, *pop)
+        checkpoints._offsets.put(*pop[:3], pop[4])
+        return queue
+
+    original = Checkpoints.open
+    monkeypatch.setattr(Checkpoints, "open", open_at_once)
+
+
+def snapshot_used_before_it_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_snapshot(checkpoints: Checkpoints) -> None:
+        if checkpoints._snapshot is not None:
+            covered = checkpoints._saved.covered
+            checkpoints._saved = checkpoints._snapshot[1]._replace(covered=covered)
+            checkpoints._snapshot = None
+
+    monkeypatch.setattr(Checkpoints, "_take_snapshot", take_snapshot)
+
+
+def groups_not_moved_by_checkpoints_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Start, "_note_move", lambda *_: None)
+
+
+def all_pops_move_their_group_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of before a reset."""
+    original = Start.read_own
+    monkeypatch.setattr(
+        Start, "read_own", lambda start, saved: original(start, saved._replace(covered=0))
+    )
+
+
+def acknowledgements_of_the_revive_topic_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Start, "_read_revive", lambda *_, **__: None)
+
+
+def given_back_without_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Checkpoints.deliver
+
+    def deliver(checkpoints: Checkpoints, work: Any) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Checkpoints, "_append", lambda *_: None)
+            original(checkpoints, work)
+
+    monkeypatch.setattr(Checkpoints, "deliver", deliver)
+
+
+def a_second_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = PoppedTable.next_ms
+
+    def next_ms(table: PoppedTable) -> int | None:
+        found = original.fget(table)
+        return None if found is None else found + 1000
+
+    monkeypatch.setattr(PoppedTable, "next_ms", property(next_ms))
+
+
+def an_acknowledgement_kept_though_its_turn_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reopen(table: PoppedTable, popped: Popped, offsets: Any) -> None: ...
+
+    monkeypatch.setattr(PoppedTable, "reopen", reopen)
+
+
+def changed_within_the_same_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new checkpoint has the old one's key: acknowledging that one means it too."""
+    original = Checkpoints._open
+
+    def open_with_the_old_time(checkpoints: Checkpoints, new: Any, next_offset: int) -> Any:
+        if not next_offset:
+            new = new._replace(pop_ms=checkpoints._clock.now_ms())
+        return original(checkpoints, new, next_offset)
+
+    monkeypatch.setattr(Checkpoints, "_open", open_with_the_old_time)
+
+
 @pytest.mark.timeout(400)  # only where a change of the code has made the known seed another history
 @pytest.mark.parametrize(
     ("kind", "plant", "known"),
@@ -261,6 +343,15 @@ def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         (STORM, file_kept_whose_name_could_not_be_synced, 861),
         (STORE, failed_turn_not_wiped, 79),
         (STORE, deleted_topics_forgotten, 426),
+        (POP, offset_committed_before_the_checkpoint_is_on_disk, 0),
+        (POP, snapshot_used_before_it_is_on_disk, 0),
+        (POP, groups_not_moved_by_checkpoints_at_the_start, 0),
+        (POP, all_pops_move_their_group_at_the_start, 0),
+        (POP, acknowledgements_of_the_revive_topic_not_read, 0),
+        (POP, given_back_without_an_acknowledgement, 0),
+        (POP, a_second_late, 0),
+        (POP, an_acknowledgement_kept_though_its_turn_failed, 0),
+        (POP, changed_within_the_same_millisecond, 0),
     ],
     ids=lambda value: getattr(value, "name", getattr(value, "__name__", "")),
 )

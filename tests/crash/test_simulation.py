@@ -100,7 +100,7 @@ def test_the_command_runs_seeds_on_all_cores_and_says_how_it_went(
 ) -> None:
     assert main(["--seeds", "4", "--first", "100"]) == 0
     told = capsys.readouterr().out
-    assert "4 seeds in each of the worlds store, storm, broker, rot: all went well" in told
+    assert "4 seeds in each of the worlds store, storm, broker, rot, pop: all went well" in told
 
 
 def test_one_seed_tells_its_story_when_it_fails(

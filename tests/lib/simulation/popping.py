@@ -21,8 +21,11 @@ class Held(NamedTuple):
         return self.message.body
 
 
-def messages_of(broker: SteppedBroker, topic: str, queue_id: int = 0) -> list[StoredMessage]:
-    result = broker.store.reader.read(topic, queue_id, 0, 1_000_000, 1 << 30)
+def messages_of(
+    broker: SteppedBroker, topic: str, queue_id: int = 0, begin: int = 0
+) -> list[StoredMessage]:
+    """What a queue shows from an offset on."""
+    result = broker.store.reader.read(topic, queue_id, begin, 1_000_000, 1 << 30)
     return decode_records(b"".join(result.data))
 
 

@@ -549,6 +549,23 @@ def test_the_edition_before_a_broken_file_is_used(
     assert came_back(again.broker) == [b"a", b"b", b"c"]
 
 
+def test_what_a_timer_delivers_again_after_a_crash_is_still_open(
+    broker: SteppedBroker, popper: Popper
+) -> None:
+    save(broker)
+    popper.pop(invisible_ms=1000)
+    broker.run(0.3)
+    for copies in (2, 3):
+        popper = restarted(popper.broker)
+        popper.broker.run(0.2)
+        save(popper.broker)
+        assert records(popper.broker, REVIVE) == ["ck"] * copies
+        assert popper.broker.core.offsets.committed(REVIVE_GROUP, REVIVE, 0) == -1
+    popper = restarted(popper.broker)
+    popper.broker.run(1.0)
+    assert came_back(popper.broker) == [b"a", b"b", b"c"]
+
+
 # --- a store that another broker has left
 
 

@@ -100,12 +100,12 @@ class PoppedTable:
     # --- the revive queues
 
     def delivered(self, popped: Popped, offset: int) -> None:
-        """Its record stands in its revive queue."""
-        popped.revive_offset = offset
-        key, queue_id = popped.checkpoint.key, popped.checkpoint.revive_queue
-        there = self._delivered.setdefault(queue_id, {})
-        there.pop(key, None)
-        there[key] = popped
+        """Its record stands in its revive queue; the first counts, when a timer that crashed has
+        delivered it again."""
+        if popped.revive_offset == NONE:
+            popped.revive_offset = offset
+            checkpoint = popped.checkpoint
+            self._delivered.setdefault(checkpoint.revive_queue, {})[checkpoint.key] = popped
 
     def revive_start(self, queue_id: int, end: int) -> int:
         """The first record of a revive queue, which ends at `end`, that is not settled."""

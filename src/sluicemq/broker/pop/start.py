@@ -161,7 +161,7 @@ class Start:
             elif found.offset <= scanned:
                 self._given_back.add(found.what.key)
             else:
-                self._delivered[found.what.key] = found.offset
+                self._delivered.setdefault(found.what.key, found.offset)
                 if not is_own or found.record.number(TIMER_OUT) is None:
                     self._table.add(found.what, NONE)
 
@@ -172,8 +172,9 @@ class Start:
             self._acknowledge(acknowledgement)
         for key in self._given_back & table.table.keys():
             table.done(table.table[key], table.table[key].waiting)
-        for key in self._delivered.keys() & table.table.keys():
-            table.delivered(table.table[key], self._delivered[key])
+        for key, offset in self._delivered.items():  # in the order in which they stand there
+            if key in table.table:
+                table.delivered(table.table[key], offset)
         for queue, next_offset in self._moved.items():
             if next_offset > self._offsets.committed(*queue):
                 self._offsets.commit(*queue, next_offset)

@@ -6,9 +6,10 @@ from typing import Final, NamedTuple
 
 from simulation.crashes.broker_world import BROKER
 from simulation.crashes.plan import Kind, Step, run_steps, steps_of
+from simulation.crashes.pop_world import POP
 from simulation.crashes.store_world import ROT, STORE, STORM
 
-KINDS: Final = {kind.name: kind for kind in (STORE, STORM, BROKER, ROT)}
+KINDS: Final = {kind.name: kind for kind in (STORE, STORM, BROKER, ROT, POP)}
 LENGTH: Final = 60
 SHRINK_RUNS_MAX: Final = 400
 
