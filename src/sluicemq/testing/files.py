@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import random
 
 BLOCK_BYTES: Final = 4096
+_ZEROS: Final = bytes(BLOCK_BYTES)
 SECTOR_BYTES: Final = 512
 TOTAL_BYTES: Final = 1 << 40
 MAPS: Final = 8
@@ -114,8 +115,11 @@ class Node:
                 break
             else:
                 resize(content, change)
-        blocks = {at // BLOCK_BYTES for at in range(0, len(content), BLOCK_BYTES)}
-        used = {b for b in blocks if any(content[b * BLOCK_BYTES : (b + 1) * BLOCK_BYTES])}
+        used = {
+            at // BLOCK_BYTES
+            for at in range(0, len(content), BLOCK_BYTES)
+            if not content.startswith(_ZEROS, at) and any(content[at : at + BLOCK_BYTES])
+        }
         return Node(content, bytearray(content), [], used, self.modified_ms, self.access)
 
     def after_kill(self) -> "Node":

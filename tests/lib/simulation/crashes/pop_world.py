@@ -32,7 +32,7 @@ from sluicemq.wire.frames import FLAG_RESPONSE, Command, encode
 from sluicemq.wire.popping import Handle
 
 TOPICS: Final = ("A", "B")
-QUEUES: Final = (0, 1)
+QUEUES: Final = (0,)
 GROUPS: Final = ("G", "H")
 INVISIBLE_MS: Final = (0, 300, 999, 1000, 1500, 5000, 30_000, 120_000)
 CALM_S: Final = 0.2
@@ -497,7 +497,7 @@ POP: Final = Kind(
     "pop",
     PopWorld,
     {
-        "send": 8, "pop": 12, "ack": 8, "change": 4, "die": 1, "reset": 1, "step": 8, "fsync": 6,
+        "send": 8, "pop": 12, "ack": 8, "change": 4, "die": 1, "reset": 2, "step": 8, "fsync": 6,
         "tick": 10, "jump": 1, "save": 5, "arm": 2, "fault": 1, "mend": 2, "crash": 2, "kill": 2,
         "stop": 1,
     },
