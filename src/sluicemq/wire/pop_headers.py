@@ -30,7 +30,7 @@ class PopMessageRequest(PeekMessageRequest):
     invisible_ms: int = int64("invisibleTime")
     poll_ms: int = int64("pollTime")
     born_time_ms: int = int64("bornTime", default=0)
-    init_mode: int = int32("initMode")
+    init_mode: int = int32("initMode", default=0)
     expression_kind: str | None = text("expType", default=None)
     expression: str | None = text("exp", default=None)
     order: bool = boolean("order", default=False)

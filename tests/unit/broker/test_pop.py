@@ -286,7 +286,7 @@ def test_a_peek_takes_nothing(broker: SteppedBroker, client: SteppedClient) -> N
     for _ in range(2):
         answer = client.call(PEEK, fields)
         assert (answer.code, answer.remark, numbers(answer)) == (OK, "FOUND", [0, 1])
-        assert answer.fields == ZEROS | {"restNum": "1"}
+        assert answer.fields == ZEROS | {"restNum": "3"}
     client.call(POP, pop_fields(broker))
     empty = client.call(PEEK, fields)
     assert (empty.code, empty.remark) == (19, "NO_MESSAGE_IN_QUEUE")

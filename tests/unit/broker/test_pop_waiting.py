@@ -102,6 +102,15 @@ def test_what_one_leaves_the_next_one_gets(broker: SteppedBroker, client: Steppe
     assert waiting[3].answer is None
 
 
+def test_a_pop_that_wants_nothing_is_in_nobodys_way(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    waiting = [Waiting(broker, maxMsgNums=count) for count in (0, 1)]
+    fill(client, 1)
+    broker.settle()
+    assert [one.answer is not None for one in waiting] == [False, True]
+
+
 def test_what_comes_again_wakes(broker: SteppedBroker, client: SteppedClient) -> None:
     fill(client, 1)
     client.call(POP, pop_fields(broker, invisibleTime=5000))

@@ -107,9 +107,12 @@ class Popping:
 
     @property
     def contest(self) -> str:
-        """The pops of a group; those in order know nothing of what the others find. Notifications
-        with one filter, of which one is enough."""
+        """The pops of a group; those in order know nothing of what the others find, and those that
+        want no messages must not be in the way of others. Notifications with one filter, of which
+        one is enough."""
         header = self.header
+        if header.count_max < 1:
+            return f"{header.group} wants nothing"
         if self.is_look:
             return f"{header.group} notified {header.expression or ''}"
         return _contest(header.group, is_order=header.order)
@@ -187,7 +190,7 @@ class Pop:
         found = self._look(popping)
         return Command(
             ResponseCode.SUCCESS if found.count else ResponseCode.PULL_NOT_FOUND,
-            encode_header(PopMessageResponse(rest_count=found.rest)),
+            encode_header(PopMessageResponse(rest_count=found.rest + found.count)),
             b"".join(found.data),
             remark="FOUND" if found.count else "NO_MESSAGE_IN_QUEUE",
         )
@@ -241,7 +244,7 @@ class Pop:
             what = f"the broker[{self._address}] pop message is timeout too much"
             raise RequestError(ResponseCode.POLLING_TIMEOUT, what)
         self._check_readable("pop")
-        if not 0 < header.count_max <= COUNT_MAX:
+        if header.count_max > COUNT_MAX:
             what = f"the broker[{self._address}] pop message's num is greater than {COUNT_MAX}"
             raise RequestError(ResponseCode.INVALID_PARAMETER, what)
         if not self.settings.store.timer_enable:
