@@ -98,6 +98,20 @@ def _lag(b: BrokerState) -> Samples:
         yield topic, group, *_flags(b, topic), count
 
 
+def _in_flight(b: BrokerState) -> Samples:
+    """Pulled and not committed, or popped and not acknowledged."""
+    found: Counter[tuple[str, str]] = Counter()
+    for key, queues in b.offsets.pulled.copy().items():
+        topic, _, group = key.partition("@")
+        for queue_id, offset in queues.copy().items():
+            committed = b.offsets.committed(group, topic, queue_id)
+            found[topic, group] += max(offset - committed, 0) if committed >= 0 else 0
+    for (group, topic, _), count in b.checkpoints.table.counts.copy().items():
+        found[topic, group] += count
+    for (topic, group), count in found.items():
+        yield topic, group, *_flags(b, topic), count
+
+
 _OUT: Final = ("topic", "consumer_group", "is_retry", "is_system")
 _IN: Final = ("topic", "message_type", "is_retry", "is_system")
 _PAIR: Final = ("topic", "consumer_group")
@@ -128,6 +142,14 @@ COUNTERS: Final = (
            _one(lambda b: b.transactions.check_back.unanswered)),
     Family("sluicemq_transactions_given_up", "Transactions that nobody would decide.", (),
            _one(lambda b: b.transactions.given_up)),
+    Family("rocketmq_pop_revive_in_message", "Checkpoints and acknowledgements stored.",
+           (*_PAIR, "revive_message_type", "put_status"),
+           lambda b: [(*key, "PUT_OK", count)
+                      for key, count in b.checkpoints.stored.copy().items()]),
+    Family("rocketmq_pop_revive_retry_messages", "Popped messages that have come back.",
+           (*_PAIR, "put_status"),
+           lambda b: [(*pair, "PUT_OK", count)
+                      for pair, count in b.checkpoints.revived.copy().items()]),
     Family("sluicemq_transactions_lost", "Half messages deleted before they were decided.", (),
            _one(lambda b: b.transactions.lost)),
     Family("sluicemq_filter_errors", "Evaluations of a filter that failed: the message is dropped.",
@@ -150,6 +172,9 @@ COUNTERS: Final = (
 )  # fmt: skip
 GAUGES: Final = (
     Family("rocketmq_consumer_lag_messages", "Messages not consumed yet.", _OUT, _lag),
+    Family("rocketmq_consumer_inflight_messages", "Messages with consumers.", _OUT, _in_flight),
+    Family("rocketmq_pop_checkpoint_buffer_size", "Pops with messages in flight.", (),
+           _one(lambda b: len(b.checkpoints.table))),
     Family("sluicemq_consumer_lag_matching_messages",
            "Messages not consumed yet that the group's filter lets through, exactly.", _PAIR,
            lambda b: [(*pair, count) for pair, (count, _) in b.filter_watch.matches.items()]),

@@ -97,7 +97,7 @@ def test_what_is_not_acknowledged_comes_back_in_its_millisecond(
     assert message.properties["UNIQ_KEY"] == "b"
     checkpoints = broker.core.checkpoints
     assert checkpoints.in_flight("G", "T") == 0
-    assert checkpoints.revived == 1
+    assert checkpoints.revived.total() == 1
     broker.run(20.0)
     assert came_back(broker) == [b"b"]
 

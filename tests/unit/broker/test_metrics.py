@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from simulation.lanes import ModelConsumer, Shared, balance
+from simulation.pops import POP, ack, fill, handles, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.admin.status import Days, Rates
 from sluicemq.broker.metrics import BrokerCollector, serve
@@ -49,6 +50,36 @@ def test_traffic_is_counted_under_rocketmqs_names(
     assert value(broker, "rocketmq_messages_out_total", consumer_group="G", **flags) == 2
     assert value(broker, "rocketmq_throughput_out_total", consumer_group="G", **flags) > 200
     assert value(broker, "sluicemq_messages_filtered_total", consumer_group="G", **flags) == 3
+
+
+def test_pops_are_counted_under_rocketmqs_names(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 3)
+    held = handles(client.call(POP, pop_fields(broker)))
+    ack(client, held[0])
+    pair = {"topic": "T", "consumer_group": "G"}
+    flags = {"is_retry": "false", "is_system": "false"}
+    stored = "rocketmq_pop_revive_in_message_total"
+    for kind in ("CK", "ACK"):
+        labels = pair | {"revive_message_type": kind, "put_status": "PUT_OK"}
+        assert value(broker, stored, **labels) == 1
+    assert value(broker, "rocketmq_consumer_inflight_messages", **pair, **flags) == 2
+    assert value(broker, "rocketmq_messages_out_total", **pair, **flags) == 3
+    assert value(broker, "rocketmq_pop_checkpoint_buffer_size") == 1
+    broker.run(61)
+    revived = "rocketmq_pop_revive_retry_messages_total"
+    assert value(broker, revived, **pair, put_status="PUT_OK") == 2
+    assert value(broker, "rocketmq_pop_checkpoint_buffer_size") == 0
+
+
+def test_what_is_pulled_and_not_committed_is_in_flight(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 3)
+    client.call(11, pull_fields(commitOffset=1, sysFlag=5))
+    labels = {"topic": "T", "consumer_group": "G", "is_retry": "false", "is_system": "false"}
+    assert value(broker, "rocketmq_consumer_inflight_messages", **labels) == 2
 
 
 def test_lag_is_what_was_not_committed(broker: SteppedBroker, client: SteppedClient) -> None:

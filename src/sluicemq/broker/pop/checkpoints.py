@@ -23,7 +23,7 @@ checkpoints may be ahead of the table of offsets. Each part is written when all 
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -103,8 +103,10 @@ class Checkpoints:
         self._covering = (0, 0)  # an edition of the offsets, and what it covers
         path = f"{settings.store.root}/config/sluicePop.json"
         self.document = Document(files, path, self._render)
-        self.revived = 0
-        """Messages that have come back, since the start."""
+        self.stored: Counter[tuple[str, str, str]] = Counter()
+        """Records, since the start, by topic, group and what RocketMQ's metrics call them."""
+        self.revived: Counter[tuple[str, str]] = Counter()
+        """Messages that have come back, by topic and group."""
         offsets.on_save = self._note_offsets
         delayed.parts.insert(0, self)  # what is settled hereby, the timer need not deliver
         delayed.redelivery.gates[self.topic] = self._gate
@@ -253,6 +255,8 @@ class Checkpoints:
         more: dict[str, str],
     ) -> Stored:  # fmt: skip
         self.document.changed = True
+        topic, group, *_ = record.key
+        self.stored[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
         host = self._settings.store_host
         properties = {TAGS: tag, _DELIVER: str(due_ms), UNIQ_KEY: record.unique_id, **more}
         now_ms = self._clock.now_ms()
@@ -323,7 +327,7 @@ class Checkpoints:
         self._delayed.redelivery.copy(
             record, retry, 0, added, reconsume_times=record.reconsume_times + 1
         )
-        self.revived += 1
+        self.revived[topic, group] += 1
 
     def settle(self, *, is_stored: bool) -> None:
         """Hand on what is on disk meanwhile. What `deliver` put and is not stored is undone."""

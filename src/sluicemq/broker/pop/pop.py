@@ -465,7 +465,6 @@ class Pop:
                 for one, record in records
             ]
         delivered = self.delivered[topic, group]
-        delivered.pulled[queue_id] = result.next_offset
         delivered.messages_out += result.count
         delivered.bytes_out += result.size_bytes
 
