@@ -29,7 +29,8 @@ from peer.popping import BATCH_ACK, PEEK, POLLING, Raw, frames, now_ms
 from peer.toolchain import HERE
 
 MAIN = "org.apache.rocketmq"
-VERSIONS = {"5.3.3": 479, "5.5.0": 495}
+VERSION = 479
+"""V5_3_3, for all."""
 TIMER = "rmq_sys_wheel_timer"
 
 
@@ -446,7 +447,7 @@ def proxied(listen: int, target: tuple[str, int], peer: str, recording: Recordin
 
 
 def push(directory: Path, release: str, ports: tuple[int, int], recording: Recording) -> None:
-    """The Java consumer pops, fails one message once and another for good."""
+    """The Java consumer pops, and fails every message once."""
     name_port, broker_port = ports
     label = f"java-client-{release}"
     listeners = [
@@ -458,7 +459,7 @@ def push(directory: Path, release: str, ports: tuple[int, int], recording: Recor
     try:
         driver.call(
             "pop", ns=f"127.0.0.1:{name_port}", topic="T_push", group="G_push", count=4, fail=1,
-            expect=8, step=2, hide=20_000, instances=2, timeout_s=60,
+            expect=8, step=2, hide=20_000, timeout_s=60,
         )  # fmt: skip
     finally:
         driver.close()
@@ -469,7 +470,6 @@ def push(directory: Path, release: str, ports: tuple[int, int], recording: Recor
 def main(release: str, target: Path, names: list[str]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     short = "".join(release.split(".")[:2])
-    version = VERSIONS[release]
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         name_port, broker_port, _ = clusters.free_ports()
@@ -500,7 +500,7 @@ def main(release: str, target: Path, names: list[str]) -> None:
                 print(name, flush=True)
                 recording = Recording(f"pop{short}-{name}")
                 if name == "push":
-                    made = Raw(address, version)
+                    made = Raw(address, VERSION, 900, recording.put)
                     made.topic("T_push", 2)
                     made.group("G_push")
                     body = {"topic": "T_push", "consumerGroup": "G_push", "mode": "POP"}
@@ -508,7 +508,7 @@ def main(release: str, target: Path, names: list[str]) -> None:
                     made.close()
                     push(directory, release, (name_port, broker_port), recording)
                 else:
-                    raw = Raw(address, version, 1, recording.put, "broker-g")
+                    raw = Raw(address, VERSION, 1, recording.put, "broker-g")
                     SCENARIOS[name](raw)
                     raw.close()
                 time.sleep(0.2)

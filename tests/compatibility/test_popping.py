@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -70,14 +70,21 @@ class Place:
 @pytest.fixture(params=KINDS)
 def place(
     request: pytest.FixtureRequest, cluster: Callable[[str], Cluster], java: Driver
-) -> Callable[..., Place]:
-    return lambda *arguments: Place(cluster(request.param), java, *arguments)
+) -> Iterator[Callable[[str], Place]]:
+    with ExitStack() as stack:
+
+        def make(name: str) -> Place:
+            made = Place(cluster(request.param), java, name)
+            stack.callback(made.raw.close)
+            return made
+
+        yield make
 
 
 # ---- the consumer
 
 
-def test_two_consumers_get_every_message_once(place: Callable[..., Place]) -> None:
+def test_two_consumers_get_every_message_once(place: Callable[[str], Place]) -> None:
     here = place("exact")
     got = here.pop(instances=2, count=60, expect=60)
     assert sorted(event["body"] for event in got) == sorted(f"m-{n}" for n in range(60))
@@ -86,7 +93,7 @@ def test_two_consumers_get_every_message_once(place: Callable[..., Place]) -> No
     assert here.has_left() == 0
 
 
-def test_what_fails_comes_again(place: Callable[..., Place]) -> None:
+def test_what_fails_comes_again(place: Callable[[str], Place]) -> None:
     here = place("again")
     got = here.pop(count=6, fail=2, expect=18)
     rounds: dict[str, list[int]] = {}
@@ -97,7 +104,9 @@ def test_what_fails_comes_again(place: Callable[..., Place]) -> None:
     assert here.has_left() == 0
 
 
-def test_what_fails_for_good_is_dropped_and_is_no_dead_letter(place: Callable[..., Place]) -> None:
+def test_what_fails_for_good_is_dropped_and_is_no_dead_letter(
+    place: Callable[[str], Place],
+) -> None:
     here = place("drop")
     got = here.pop(count=1, fail=99, max=1, expect=2)
     assert [event["reconsumed"] for event in got] == [0, 1]
@@ -106,7 +115,7 @@ def test_what_fails_for_good_is_dropped_and_is_no_dead_letter(place: Callable[..
 
 
 @pytest.mark.parametrize(("tag", "sql"), [("kept", None), ("nothing", None), (None, "n >= 7")])
-def test_filters(place: Callable[..., Place], tag: str | None, sql: str | None) -> None:
+def test_filters(place: Callable[[str], Place], tag: str | None, sql: str | None) -> None:
     here = place(f"filter{tag or 'sql'}")
     wanted = [n for n in range(10) if tag == "kept" or (sql and n >= 7)]
     options = {name: value for name, value in (("tag", tag), ("sql", sql)) if value}
@@ -116,7 +125,7 @@ def test_filters(place: Callable[..., Place], tag: str | None, sql: str | None) 
 
 
 def test_a_consumer_that_dies_holds_nothing_for_longer_than_it_was_told(
-    place: Callable[..., Place], tmp_path: Path
+    place: Callable[[str], Place], tmp_path: Path
 ) -> None:
     here = place("dies")
     here.raw.send(here.topic, 0, *(f"m-{n}" for n in range(8)), TAGS="A")
@@ -135,6 +144,7 @@ def test_a_consumer_that_dies_holds_nothing_for_longer_than_it_was_told(
     wait_for(lambda: len(got) == 8)
     dying.kill()
     life.join()
+    dying.close()
     again = here.pop(expect=8)
     assert {event["body"] for event in again} == {f"m-{n}" for n in range(8)}
 
@@ -148,9 +158,9 @@ def test_pops_in_flight_change_hands(tmp_path: Path, first: str, second: str, st
     """Some are acknowledged before, some after with the handle of before, the rest comes again when
     its time is over and not before; and the same in order."""
     with missing_tool_is_a_reason(), house(tmp_path, "5.3.3") as place:
-        with getattr(place, first)(stop):
+        with getattr(place, first)(stop), ExitStack() as stack:
             time.sleep(2)
-            raw = Raw(parse_host(place.broker))
+            raw = stack.enter_context(Raw(parse_host(place.broker)))
             raw.topic("T", 1)
             raw.topic("Order", 1)
             raw.group("G")
@@ -167,9 +177,9 @@ def test_pops_in_flight_change_hands(tmp_path: Path, first: str, second: str, st
             assert raw.ack("G", popped[0]).code == 0
             assert raw.ack("G", in_order[0]).code == 0
             time.sleep(7)  # the real broker writes what it knows of order every five seconds
-        with getattr(place, second)(NORMAL):
+        with getattr(place, second)(NORMAL), ExitStack() as stack:
             time.sleep(2)
-            raw = Raw(parse_host(place.broker))
+            raw = stack.enter_context(Raw(parse_host(place.broker)))
             check_other_hands(raw, popped, in_order, due_ms)
 
 

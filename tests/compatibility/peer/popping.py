@@ -11,7 +11,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, Self
 
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command, decode, encode
@@ -68,9 +69,14 @@ class Raw:
         self._opaque = 0
         self._answers: dict[int, Command] = {}
         self._news = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
+        with suppress(OSError):
+            self._take_in()
+
+    def _take_in(self) -> None:
         for frame in frames(self._socket):
             self._on_frame(self.number, "raw→broker", "<", frame)
             command = decode(frame[4:])
@@ -79,8 +85,16 @@ class Raw:
                     self._answers[command.opaque] = command
                 self._news.notify_all()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # the broker was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
         self._socket.close()
 
     def beside(self, number: int) -> "Raw":
