@@ -278,6 +278,12 @@ class PopWorld:
         promises.unsure |= again
         promises.doubled |= again
         core.offsets.reset(group, topic, queue_id, offset)
+        # What lies before it is done, it says; else only what is known to be in flight comes back.
+        synced = self.broker.store.synced_offset
+        known = {body for (body, _), one in promises.in_flight.items() if one.mark <= synced}
+        known |= {body for body, _ in promises.copies}
+        before = messages_of(self.broker, topic, queue_id)[:offset]
+        promises.unsure |= {message.body for message in before} - known
         self._save_offsets()
         if not self.disk.is_troubled:
             promises.unsure -= again
