@@ -38,6 +38,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
+from sluicemq.store.gather import Judgement
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -265,6 +266,12 @@ class Background:
             self._compute()
 
         self.offload(job, done)
+
+
+def after(judgement: Judgement, again: Callable[[], T]) -> Steps[T]:
+    """The same once more, when what a read has to know first is known."""
+    judgement.keep((yield judgement.run))
+    return again()
 
 
 def _answer_of(outcome: Command | Exception, command: Command) -> Command:

@@ -4,9 +4,14 @@ What release 5.5 has added is read as well: `liteTopic` names a child of a
 topic of light ones, `suspend` is a change of the invisible time that is no failed attempt.
 """
 
+from typing import Final
+
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import boolean, int32, int64, text
 from sluicemq.wire.headers import answer, request
+
+UNSET: Final = "not set any response code"
+"""The remark of the real broker's answers that have no other."""
 
 
 @request(Code.POLLING_INFO)

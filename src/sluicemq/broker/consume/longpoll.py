@@ -25,9 +25,11 @@ from functools import partial
 from itertools import count
 from typing import Final
 
+from sluicemq.broker.background import Steps
 from sluicemq.broker.turns import Durable, Parked
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import Shares
+from sluicemq.store.gather import Judgement
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer
 
@@ -159,6 +161,13 @@ class LongPolls:
                 self.hold(peer, *answer)
             else:
                 write(peer, answer or b"")
+
+    def look_on(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> Steps[None]:
+        """What the next look has to know first, and that look."""
+        yield None
+        if judgement is not None:
+            judgement.keep((yield judgement.run))
+        self.look(parked, peer)
 
     def expire(self, now_s: float) -> None:
         """Answers the pulls whose time is over."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from sluicemq.broker.background import Background, Steps
+from sluicemq.broker.background import Background, after
 from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers, Watch
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
@@ -36,7 +36,7 @@ from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer
-from sluicemq.store.gather import Judgement, PostponedError, Reach
+from sluicemq.store.gather import PostponedError, Reach
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
@@ -181,7 +181,7 @@ class Pull:
             fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
-            return Postponed(self._after(postponed.judgement, command, peer))
+            return Postponed(after(postponed.judgement, partial(self.pull, command, peer)))
         except (KeyError, TypeError, ValueError):
             decode_header(PullMessageRequest, command.fields)  # says which field it is
             raise
@@ -196,7 +196,7 @@ class Pull:
     ) -> bytes | Parked | Postponed:
         """The pull waits, if it may. HOT."""
         if result.judgement is not None:
-            return Postponed(self._after(result.judgement, command, reading.peer))
+            return Postponed(after(result.judgement, partial(self.pull, command, reading.peer)))
         code = _CODES.get(result.status) or _OF_EMPTY[reading.offset == 0]
         if code != ResponseCode.PULL_NOT_FOUND or not reading.sys_flag & SUSPEND:
             return self._not_found(reading, command.opaque, code, result)
@@ -208,11 +208,6 @@ class Pull:
             command, (reading.queue,), result.next_offset,
             self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
         )  # fmt: skip
-
-    def _after(self, job: Judgement, command: Command, peer: Peer) -> Steps[object]:
-        """The same once more, when something is known."""
-        job.keep((yield job.run))
-        return self.pull(command, peer)
 
     # ------------------------------------------------------------------------------- checks
 
@@ -458,17 +453,9 @@ class Pull:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
-                    job = result.judgement
-
-                    def look_on() -> Steps[None]:
-                        """What a look has to know first, and the next one."""
-                        yield None
-                        if job is not None:
-                            job.keep((yield job.run))
-                        self.polls.look(parked, reading.peer)
-
                     parked.is_looking = True
-                    self.background.add(look_on(), reading.peer)
+                    steps = self.polls.look_on(parked, reading.peer, result.judgement)
+                    self.background.add(steps, reading.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None

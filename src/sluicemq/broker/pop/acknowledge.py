@@ -25,6 +25,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.pop_headers import (
+    UNSET,
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
@@ -32,8 +33,6 @@ from sluicemq.wire.pop_headers import (
 from sluicemq.wire.popping import Handle, PopAck, decode_pop_acks
 
 ACKS_A_STEP: Final = 64
-UNSET: Final = "not set any response code"
-"""The remark of the real broker's answers to 200053."""
 
 
 @dataclass(slots=True, eq=False)

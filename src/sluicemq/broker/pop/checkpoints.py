@@ -55,8 +55,6 @@ BEFORE_MS: Final = 1000
 LISTED_MAX: Final = 500
 """So many open checkpoints stand in the file themselves; from the first other one on the log is
 read at the start."""
-
-
 _DELIVER: Final = TIMER_PROPERTIES[-1]
 
 

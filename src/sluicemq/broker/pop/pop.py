@@ -24,7 +24,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from sluicemq.broker.background import Background, Steps
+from sluicemq.broker.background import Background, Steps, after
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
@@ -56,6 +56,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.pop_headers import (
+    UNSET,
     NotificationRequest,
     NotificationResponse,
     PeekMessageRequest,
@@ -78,8 +79,6 @@ FROM_FIRST: Final = 0
 LOOK_S: Final = 0.002
 NOTICED_MAX: Final = 64
 """So many messages a notification with a filter looks at; behind them there may be one."""
-UNSET: Final = "not set any response code"
-"""The remark of the real broker's answers that have no other."""
 
 _unpack_record: Final = RECORD_HEAD.only("size", "queue_offset").unpack_from
 _ELSEWHERE: Final = (
@@ -167,7 +166,7 @@ class Pop:
             wanted = self._filter(header.expression_kind, header.expression)
         except PostponedError as postponed:
             again = partial(self.pop, header, command, peer)
-            return Postponed(_after(postponed.judgement, again))
+            return Postponed(after(postponed.judgement, again))
         except RequestError as refusal:
             return _refused(refusal, PopMessageResponse())
         popping = Popping(header, command, peer, until_ms, wanted)
@@ -203,7 +202,7 @@ class Pop:
             wanted = self._filter(header.expression_kind, header.expression)
         except PostponedError as postponed:
             again = partial(self.notify, header, command, peer)
-            return Postponed(_after(postponed.judgement, again))
+            return Postponed(after(postponed.judgement, again))
         except RequestError as refusal:
             return _refused(refusal, NotificationResponse())
         asked = PopMessageRequest(
@@ -558,15 +557,9 @@ class Pop:
             return self._answer(popping, found)
         if found.is_unfinished:
             parked.is_looking = True
-            self.background.add(self._look_on(popping, parked, found.judgement), popping.peer)
+            steps = self.polls.look_on(parked, popping.peer, found.judgement)
+            self.background.add(steps, popping.peer)
         return None
-
-    def _look_on(self, popping: Popping, parked: Parked, job: Judgement | None) -> Steps[None]:
-        """What the next look has to know first, and that look."""
-        yield None
-        if job is not None:
-            job.keep((yield job.run))
-        self.polls.look(parked, popping.peer)
 
     def _notice_again(self, popping: Popping, parked: Parked, is_last: bool) -> bytes | None:
         """For a notification that waits."""
@@ -602,12 +595,6 @@ class Pop:
         if is_order or not found.count:
             return answer
         return Durable.to(command, answer)
-
-
-def _after(job: Judgement, again: Callable[[], Any]) -> Steps[Any]:
-    """The same once more, when something is known."""
-    job.keep((yield job.run))
-    return again()
 
 
 def _refused(refusal: RequestError, header: object) -> Command:
