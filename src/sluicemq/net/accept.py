@@ -272,6 +272,11 @@ class Server:
         """Everyone who is connected."""
         return tuple(self._connections)
 
+    @property
+    def connections(self) -> tuple[Accepted, ...]:
+        """Theirs."""
+        return tuple(self._connections.values())
+
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         """Listen on every port; 0 means a free one (see `ports` afterwards).
 
@@ -303,22 +308,30 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        self.stop_listening()
         listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener.close()
         for peer in self.peers:
             peer.close()
-        if self._connections:
-            self._gone.clear()
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._gone.wait()
-            except TimeoutError:  # clients that do not take what was written to them
-                for connection in tuple(self._connections.values()):
-                    connection.abort()
-                await self._gone.wait()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.gone()
+        except TimeoutError:  # clients that do not take what was written to them
+            for connection in self.connections:
+                connection.abort()
+            await self.gone()
         for listener in listeners:
             await listener.wait_closed()
+
+    async def gone(self) -> None:
+        """Returns when all connections are closed."""
+        self._gone.clear()
+        if self._connections:
+            await self._gone.wait()
+
+    def stop_listening(self) -> None:
+        """Accept no connection any more."""
+        for listener in self._listeners:
+            listener.close()
 
     # ------------------------------------------------------------------ told by connections
 

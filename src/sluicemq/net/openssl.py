@@ -31,7 +31,7 @@ import logging
 import ssl
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -128,10 +128,11 @@ def _watched_client(tls: Tls) -> Watched:
 # ---------------------------------------------------------------------------------- servers
 
 
-def server_contexts(config: TlsConfig) -> Watched | None:
+def server_contexts(config: TlsConfig, protocols: Sequence[str] = ()) -> Watched | None:
     """The contexts of a server; None when it has no certificate and, in test mode, makes one when
-    somebody asks. Raises ConfigurationError for files that cannot be used, and for settings that
-    promise more than they hold."""
+    somebody asks. `protocols` are spoken inside, for clients that ask (ALPN). Raises
+    ConfigurationError for files that cannot be used, and for settings that promise more than they
+    hold."""
     if config.tls_client_auth != "none" and not config.tls_ca:
         raise ConfigurationError(
             f"tls.server.need.client.auth = {config.tls_client_auth} without "
@@ -146,7 +147,7 @@ def server_contexts(config: TlsConfig) -> Watched | None:
         )
 
     def made() -> ssl.SSLContext:
-        context = _server_context()
+        context = _server_context(protocols)
         key, password = config.tls_key or None, config.tls_key_password
         _load_chain(context, config.tls_certificate, key, password, "tls.server.certPath")
         if config.tls_client_auth != "none":
@@ -161,14 +162,16 @@ def server_contexts(config: TlsConfig) -> Watched | None:
     return Watched(made, files, "TLS of the server")
 
 
-def _server_context() -> ssl.SSLContext:
+def _server_context(protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if protocols:
+        context.set_alpn_protocols([*protocols])
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # a client must not make us sign again and again
     return context
 
 
-def self_signed_context() -> ssl.SSLContext:
+def self_signed_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """A context with a certificate that is made now, by the program openssl, and kept nowhere.
     Blocks for some ten milliseconds. Raises ConfigurationError."""
     with tempfile.TemporaryDirectory(prefix="sluice-tls-") as directory:
@@ -187,7 +190,7 @@ def self_signed_context() -> ssl.SSLContext:
                 cure="Install the program openssl, or set tls.server.certPath and "
                 "tls.server.keyPath.",
             ) from error
-        context = _server_context()
+        context = _server_context(protocols)
         _load_chain(context, certificate, key, "", "test mode")
     return context
 
@@ -518,7 +521,9 @@ def _why(error: BaseException) -> str:
 class TlsAcceptor:
     """What the TLS connections of one server share: certificate, limits, counts."""
 
-    def __init__(self, config: TlsConfig) -> None:
+    def __init__(self, config: TlsConfig, protocols: Sequence[str] = ()) -> None:
+        """`protocols`: what is spoken inside, for clients that ask (ALPN)."""
+        self._protocols = protocols
         self.is_enforcing = config.tls_mode == "enforcing"
         self._config = config
         self.finished = 0
@@ -538,7 +543,7 @@ class TlsAcceptor:
         """Read the certificate, follow its files. Raises ConfigurationError."""
         self.close()
         self._loop = asyncio.get_running_loop()
-        self._watched = server_contexts(self._config)
+        self._watched = server_contexts(self._config, self._protocols)
         if self._watched is not None:
             self._look_timer = self._loop.call_later(LOOK_S, self._look)
 
@@ -592,7 +597,7 @@ class TlsAcceptor:
     async def _make(self) -> None:
         """A certificate for test mode, for those who wait."""
         try:
-            self._made = await asyncio.to_thread(self_signed_context)
+            self._made = await asyncio.to_thread(self_signed_context, self._protocols)
         except ConfigurationError as error:
             self._cannot = str(error)
             log.error("%s", error)

@@ -1,0 +1,265 @@
+"""gRPC: calls on streams of HTTP/2, their metadata, messages, deadlines, and how they end.
+
+    HEADERS   :path /package.Service/Method, metadata, grpc-timeout
+    DATA      | is compressed 1 | length 4 | message | ...
+    HEADERS   grpc-status, grpc-message                      the trailers
+
+A method is a plain function `(message, call) -> answer`. Bytes are the answer of a call that has
+one; None says that `reply`, or `send` and `end`, come later. A client that streams calls it with
+each message, and `on_half` when no more come. A CallError that it raises ends the call.
+
+A call is over at its deadline, which the client measures too: the look once a second only frees
+what a client that is gone would hold. Compressed messages are refused: the clients of RocketMQ
+send none, and a body that is compressed is their business.
+"""
+
+import asyncio
+import logging
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+from sluicemq.errors import SluiceError
+from sluicemq.net.accept import REFUSAL, OnPeer
+from sluicemq.net.http2 import Http2Connection, Http2Server, Stream
+from sluicemq.net.limits import NOBODY_WAITS, SERVER_LIMITS, ServerLimits, Shares
+from sluicemq.net.openssl import TlsAcceptor
+from sluicemq.wire.hpack import encode_headers
+
+log = logging.getLogger(__name__)
+
+ALPN: Final = ("h2",)
+"""What a client asks for that wants gRPC inside TLS; some hang up without the answer."""
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of a request, as of a frame of the remoting protocol."""
+EXPIRE_S: Final = 1.0
+TEXT_MAX: Final = 1024
+
+_PREFIX: Final = struct.Struct(">BI")
+_TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
+_UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+class StatusCode(IntEnum):
+    """How a call ends."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+class CallError(SluiceError):
+    """A call ends with something else than OK."""
+
+    def __init__(self, code: StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+_CONTENT: Final = (":status", "200"), ("content-type", "application/grpc")
+_HEADERS: Final = encode_headers(_CONTENT)
+_OK: Final = encode_headers([("grpc-status", "0")])
+_ACCEPTED: Final = ("grpc-accept-encoding", "identity")
+_NOT_GRPC: Final = encode_headers([(":status", "415")])
+
+Handler = Callable[[bytes, "Call"], bytes | None]
+Methods = Mapping[str, Handler]
+"""By path."""
+
+
+class Call(Stream):
+    """One call of a method. `headers` are its metadata, names in lower case."""
+
+    __slots__ = ("_begun_s", "_buffer", "_handle", "_has_started", "_methods", "on_half", "on_lost")
+
+    def __init__(
+        self, methods: Methods, connection: Http2Connection, number: int, headers: dict[str, str]
+    ) -> None:
+        super().__init__(connection, number, headers)
+        self._methods = methods
+        self._handle: Handler
+        self._begun_s = connection.now_s
+        self._buffer: bytearray | None = None  # of a message that is not whole
+        self._has_started = False  # something was sent
+        self.on_half: Callable[[], None] | None = None
+        """What is done when a client that streams has said all."""
+        self.on_lost: Callable[[], None] | None = None
+        """What is done when the client gives up, at the latest at its deadline."""
+
+    # ------------------------------------------------------------------------------ requests
+
+    def begun(self) -> None:
+        headers, connection = self.headers, self.connection
+        handler = self._methods.get(headers.get(":path", ""))
+        if connection.is_refused:
+            connection.peer.count_refusal()
+            self.end(StatusCode.PERMISSION_DENIED, REFUSAL)
+        elif not headers.get("content-type", "").startswith("application/grpc"):
+            self.finish(_NOT_GRPC)
+        elif handler is None:
+            name = headers.get(":path", "")
+            self.end(StatusCode.UNIMPLEMENTED, f"The method {name[:TEXT_MAX]} is not served here.")
+        else:
+            self._handle = handler
+            if self.is_half:
+                self.received(b"")
+
+    def received(self, data: bytes) -> None:
+        """HOT: nearly always one frame that is one message."""
+        if self._buffer is None and len(data) >= _PREFIX.size:
+            is_compressed, size = _PREFIX.unpack_from(data)
+            if size + _PREFIX.size == len(data) and not is_compressed:
+                self._message(data[_PREFIX.size :])
+                data = b""
+        if data or self._buffer is not None:
+            self._collect(data)
+        if self.is_half and not self.is_over:
+            self._half()
+
+    def _collect(self, data: bytes) -> None:
+        """Messages in pieces, or several in one."""
+        buffer = self._buffer = self._buffer or bytearray()
+        buffer += data
+        self.connection.buffered_bytes += len(data)
+        while len(buffer) >= _PREFIX.size and not self.is_over:
+            is_compressed, size = _PREFIX.unpack_from(buffer)
+            end = _PREFIX.size + size
+            if is_compressed:
+                self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not served here.")
+            elif size > MESSAGE_BYTES_MAX:
+                self.end(
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"A message of {size} bytes is above the limit of {MESSAGE_BYTES_MAX}.",
+                )
+            elif end > len(buffer):
+                return
+            else:
+                message = bytes(memoryview(buffer)[_PREFIX.size : end])
+                del buffer[:end]
+                self.connection.buffered_bytes -= end
+                self._message(message)
+        if not buffer:
+            self._buffer = None
+
+    def _message(self, message: bytes) -> None:
+        try:
+            answer = self._handle(message, self)
+        except CallError as error:
+            self.end(error.code, str(error))
+        except Exception as error:
+            text = str(error) if isinstance(error, SluiceError) else type(error).__name__
+            log.exception("%s failed", self.headers[":path"])
+            self.end(StatusCode.INTERNAL, text)
+        else:
+            if answer is not None:
+                self.reply(answer)
+
+    def _half(self) -> None:
+        """No more comes: a message that is not whole will never be."""
+        if self._buffer is not None:
+            self.end(StatusCode.INTERNAL, "The last message is cut short.")
+        elif self.on_half is not None:
+            self.on_half()
+
+    @property
+    def remaining_s(self) -> float | None:
+        """How long the client will wait from now on; None: for ever. Below 0 it waits no more."""
+        found = _TIMEOUT.fullmatch(self.headers.get("grpc-timeout", ""))
+        if found is None:
+            return None
+        timeout_s = int(found[1]) * _UNITS_S[found[2]]
+        return timeout_s - (self.connection.now_s - self._begun_s)
+
+    def lost(self) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def close(self) -> None:
+        super().close()
+        if self._buffer is not None:
+            self.connection.buffered_bytes -= len(self._buffer)
+            self._buffer = None
+
+    # ------------------------------------------------------------------------------- answers
+
+    def reply(self, message: bytes) -> None:
+        """The only answer, and the end of the call. HOT."""
+        self.respond(_HEADERS, _PREFIX.pack(0, len(message)) + message, _OK)
+
+    def send(self, message: bytes) -> None:
+        """One of several answers."""
+        if not self._has_started:
+            self._has_started = True
+            self.start(_HEADERS)
+        self.write(_PREFIX.pack(0, len(message)) + message)
+
+    def reply_all(self, messages: Sequence[bytes]) -> None:
+        """All answers of a call that has several, and its end."""
+        pack = _PREFIX.pack
+        self.respond(
+            _HEADERS, b"".join([part for it in messages for part in (pack(0, len(it)), it)]), _OK
+        )
+
+    def end(self, code: StatusCode = StatusCode.OK, text: str = "") -> None:
+        """The end, after what was sent."""
+        fields: list[tuple[str, str]] = [] if self._has_started else [*_CONTENT]
+        fields.append(("grpc-status", str(int(code))))
+        if code == StatusCode.UNIMPLEMENTED:
+            fields.append(_ACCEPTED)
+        if text:
+            fields.append(("grpc-message", quote(text[:TEXT_MAX], safe=_PRINTABLE)))
+        self.finish(encode_headers(fields))
+
+
+class GrpcServer(Http2Server):
+    """Serves methods on all its ports."""
+
+    def __init__(
+        self,
+        methods: Methods,
+        shares: Shares = NOBODY_WAITS,
+        *,
+        is_guarded: bool = False,
+        on_disconnect: OnPeer | None = None,
+        limits: ServerLimits = SERVER_LIMITS,
+        tls: TlsAcceptor | None = None,
+    ) -> None:
+        """`tls`: None serves plain connections only."""
+        make = cast(Any, partial(Call, methods))
+        super().__init__(
+            make, shares, is_guarded=is_guarded, on_disconnect=on_disconnect, limits=limits, tls=tls
+        )
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str | None, ports: Sequence[int]) -> None:
+        await super().start(host, ports)
+        self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)
+
+    async def close(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        await super().close()
+
+    def _expire(self) -> None:
+        for connection in self.connections:
+            for call in cast(Http2Connection, connection).streams:
+                remaining_s = cast(Call, call).remaining_s
+                if remaining_s is not None and remaining_s < 0:
+                    call.lost()
+                    cast(Call, call).end(StatusCode.DEADLINE_EXCEEDED)
+        self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)
