@@ -1,0 +1,37 @@
+"""The messages of `apache.rocketmq.v2`, as classes of protobuf.
+
+What they are stands in the public proto files, `proto/`, and compiled beside them; both and the
+types for mypy (`messages.pyi`) are written by `tools/proto.py`. The classes are made here from the
+descriptors, in a pool of their own: so they work with every release of protobuf, and the official
+Python client, which puts the same names into the pool of the process, can live beside them.
+"""
+
+from enum import IntEnum
+from importlib.resources import files
+from typing import Any
+
+from sluicemq.errors import ConfigurationError, install_extra
+
+try:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        "The proxy needs the package protobuf.", cure=install_extra("grpc")
+    ) from error
+
+
+def _made() -> dict[str, Any]:
+    """All messages and enumerations by name."""
+    data = files("sluicemq.proxy").joinpath("proto/descriptors.binpb").read_bytes()
+    pool, found = descriptor_pool.DescriptorPool(), dict[str, Any]()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)
+        for enum in file.enum_type:
+            found[enum.name] = IntEnum(enum.name, {it.name: it.number for it in enum.value})
+        for message in file.message_type:
+            descriptor = pool.FindMessageTypeByName(f"{file.package}.{message.name}")
+            found[message.name] = message_factory.GetMessageClass(descriptor)
+    return found
+
+
+globals().update(_made())
