@@ -25,6 +25,7 @@ from sluicemq.acl.verdict import (
     authorize,
     decide,
     identify,
+    identify_call,
 )
 from sluicemq.clock import Clock
 from sluicemq.config.settings import ServerConfig
@@ -193,6 +194,27 @@ class Guard:
                 verdict = authorize(verdict.account, request)
         if not verdict.is_allowed:
             self._count_refusal(fields.get(ACCESS_KEY, ""))
+        return verdict
+
+    def identify_call(self, authorization: str, date_time: str, host: str) -> Verdict:
+        """Who a call of gRPC is from (`verdict.identify_call`)."""
+        verdict = identify_call(self.rules, authorization, date_time, host)
+        if not verdict.is_allowed:
+            key = authorization.partition("Credential=")[2].partition(",")[0].partition("/")[0]
+            self._count_refusal(key)
+        return verdict
+
+    def check_as(
+        self, account: Account | None, code: int, fields: Mapping[str, str], body: bytes
+    ) -> Verdict:
+        """The verdict on a request that the proxy makes in the name of an account; None may do all.
+        `account` is set for its handler. Raises ProtocolError as `check` does."""
+        self.account = account
+        if account is None:
+            return _WHITE
+        verdict = authorize(account, Request(code, fields, body, 0, ""))
+        if not verdict.is_allowed:
+            self._count_refusal(account.access_key)
         return verdict
 
     def admit(self, header: dict[str, Any], body: bytes, peer: Caller) -> bool:

@@ -247,6 +247,9 @@ FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
 which needs PUB for the topics it goes to."""
 
 
+CALL_SCHEME: Final = "MQv2-HMAC-SHA1"
+
+
 class Verdict(NamedTuple):
     """`reason` is "" when allowed, else a sentence for the caller; `rule` is what decided, with the
     file and line, for `sluice acl check`. `account` is who asked, None for an address."""
@@ -269,11 +272,37 @@ class Request(NamedTuple):
 
 def identify(rules: Rules, request: Request) -> Verdict:
     """Steps 1 to 4: who is it? Allowed without an account: by address, to do anything."""
-    numbers = numbers_of(request.host)
+
+    def is_signed(secret_key: str) -> bool:
+        expected = sign(request.fields, request.body, secret_key, version=request.version)
+        given = request.fields.get(SIGNATURE, "").encode("utf-8", "replace")
+        return hmac.compare_digest(expected.encode(), given)
+
+    return _identify(rules, request.host, request.fields.get(ACCESS_KEY), is_signed)
+
+
+def identify_call(rules: Rules, authorization: str, date_time: str, host: str) -> Verdict:
+    """The same for a call of gRPC with these two headers, of which the second is all that is signed
+    (spec/grpc.md §1)."""
+    scheme, _, rest = authorization.partition(" ")
+    parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
+    access_key = parts.get("Credential", "").partition("/")[0] or None
+
+    def is_signed(secret_key: str) -> bool:
+        expected = hmac.new(secret_key.encode(), date_time.encode("utf-8", "replace"), "sha1")
+        given = parts.get("Signature", "").lower().encode("utf-8", "replace")
+        return scheme == CALL_SCHEME and hmac.compare_digest(expected.hexdigest().encode(), given)
+
+    return _identify(rules, host, access_key, is_signed)
+
+
+def _identify(
+    rules: Rules, host: str, access_key: str | None, is_signed: Callable[[str], bool]
+) -> Verdict:
+    numbers = numbers_of(host)
     for pattern in rules.white:
         if pattern.matches(numbers):
             return Verdict(True, "", f"globalWhiteRemoteAddresses {pattern.text}")
-    access_key = request.fields.get(ACCESS_KEY)
     if access_key is None:
         return Verdict(False, "No accessKey is configured", "no AccessKey in the request")
     account = rules.accounts.get(access_key)
@@ -282,9 +311,7 @@ def identify(rules: Rules, request: Request) -> Verdict:
     if account.white is not None and account.white.matches(numbers):
         rule = f"{account.origin} whiteRemoteAddress {account.white.text}"
         return Verdict(True, "", rule, None)
-    expected = sign(request.fields, request.body, account.secret_key, version=request.version)
-    given = request.fields.get(SIGNATURE, "").encode("utf-8", "replace")
-    if not hmac.compare_digest(expected.encode(), given):
+    if not is_signed(account.secret_key):
         return Verdict(
             False,
             f"Check signature failed for accessKey={access_key}",

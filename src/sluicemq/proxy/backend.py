@@ -1,0 +1,118 @@
+"""What the proxy stands on: a broker in its own process, or a cluster behind name servers.
+
+There is one form in which the proxy talks to brokers: requests of the remoting protocol. To them a
+client of gRPC is a client like all: its `Link` carries its requests, and what they ask of it. What
+belongs to brokers (retries, contract, lanes, dead letters) is decided there and nowhere twice.
+
+A call is a Talk (`client.core.talks`): it yields requests and returns its answer. `Conversation`
+holds one without a task, since a broker in the same process mostly answers in the same turn.
+"""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from sluicemq.client.core.talks import Alone, Call, Talk
+from sluicemq.clock import Clock
+from sluicemq.model.ids import Host
+from sluicemq.model.topic import MASTER_ID, GroupConfig, TopicConfig, TopicRoute
+from sluicemq.wire.frames import Command
+
+T = TypeVar("T")
+Answered = Callable[[Command | Exception], None]
+Ask = Callable[[Call, Answered], None]
+OnRequest = Callable[[Command, Callable[[Command], None]], None]
+"""What a broker asks of a client, and how it is answered; a one-way request wants no answer."""
+
+
+class Link(Protocol):
+    """A client of the proxy, as brokers see it."""
+
+    def ask(self, call: Call, answered: Answered) -> None:
+        """`answered` is called once, also from within: with what came, whatever its code, or with
+        the error (ConnectionLostError, RequestTimeoutError)."""
+        ...
+
+    def close(self) -> None:
+        """The client is gone: its long polls end, and groups lose a member."""
+        ...
+
+
+class Backend(Protocol):
+    """Brokers, and what is known of them."""
+
+    clock: Clock
+
+    def link(self, remote: Host, local: Host, on_request: OnRequest) -> Link:
+        """For a client at the address `remote`, which came in by `local`."""
+        ...
+
+    def route(self, topic: str) -> Talk[TopicRoute]:
+        """Its addresses are those that a Call takes. Raises RouteNotFoundError."""
+        ...
+
+    def topic(self, name: str) -> Talk[TopicConfig | None]:
+        """As one of its brokers keeps it; None: none does."""
+        ...
+
+    def group(self, name: str) -> Talk[GroupConfig | None]:
+        """As one of the brokers keeps it; None: none does."""
+        ...
+
+
+def masters_of(route: TopicRoute) -> dict[str, str]:
+    """Broker name -> address of its master, as a Call takes it."""
+    return {
+        data.broker: data.addresses[MASTER_ID]
+        for data in route.brokers
+        if MASTER_ID in data.addresses
+    }
+
+
+_BEGIN = Command(0)
+
+
+class Conversation(Generic[T]):
+    """A Talk under way. It begins at once; `done` gets its result or its error, unless `close` has
+    given it up before. What comes after that is dropped."""
+
+    __slots__ = ("_ask", "_done", "_talk")
+
+    def __init__(self, talk: Talk[T], ask: Ask, done: Callable[[T | Exception], None]) -> None:
+        self._talk = talk
+        self._ask = ask
+        self._done: Callable[[T | Exception], None] | None = done
+        self._next(_BEGIN)
+
+    def close(self) -> None:
+        """Nobody wants the result any more: GeneratorExit reaches the Talk."""
+        self._done = None
+        if not self._talk.gi_running:  # type: ignore[attr-defined]
+            self._talk.close()
+
+    def _next(self, answer: Command | Exception) -> None:
+        if self._done is None:
+            return
+        try:
+            if isinstance(answer, Exception):
+                step = self._talk.throw(answer)
+            else:
+                step = next(self._talk) if answer is _BEGIN else self._talk.send(answer)
+        except StopIteration as end:
+            self._finish(end.value)
+        except Exception as error:  # noqa: BLE001 - whoever began it has to answer
+            self._finish(error)
+        else:
+            if isinstance(step, Call):
+                self._ask(step, self._next)
+            elif isinstance(step, Alone):  # a question more does no harm
+                Conversation(step.talk, self._ask, self._went_on)
+            else:
+                raise TypeError(f"a call of the proxy waits for {step!r}")
+
+    def _went_on(self, result: object) -> None:
+        self._next(result if isinstance(result, Exception) else Command(0))
+
+    def _finish(self, result: T | Exception) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(result)

@@ -1,0 +1,137 @@
+"""The broker in this process as the proxy's backend.
+
+Requests go to the dispatcher's table as they are: a command is not encoded on its way in, and a
+plain send takes the quick way. Answers come as for everybody, as frames, mostly at the end of a
+turn. They are handed on in the next iteration of the loop, all together, so that no answer makes
+the next request while the turn is still ending.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from sluicemq.broker.state import BrokerState
+from sluicemq.client.core.talks import Call, Talk
+from sluicemq.errors import ConnectionLostError, RouteNotFoundError
+from sluicemq.model.ids import Host
+from sluicemq.model.topic import (
+    MASTER_ID,
+    BrokerData,
+    GroupConfig,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+)
+from sluicemq.net.dispatch import Dispatcher, Peer
+from sluicemq.proxy.backend import Answered, OnRequest
+from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
+
+HERE: Final = "here"
+"""The address of the broker, to a Call."""
+CallSoon = Callable[[Callable[[], None]], object]
+
+
+class LocalBackend:
+    """One broker, and nothing else of its cluster."""
+
+    def __init__(self, state: BrokerState, dispatcher: Dispatcher, call_soon: CallSoon) -> None:
+        self.state = state
+        self.clock = state.clock
+        self.dispatcher = dispatcher
+        self._call_soon = call_soon
+        self._arrived: list[tuple[LocalLink, bytes]] = []
+
+    def link(self, remote: Host, local: Host, on_request: OnRequest) -> "LocalLink":
+        return LocalLink(self, remote, local, on_request)
+
+    def route(self, topic: str) -> Talk[TopicRoute]:
+        yield from ()
+        found = self.state.topics.get(topic)
+        if found is None:
+            raise RouteNotFoundError(
+                f"The topic {topic} does not exist.", cure=f"Create it: sluice topic create {topic}"
+            )
+        config, broker = found.config, self.state.settings.broker
+        return TopicRoute(
+            (BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: HERE}),),
+            (
+                QueueData(
+                    broker.broker_name, config.read_queues, config.write_queues, config.perm,
+                    config.sys_flag,
+                ),
+            ),
+        )  # fmt: skip
+
+    def topic(self, name: str) -> Talk[TopicConfig | None]:
+        yield from ()
+        return self.state.topics.config_of(name)
+
+    def group(self, name: str) -> Talk[GroupConfig | None]:
+        yield from ()
+        return self.state.groups.table.get(name)
+
+    def arrived(self, link: "LocalLink", data: bytes) -> None:
+        """Frames for a client, which it gets when this turn is over."""
+        if not self._arrived:
+            self._call_soon(self._deliver)
+        self._arrived.append((link, data))
+
+    def _deliver(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for link, data in arrived:
+            link.received(data)
+
+
+class LocalLink:
+    """A client of the proxy as the broker's peer; it carries its frames."""
+
+    def __init__(
+        self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
+    ) -> None:
+        self.peer = Peer(self, remote, local)
+        self._backend = backend
+        self._on_request = on_request
+        self._reader = FrameReader()
+        self._waiting: dict[int, Answered] = {}
+        self._opaque = 0
+
+    def ask(self, call: Call, answered: Answered) -> None:
+        if self.peer.closed:
+            answered(ConnectionLostError("The client is gone."))
+            return
+        command = call.command
+        opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
+        call.is_written = True
+        if command.flag & FLAG_ONEWAY:
+            self._backend.dispatcher.give(command, self.peer)
+            answered(command)
+            return
+        self._waiting[opaque] = answered
+        self.received(self._backend.dispatcher.give(command, self.peer))
+
+    def close(self) -> None:
+        self.peer.lost()
+        self._backend.state.disconnected(self.peer)
+        waiting, self._waiting = self._waiting, {}
+        for answered in waiting.values():
+            answered(ConnectionLostError("The client is gone."))
+
+    def write(self, data: bytes, /) -> None:
+        self._backend.arrived(self, data)
+
+    def received(self, data: bytes) -> None:
+        """Frames of the broker: answers, and what it asks."""
+        for command in self._reader.feed(data):
+            if command.flag & FLAG_RESPONSE:
+                answered = self._waiting.pop(command.opaque, None)
+                if answered is not None:
+                    answered(command)
+            else:
+                self._on_request(command, self._answerer(command))
+
+    def _answerer(self, request: Command) -> Callable[[Command], None]:
+        def answer(command: Command) -> None:
+            command.opaque = request.opaque
+            command.flag |= FLAG_RESPONSE
+            self.peer.answered(command)
+
+        return answer
