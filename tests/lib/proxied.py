@@ -20,7 +20,6 @@ from sluicemq.proxy.clients import CLIENT_ID, Clients
 from sluicemq.proxy.local import LocalBackend
 from sluicemq.proxy.server import table
 from sluicemq.proxy.service import PATH, Service
-
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
 

@@ -286,8 +286,10 @@ class Dispatcher:
         return position, answers[0] if len(answers) == 1 else b"".join(answers)
 
     def give(self, command: Command, peer: Peer) -> bytes:
-        """A request that did not come as a frame, and whose rights were looked at: the answer, empty
-        when it comes later by `peer.write` or not at all. HOT."""
+        """A request that is no frame, and whose rights were looked at. HOT.
+
+        Returns the answer; nothing when it comes later by `peer.write`, or not at all.
+        """
         quick = self.quick.get(command.code)
         if quick is not None:
             header = {

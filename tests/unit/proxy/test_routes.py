@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from proxied import proxied
-
 from sluicemq.model.topic import QueueData
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType, Permission
