@@ -34,9 +34,9 @@ from collections.abc import MutableMapping, MutableSequence
 from enum import IntEnum
 from typing import Any, Self, TypeVar
 
-T = TypeVar("T", bound="Message")
+T = TypeVar("T", bound="Record")
 
-class Message:
+class Record:
     @classmethod
     def FromString(cls, data: bytes) -> Self: ...
     def SerializeToString(self) -> bytes: ...
@@ -45,15 +45,15 @@ class Message:
     def WhichOneof(self, name: str) -> str | None: ...
     def ClearField(self, name: str) -> None: ...
 
-class Messages(MutableSequence[T]):
+class Messages(list[T]):
     def add(self, **fields: Any) -> T: ...
 
-class Timestamp(Message):
+class Timestamp(Record):
     def __init__(self, *, seconds: int = ..., nanos: int = ...) -> None: ...
     seconds: int
     nanos: int
 
-class Duration(Message):
+class Duration(Record):
     def __init__(self, *, seconds: int = ..., nanos: int = ...) -> None: ...
     seconds: int
     nanos: int
@@ -95,7 +95,7 @@ def _of_file(file: FileDescriptorProto) -> Iterator[str]:
         yield ""
     for message in file.message_type:
         types = {field.name: _type(message, field) for field in message.field}
-        yield f"class {message.name}(Message):"
+        yield f"class {message.name}(Record):"
         given = [f"{name}: {_given(kind)} | None = ..." for name, kind in types.items()]
         parameters = ", ".join(["self", "*", *given] if given else ["self"])
         yield f"    def __init__({parameters}) -> None: ..."

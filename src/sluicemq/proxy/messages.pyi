@@ -3,9 +3,9 @@ from collections.abc import MutableMapping, MutableSequence
 from enum import IntEnum
 from typing import Any, Self, TypeVar
 
-T = TypeVar("T", bound="Message")
+T = TypeVar("T", bound="Record")
 
-class Message:
+class Record:
     @classmethod
     def FromString(cls, data: bytes) -> Self: ...
     def SerializeToString(self) -> bytes: ...
@@ -14,15 +14,15 @@ class Message:
     def WhichOneof(self, name: str) -> str | None: ...
     def ClearField(self, name: str) -> None: ...
 
-class Messages(MutableSequence[T]):
+class Messages(list[T]):
     def add(self, **fields: Any) -> T: ...
 
-class Timestamp(Message):
+class Timestamp(Record):
     def __init__(self, *, seconds: int = ..., nanos: int = ...) -> None: ...
     seconds: int
     nanos: int
 
-class Duration(Message):
+class Duration(Record):
     def __init__(self, *, seconds: int = ..., nanos: int = ...) -> None: ...
     seconds: int
     nanos: int
@@ -165,54 +165,54 @@ class QueryOffsetPolicy(IntEnum):
     END = 1
     TIMESTAMP = 2
 
-class FilterExpression(Message):
+class FilterExpression(Record):
     def __init__(self, *, type: int | None = ..., expression: str | None = ...) -> None: ...
     type: int
     expression: str
 
-class RetryPolicy(Message):
+class RetryPolicy(Record):
     def __init__(self, *, max_attempts: int | None = ..., exponential_backoff: ExponentialBackoff | None = ..., customized_backoff: CustomizedBackoff | None = ...) -> None: ...
     max_attempts: int
     exponential_backoff: ExponentialBackoff
     customized_backoff: CustomizedBackoff
 
-class ExponentialBackoff(Message):
+class ExponentialBackoff(Record):
     def __init__(self, *, initial: Duration | None = ..., max: Duration | None = ..., multiplier: float | None = ...) -> None: ...
     initial: Duration
     max: Duration
     multiplier: float
 
-class CustomizedBackoff(Message):
+class CustomizedBackoff(Record):
     def __init__(self, *, next: MutableSequence[Duration] | None = ...) -> None: ...
     next: Messages[Duration]
 
-class Resource(Message):
+class Resource(Record):
     def __init__(self, *, resource_namespace: str | None = ..., name: str | None = ...) -> None: ...
     resource_namespace: str
     name: str
 
-class SubscriptionEntry(Message):
+class SubscriptionEntry(Record):
     def __init__(self, *, topic: Resource | None = ..., expression: FilterExpression | None = ...) -> None: ...
     topic: Resource
     expression: FilterExpression
 
-class Address(Message):
+class Address(Record):
     def __init__(self, *, host: str | None = ..., port: int | None = ...) -> None: ...
     host: str
     port: int
 
-class Endpoints(Message):
+class Endpoints(Record):
     def __init__(self, *, scheme: int | None = ..., addresses: MutableSequence[Address] | None = ...) -> None: ...
     scheme: int
     addresses: Messages[Address]
 
-class Broker(Message):
+class Broker(Record):
     def __init__(self, *, name: str | None = ..., id: int | None = ..., endpoints: Endpoints | None = ...) -> None: ...
     name: str
     id: int
     endpoints: Endpoints
 
-class MessageQueue(Message):
+class MessageQueue(Record):
     def __init__(self, *, topic: Resource | None = ..., id: int | None = ..., permission: int | None = ..., broker: Broker | None = ..., accept_message_types: MutableSequence[int] | None = ...) -> None: ...
     topic: Resource
     id: int
@@ -220,12 +220,12 @@ class MessageQueue(Message):
     broker: Broker
     accept_message_types: MutableSequence[int]
 
-class Digest(Message):
+class Digest(Record):
     def __init__(self, *, type: int | None = ..., checksum: str | None = ...) -> None: ...
     type: int
     checksum: str
 
-class SystemProperties(Message):
+class SystemProperties(Record):
     def __init__(self, *, tag: str | None = ..., keys: MutableSequence[str] | None = ..., message_id: str | None = ..., body_digest: Digest | None = ..., body_encoding: int | None = ..., message_type: int | None = ..., born_timestamp: Timestamp | None = ..., born_host: str | None = ..., store_timestamp: Timestamp | None = ..., store_host: str | None = ..., delivery_timestamp: Timestamp | None = ..., receipt_handle: str | None = ..., queue_id: int | None = ..., queue_offset: int | None = ..., invisible_duration: Duration | None = ..., delivery_attempt: int | None = ..., message_group: str | None = ..., trace_context: str | None = ..., orphaned_transaction_recovery_duration: Duration | None = ..., dead_letter_queue: DeadLetterQueue | None = ..., lite_topic: str | None = ..., priority: int | None = ...) -> None: ...
     tag: str
     keys: MutableSequence[str]
@@ -250,35 +250,35 @@ class SystemProperties(Message):
     lite_topic: str
     priority: int
 
-class DeadLetterQueue(Message):
+class DeadLetterQueue(Record):
     def __init__(self, *, topic: str | None = ..., message_id: str | None = ...) -> None: ...
     topic: str
     message_id: str
 
-class Message(Message):
+class Message(Record):
     def __init__(self, *, topic: Resource | None = ..., user_properties: MutableMapping[str, str] | None = ..., system_properties: SystemProperties | None = ..., body: bytes | None = ...) -> None: ...
     topic: Resource
     user_properties: MutableMapping[str, str]
     system_properties: SystemProperties
     body: bytes
 
-class Assignment(Message):
+class Assignment(Record):
     def __init__(self, *, message_queue: MessageQueue | None = ...) -> None: ...
     message_queue: MessageQueue
 
-class Status(Message):
+class Status(Record):
     def __init__(self, *, code: int | None = ..., message: str | None = ...) -> None: ...
     code: int
     message: str
 
-class UA(Message):
+class UA(Record):
     def __init__(self, *, language: int | None = ..., version: str | None = ..., platform: str | None = ..., hostname: str | None = ...) -> None: ...
     language: int
     version: str
     platform: str
     hostname: str
 
-class Settings(Message):
+class Settings(Record):
     def __init__(self, *, client_type: int | None = ..., access_point: Endpoints | None = ..., backoff_policy: RetryPolicy | None = ..., request_timeout: Duration | None = ..., publishing: Publishing | None = ..., subscription: Subscription | None = ..., user_agent: UA | None = ..., metric: Metric | None = ...) -> None: ...
     client_type: int
     access_point: Endpoints
@@ -289,13 +289,13 @@ class Settings(Message):
     user_agent: UA
     metric: Metric
 
-class Publishing(Message):
+class Publishing(Record):
     def __init__(self, *, topics: MutableSequence[Resource] | None = ..., max_body_size: int | None = ..., validate_message_type: bool | None = ...) -> None: ...
     topics: Messages[Resource]
     max_body_size: int
     validate_message_type: bool
 
-class Subscription(Message):
+class Subscription(Record):
     def __init__(self, *, group: Resource | None = ..., subscriptions: MutableSequence[SubscriptionEntry] | None = ..., fifo: bool | None = ..., receive_batch_size: int | None = ..., long_polling_timeout: Duration | None = ..., lite_subscription_quota: int | None = ..., max_lite_topic_size: int | None = ...) -> None: ...
     group: Resource
     subscriptions: Messages[SubscriptionEntry]
@@ -305,33 +305,33 @@ class Subscription(Message):
     lite_subscription_quota: int
     max_lite_topic_size: int
 
-class Metric(Message):
+class Metric(Record):
     def __init__(self, *, on: bool | None = ..., endpoints: Endpoints | None = ...) -> None: ...
     on: bool
     endpoints: Endpoints
 
-class OffsetOption(Message):
+class OffsetOption(Record):
     def __init__(self, *, policy: int | None = ..., offset: int | None = ..., tail_n: int | None = ..., timestamp: int | None = ...) -> None: ...
     policy: int
     offset: int
     tail_n: int
     timestamp: int
 
-class QueryRouteRequest(Message):
+class QueryRouteRequest(Record):
     def __init__(self, *, topic: Resource | None = ..., endpoints: Endpoints | None = ...) -> None: ...
     topic: Resource
     endpoints: Endpoints
 
-class QueryRouteResponse(Message):
+class QueryRouteResponse(Record):
     def __init__(self, *, status: Status | None = ..., message_queues: MutableSequence[MessageQueue] | None = ...) -> None: ...
     status: Status
     message_queues: Messages[MessageQueue]
 
-class SendMessageRequest(Message):
+class SendMessageRequest(Record):
     def __init__(self, *, messages: MutableSequence[Message] | None = ...) -> None: ...
     messages: Messages[Message]
 
-class SendResultEntry(Message):
+class SendResultEntry(Record):
     def __init__(self, *, status: Status | None = ..., message_id: str | None = ..., transaction_id: str | None = ..., offset: int | None = ..., recall_handle: str | None = ...) -> None: ...
     status: Status
     message_id: str
@@ -339,23 +339,23 @@ class SendResultEntry(Message):
     offset: int
     recall_handle: str
 
-class SendMessageResponse(Message):
+class SendMessageResponse(Record):
     def __init__(self, *, status: Status | None = ..., entries: MutableSequence[SendResultEntry] | None = ...) -> None: ...
     status: Status
     entries: Messages[SendResultEntry]
 
-class QueryAssignmentRequest(Message):
+class QueryAssignmentRequest(Record):
     def __init__(self, *, topic: Resource | None = ..., group: Resource | None = ..., endpoints: Endpoints | None = ...) -> None: ...
     topic: Resource
     group: Resource
     endpoints: Endpoints
 
-class QueryAssignmentResponse(Message):
+class QueryAssignmentResponse(Record):
     def __init__(self, *, status: Status | None = ..., assignments: MutableSequence[Assignment] | None = ...) -> None: ...
     status: Status
     assignments: Messages[Assignment]
 
-class ReceiveMessageRequest(Message):
+class ReceiveMessageRequest(Record):
     def __init__(self, *, group: Resource | None = ..., message_queue: MessageQueue | None = ..., filter_expression: FilterExpression | None = ..., batch_size: int | None = ..., invisible_duration: Duration | None = ..., auto_renew: bool | None = ..., long_polling_timeout: Duration | None = ..., attempt_id: str | None = ...) -> None: ...
     group: Resource
     message_queue: MessageQueue
@@ -366,36 +366,36 @@ class ReceiveMessageRequest(Message):
     long_polling_timeout: Duration
     attempt_id: str
 
-class ReceiveMessageResponse(Message):
+class ReceiveMessageResponse(Record):
     def __init__(self, *, status: Status | None = ..., message: Message | None = ..., delivery_timestamp: Timestamp | None = ...) -> None: ...
     status: Status
     message: Message
     delivery_timestamp: Timestamp
 
-class AckMessageEntry(Message):
+class AckMessageEntry(Record):
     def __init__(self, *, message_id: str | None = ..., receipt_handle: str | None = ..., lite_topic: str | None = ...) -> None: ...
     message_id: str
     receipt_handle: str
     lite_topic: str
 
-class AckMessageRequest(Message):
+class AckMessageRequest(Record):
     def __init__(self, *, group: Resource | None = ..., topic: Resource | None = ..., entries: MutableSequence[AckMessageEntry] | None = ...) -> None: ...
     group: Resource
     topic: Resource
     entries: Messages[AckMessageEntry]
 
-class AckMessageResultEntry(Message):
+class AckMessageResultEntry(Record):
     def __init__(self, *, message_id: str | None = ..., receipt_handle: str | None = ..., status: Status | None = ...) -> None: ...
     message_id: str
     receipt_handle: str
     status: Status
 
-class AckMessageResponse(Message):
+class AckMessageResponse(Record):
     def __init__(self, *, status: Status | None = ..., entries: MutableSequence[AckMessageResultEntry] | None = ...) -> None: ...
     status: Status
     entries: Messages[AckMessageResultEntry]
 
-class ForwardMessageToDeadLetterQueueRequest(Message):
+class ForwardMessageToDeadLetterQueueRequest(Record):
     def __init__(self, *, group: Resource | None = ..., topic: Resource | None = ..., receipt_handle: str | None = ..., message_id: str | None = ..., delivery_attempt: int | None = ..., max_delivery_attempts: int | None = ..., lite_topic: str | None = ...) -> None: ...
     group: Resource
     topic: Resource
@@ -405,20 +405,20 @@ class ForwardMessageToDeadLetterQueueRequest(Message):
     max_delivery_attempts: int
     lite_topic: str
 
-class ForwardMessageToDeadLetterQueueResponse(Message):
+class ForwardMessageToDeadLetterQueueResponse(Record):
     def __init__(self, *, status: Status | None = ...) -> None: ...
     status: Status
 
-class HeartbeatRequest(Message):
+class HeartbeatRequest(Record):
     def __init__(self, *, group: Resource | None = ..., client_type: int | None = ...) -> None: ...
     group: Resource
     client_type: int
 
-class HeartbeatResponse(Message):
+class HeartbeatResponse(Record):
     def __init__(self, *, status: Status | None = ...) -> None: ...
     status: Status
 
-class EndTransactionRequest(Message):
+class EndTransactionRequest(Record):
     def __init__(self, *, topic: Resource | None = ..., message_id: str | None = ..., transaction_id: str | None = ..., resolution: int | None = ..., source: int | None = ..., trace_context: str | None = ...) -> None: ...
     topic: Resource
     message_id: str
@@ -427,42 +427,42 @@ class EndTransactionRequest(Message):
     source: int
     trace_context: str
 
-class EndTransactionResponse(Message):
+class EndTransactionResponse(Record):
     def __init__(self, *, status: Status | None = ...) -> None: ...
     status: Status
 
-class PrintThreadStackTraceCommand(Message):
+class PrintThreadStackTraceCommand(Record):
     def __init__(self, *, nonce: str | None = ...) -> None: ...
     nonce: str
 
-class ReconnectEndpointsCommand(Message):
+class ReconnectEndpointsCommand(Record):
     def __init__(self, *, nonce: str | None = ...) -> None: ...
     nonce: str
 
-class ThreadStackTrace(Message):
+class ThreadStackTrace(Record):
     def __init__(self, *, nonce: str | None = ..., thread_stack_trace: str | None = ...) -> None: ...
     nonce: str
     thread_stack_trace: str
 
-class VerifyMessageCommand(Message):
+class VerifyMessageCommand(Record):
     def __init__(self, *, nonce: str | None = ..., message: Message | None = ...) -> None: ...
     nonce: str
     message: Message
 
-class VerifyMessageResult(Message):
+class VerifyMessageResult(Record):
     def __init__(self, *, nonce: str | None = ...) -> None: ...
     nonce: str
 
-class RecoverOrphanedTransactionCommand(Message):
+class RecoverOrphanedTransactionCommand(Record):
     def __init__(self, *, message: Message | None = ..., transaction_id: str | None = ...) -> None: ...
     message: Message
     transaction_id: str
 
-class NotifyUnsubscribeLiteCommand(Message):
+class NotifyUnsubscribeLiteCommand(Record):
     def __init__(self, *, lite_topic: str | None = ...) -> None: ...
     lite_topic: str
 
-class TelemetryCommand(Message):
+class TelemetryCommand(Record):
     def __init__(self, *, status: Status | None = ..., settings: Settings | None = ..., thread_stack_trace: ThreadStackTrace | None = ..., verify_message_result: VerifyMessageResult | None = ..., recover_orphaned_transaction_command: RecoverOrphanedTransactionCommand | None = ..., print_thread_stack_trace_command: PrintThreadStackTraceCommand | None = ..., verify_message_command: VerifyMessageCommand | None = ..., reconnect_endpoints_command: ReconnectEndpointsCommand | None = ..., notify_unsubscribe_lite_command: NotifyUnsubscribeLiteCommand | None = ...) -> None: ...
     status: Status
     settings: Settings
@@ -474,15 +474,15 @@ class TelemetryCommand(Message):
     reconnect_endpoints_command: ReconnectEndpointsCommand
     notify_unsubscribe_lite_command: NotifyUnsubscribeLiteCommand
 
-class NotifyClientTerminationRequest(Message):
+class NotifyClientTerminationRequest(Record):
     def __init__(self, *, group: Resource | None = ...) -> None: ...
     group: Resource
 
-class NotifyClientTerminationResponse(Message):
+class NotifyClientTerminationResponse(Record):
     def __init__(self, *, status: Status | None = ...) -> None: ...
     status: Status
 
-class ChangeInvisibleDurationRequest(Message):
+class ChangeInvisibleDurationRequest(Record):
     def __init__(self, *, group: Resource | None = ..., topic: Resource | None = ..., receipt_handle: str | None = ..., invisible_duration: Duration | None = ..., message_id: str | None = ..., lite_topic: str | None = ..., suspend: bool | None = ...) -> None: ...
     group: Resource
     topic: Resource
@@ -492,12 +492,12 @@ class ChangeInvisibleDurationRequest(Message):
     lite_topic: str
     suspend: bool
 
-class ChangeInvisibleDurationResponse(Message):
+class ChangeInvisibleDurationResponse(Record):
     def __init__(self, *, status: Status | None = ..., receipt_handle: str | None = ...) -> None: ...
     status: Status
     receipt_handle: str
 
-class PullMessageRequest(Message):
+class PullMessageRequest(Record):
     def __init__(self, *, group: Resource | None = ..., message_queue: MessageQueue | None = ..., offset: int | None = ..., batch_size: int | None = ..., filter_expression: FilterExpression | None = ..., long_polling_timeout: Duration | None = ...) -> None: ...
     group: Resource
     message_queue: MessageQueue
@@ -506,54 +506,54 @@ class PullMessageRequest(Message):
     filter_expression: FilterExpression
     long_polling_timeout: Duration
 
-class PullMessageResponse(Message):
+class PullMessageResponse(Record):
     def __init__(self, *, status: Status | None = ..., message: Message | None = ..., next_offset: int | None = ...) -> None: ...
     status: Status
     message: Message
     next_offset: int
 
-class UpdateOffsetRequest(Message):
+class UpdateOffsetRequest(Record):
     def __init__(self, *, group: Resource | None = ..., message_queue: MessageQueue | None = ..., offset: int | None = ...) -> None: ...
     group: Resource
     message_queue: MessageQueue
     offset: int
 
-class UpdateOffsetResponse(Message):
+class UpdateOffsetResponse(Record):
     def __init__(self, *, status: Status | None = ...) -> None: ...
     status: Status
 
-class GetOffsetRequest(Message):
+class GetOffsetRequest(Record):
     def __init__(self, *, group: Resource | None = ..., message_queue: MessageQueue | None = ...) -> None: ...
     group: Resource
     message_queue: MessageQueue
 
-class GetOffsetResponse(Message):
+class GetOffsetResponse(Record):
     def __init__(self, *, status: Status | None = ..., offset: int | None = ...) -> None: ...
     status: Status
     offset: int
 
-class QueryOffsetRequest(Message):
+class QueryOffsetRequest(Record):
     def __init__(self, *, message_queue: MessageQueue | None = ..., query_offset_policy: int | None = ..., timestamp: Timestamp | None = ...) -> None: ...
     message_queue: MessageQueue
     query_offset_policy: int
     timestamp: Timestamp
 
-class QueryOffsetResponse(Message):
+class QueryOffsetResponse(Record):
     def __init__(self, *, status: Status | None = ..., offset: int | None = ...) -> None: ...
     status: Status
     offset: int
 
-class RecallMessageRequest(Message):
+class RecallMessageRequest(Record):
     def __init__(self, *, topic: Resource | None = ..., recall_handle: str | None = ...) -> None: ...
     topic: Resource
     recall_handle: str
 
-class RecallMessageResponse(Message):
+class RecallMessageResponse(Record):
     def __init__(self, *, status: Status | None = ..., message_id: str | None = ...) -> None: ...
     status: Status
     message_id: str
 
-class SyncLiteSubscriptionRequest(Message):
+class SyncLiteSubscriptionRequest(Record):
     def __init__(self, *, action: int | None = ..., topic: Resource | None = ..., group: Resource | None = ..., lite_topic_set: MutableSequence[str] | None = ..., version: int | None = ..., offset_option: OffsetOption | None = ...) -> None: ...
     action: int
     topic: Resource
@@ -562,7 +562,7 @@ class SyncLiteSubscriptionRequest(Message):
     version: int
     offset_option: OffsetOption
 
-class SyncLiteSubscriptionResponse(Message):
+class SyncLiteSubscriptionResponse(Record):
     def __init__(self, *, status: Status | None = ...) -> None: ...
     status: Status
 
