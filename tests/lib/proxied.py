@@ -19,7 +19,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID, Clients
 from sluicemq.proxy.local import LocalBackend
 from sluicemq.proxy.server import table
-from sluicemq.proxy.service import PATH, Service
+from sluicemq.proxy.service import PATH, Calls
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
 
@@ -145,7 +145,7 @@ class Proxied:
         broker = mq.servers.broker
         loop = asyncio.get_running_loop()
         self.backend = LocalBackend(broker.core, broker.dispatcher, loop.call_soon)
-        self.service = Service(Clients(self.backend), broker.core.guard)
+        self.service = Calls(Clients(self.backend), broker.core.guard)
         self.methods = self.service.methods(table(self.backend))
         self._ports = 50_000
 

@@ -75,7 +75,7 @@ class Method(NamedTuple):
     streams: bool = False
 
 
-class Service:
+class Calls:
     """Methods by path, for a `net.grpc.GrpcServer`."""
 
     def __init__(self, clients: Clients, guard: Guard | None) -> None:
