@@ -16,10 +16,9 @@ from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import CallError, StatusCode
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.clients import CLIENT_ID, Clients
-from sluicemq.proxy.local import LocalBackend
-from sluicemq.proxy.server import table
-from sluicemq.proxy.service import PATH, Calls
+from sluicemq.proxy.clients import CLIENT_ID
+from sluicemq.proxy.local import proxy_of
+from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
 
@@ -143,10 +142,9 @@ class Proxied:
     def __init__(self, mq: EmbeddedSluice) -> None:
         self.mq = mq
         broker = mq.servers.broker
-        loop = asyncio.get_running_loop()
-        self.backend = LocalBackend(broker.core, broker.dispatcher, loop.call_soon)
-        self.service = Calls(Clients(self.backend), broker.core.guard)
-        self.methods = self.service.methods(table(self.backend))
+        self.proxy = proxy_of(broker.core, broker.dispatcher)
+        self.backend = self.proxy.backend
+        self.service, self.methods = self.proxy.service, self.proxy.methods
         self._ports = 50_000
 
     def speaker(self, client_id: str = "c", **headers: str) -> Speaker:

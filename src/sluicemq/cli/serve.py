@@ -17,7 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,13 +32,17 @@ from sluicemq.config import (
     parse_properties,
 )
 from sluicemq.config.load import DEFAULT_TLS_FILE, java_options, key_files, tls_entries
-from sluicemq.config.settings import KEYS, Part, TlsConfig
+from sluicemq.config.settings import KEYS, Part, ServerConfig, TlsConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import is_wildcard, join
 from sluicemq.net.limits import LogLimit
 
+if TYPE_CHECKING:
+    from sluicemq.broker.server import Broker
+
 LOOPBACK = "127.0.0.1"
+PROXY_PORT = 8081
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -71,6 +75,10 @@ _store_option = click.option(
 _read_only_option = click.option(
     "--read-only", is_flag=True,
     help="Show a copy of a store, of RocketMQ or ours, and change nothing of it.",
+)  # fmt: skip
+_proxy_port_option = _port_option(
+    "--proxy-port", "grpcServerPort",
+    help="Port of the proxy for gRPC clients (8081); 0 takes a free one.",
 )  # fmt: skip
 _log_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
@@ -106,18 +114,21 @@ def nameserver(path: str | None, **keys: Any) -> None:
 @_port_option("--port", "listenPort", help="Port to listen at (10911); 0 takes a free one.")
 @_store_option
 @click.option("-n", "--nameserver", "namesrvAddr", help="Name servers, host:port;host:port.")
+@click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
+@_proxy_port_option
 @_read_only_option
 @_log_option
-def broker(path: str | None, read_only: bool, **keys: Any) -> None:
+def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     With --read-only it registers with the name servers of --nameserver alone: a copied
-    configuration names those of another broker.
+    configuration names those of another broker. --proxy-port means --enable-proxy too.
     """
+    proxy = enable_proxy or keys["grpcServerPort"] is not None
     config, store = _broker_settings(path, keys)
     if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
-    _run(functools.partial(start_broker, config, store, read_only=read_only))
+    _run(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
 
 
 @click.command()
@@ -131,16 +142,25 @@ def broker(path: str | None, read_only: bool, **keys: Any) -> None:
     help="Port of the name server; 0 takes a free one.",
 )  # fmt: skip
 @_port_option("--broker-port", "listenPort", help="Port of the broker (10911); 0 takes a free one.")
+@_proxy_port_option
+@click.option("--no-proxy", is_flag=True, help="Do not serve gRPC clients.")
 @_store_option
 @_read_only_option
 @_log_option
-def up(path: str | None, nameserver_port: int, read_only: bool, **keys: Any) -> None:
-    """Run a name server and a broker in one process until SIGTERM or Ctrl-C.
+def up(
+    path: str | None, nameserver_port: int, no_proxy: bool, read_only: bool, **keys: Any
+) -> None:
+    """Run a name server, a broker and its proxy in one process until SIGTERM or Ctrl-C.
 
-    The configuration file is the broker's. Both listen on 127.0.0.1 unless --host or the file's
-    bindAddress says otherwise; the name server keeps its files in the store's directory.
+    The configuration file is the broker's. All listen on 127.0.0.1 unless --host or the file's
+    bindAddress says otherwise; the name server keeps its files in the store's directory. The proxy
+    is left out when it lacks its port or its package, unless its port was given; with a broker at a
+    free port it is there only when its port was given.
     """
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
+    proxy = None if config.listen_port else False
+    if no_proxy or config.proxy_port is not None:
+        proxy = not no_proxy
     if config.bind_address == LOOPBACK:
         log.info(
             "only what runs on this machine (or in this container) reaches %s; --host 0.0.0.0 "
@@ -151,7 +171,8 @@ def up(path: str | None, nameserver_port: int, read_only: bool, **keys: Any) -> 
         names = name_server_of(config, store, nameserver_port)
         address = await start_name_server(names, stack, read_only=read_only)
         here = replace(config, name_server_addresses=(address,))
-        return f"nameserver={address} {await start_broker(here, store, stack, read_only=read_only)}"
+        text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
+        return f"nameserver={address} {text}"
 
     _run(start)
 
@@ -187,8 +208,7 @@ async def start_name_server(
     server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
     await server.start()
     stack.push_async_callback(server.close)
-    address = LOOPBACK if is_wildcard(config.listen_address) else config.bind_address
-    return join(address, server.port)
+    return join(_here(config), server.port)
 
 
 async def start_broker(
@@ -197,15 +217,46 @@ async def start_broker(
     stack: contextlib.AsyncExitStack,
     *,
     read_only: bool = False,
+    proxy: bool | None = False,
 ) -> str:
-    """Start one whose closing the stack does; what is said of it when it is ready."""
+    """Start one whose closing the stack does; what is said of it when it is ready. `proxy`: None
+    takes one if it can be had."""
     from sluicemq.broker.server import Broker  # noqa: PLC0415 - the name server needs none of it
 
     _warn_of_exposure(*key_files(config))
     server = Broker(config, store, read_only=read_only)
     await server.start()
     stack.push_async_callback(server.close)
-    return f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
+    text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
+    if proxy is not False:
+        try:
+            return f"{text} proxy={await _start_proxy(config, server, stack)}"
+        except ConfigurationError as error:
+            if proxy:
+                raise
+            log.warning(
+                "no proxy for gRPC clients: %s Or give --proxy-port another one, or --no-proxy.",
+                error,
+            )
+    return text
+
+
+async def _start_proxy(
+    config: BrokerConfig, server: "Broker", stack: contextlib.AsyncExitStack
+) -> str:
+    """Start that of a broker; its address from this machine."""
+    from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
+
+    proxy = proxy_of(server.core, server.dispatcher)
+    port = PROXY_PORT if config.proxy_port is None else config.proxy_port
+    await proxy.start(config.listen_address, port)
+    stack.push_async_callback(proxy.close)
+    return join(_here(config), proxy.port)
+
+
+def _here(config: ServerConfig) -> str:
+    """The address of a server from this machine."""
+    return LOOPBACK if is_wildcard(config.listen_address) else config.bind_address
 
 
 def _run(start: Started) -> None:

@@ -249,6 +249,10 @@ class BrokerConfig(ServerConfig):
         "start; SLAVE is refused.", choices=("ASYNC_MASTER", "SYNC_MASTER"))
     listen_port: int = _key("listenPort", 10911,
         "Port to listen at; the VIP port is two less. 0 takes a free port.", maximum=65_535)
+    proxy_port: int | None = _key("grpcServerPort", None,
+        "Port of the proxy for gRPC clients, where one is started; 0 takes a free port. Default: "
+        "8081, and `sluice up` goes on without a proxy when that is taken.",
+        kind=INTEGER, maximum=65_535)
     name_server_addresses: tuple[str, ...] = _key("namesrvAddr", (),
         "Name servers, `host:port;host:port`. Default: the variable NAMESRV_ADDR.", kind=SERVERS)
     broker_ip1: str | None = _key("brokerIP1", None,

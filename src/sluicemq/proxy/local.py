@@ -6,6 +6,7 @@ turn. They are handed on in the next iteration of the loop, all together, so tha
 the next request while the turn is still ending.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -23,11 +24,18 @@ from sluicemq.model.topic import (
 )
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.proxy.backend import Answered, OnRequest
+from sluicemq.proxy.server import Proxy
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
 
 HERE: Final = "here"
 """The address of the broker, to a Call."""
 CallSoon = Callable[[Callable[[], None]], object]
+
+
+def proxy_of(state: BrokerState, dispatcher: Dispatcher) -> Proxy:
+    """The proxy of a broker in this loop, with its rights, its limits and a share of its time."""
+    backend = LocalBackend(state, dispatcher, asyncio.get_running_loop().call_soon)
+    return Proxy(backend, state.guard, state.shares, state.settings.broker)
 
 
 class LocalBackend:

@@ -1,15 +1,42 @@
-"""The proxy served: its methods, its port, its end."""
+"""The proxy served: its methods, its port, its clock, its end.
 
+    socket -> GrpcServer -> Calls -> a family's method -> Backend
+
+A family is a class with a line for each of its methods in `table`. One that has something to do by
+the clock has `run()`, which is called once a second. One that holds calls back has `drain()`, which
+answers all of them as if nothing had come.
+
+The end takes nothing away from anybody: clients are told to go elsewhere, who waits is answered,
+answers on their way leave, and only then connections close.
+"""
+
+import asyncio
+import logging
 from collections.abc import Mapping
+from typing import Any, Final
 
+from sluicemq.acl.guard import Guard
+from sluicemq.config.settings import ServerConfig
+from sluicemq.errors import SluiceError
+from sluicemq.net.dispatch import Peer
+from sluicemq.net.grpc import ALPN, GrpcServer
+from sluicemq.net.limits import ServerLimits, Shares
+from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
+from sluicemq.proxy.clients import Clients
 from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.routes import Routing
-from sluicemq.proxy.service import Method
+from sluicemq.proxy.service import Calls, Method
+
+log = logging.getLogger("sluicemq.proxy")
+
+RUN_S: Final = 1.0
+DRAIN_S: Final = 3.0
+"""For answers on their way: what starts and stops servers often gives them ten seconds in all."""
 
 
-def table(backend: Backend) -> Mapping[str, Method]:
+def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
     """Which method is whose."""
     routing, pulling = Routing(backend), Pulling(backend)
     return {
@@ -24,3 +51,83 @@ def table(backend: Backend) -> Mapping[str, Method]:
             m.SyncLiteSubscriptionRequest, m.SyncLiteSubscriptionResponse, pulling.sync_lite
         ),
     }
+
+
+class Proxy:
+    """Serves clients of gRPC. `start` and `close` bracket its life; whoever made the backend closes
+    it afterwards."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        guard: Guard | None,
+        shares: Shares,
+        config: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
+    ) -> None:
+        """`guard`: None lets everybody do everything. `config`: TLS, limits and protected mode, as
+        of a broker."""
+        self.backend = backend
+        self.clients = Clients(backend)
+        self.service = Calls(self.clients, guard)
+        methods = table(backend, self.clients)
+        self.methods = self.service.methods(methods)
+        """What is called, by path."""
+        families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
+        self._families = list(dict.fromkeys([*families, self.clients]))
+        self._shares = shares
+        self._server = GrpcServer(
+            self.methods,
+            shares,
+            is_guarded=guard is not None,
+            on_disconnect=self._disconnected,
+            limits=ServerLimits.of(config),
+            tls=None if config.tls_mode == "disabled" else TlsAcceptor(config, ALPN),
+        )
+        self._runner: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens at: the one that was free when it was told 0."""
+        return self._server.ports[0]
+
+    async def start(self, host: str | None, port: int) -> None:
+        """Serve. Raises ConfigurationError when the port cannot be had, or a certificate cannot be
+        used."""
+        await self._server.start(host, [port])
+        log.info("the proxy for gRPC clients listens at %s:%d", host or "*", self.port)
+        self._runner = asyncio.get_running_loop().call_later(RUN_S, self._tick)
+
+    async def close(self) -> None:
+        """Drain, then close."""
+        if self._runner is None:
+            return
+        self._runner.cancel()
+        self._runner = None
+        self._server.stop_listening()
+        self._each("reconnect_all")
+        self._each("drain")
+        await self._server.drain(DRAIN_S)
+        await self._server.close()
+
+    def run(self) -> None:
+        """What has to be done once a second."""
+        self._each("run")
+
+    def _tick(self) -> None:
+        self.run()
+        self._runner = asyncio.get_running_loop().call_later(RUN_S, self._tick)
+
+    def _each(self, name: str) -> None:
+        """Families do what they have under this name; none keeps the others from it."""
+        for family in self._families:
+            try:
+                getattr(family, name, int)()
+            except Exception as error:
+                log.error(
+                    "%s of %s failed: %s", name, type(family).__name__, error,
+                    exc_info=not isinstance(error, SluiceError),
+                )  # fmt: skip
+
+    def _disconnected(self, peer: Peer) -> None:
+        self.clients.disconnected(peer)
+        self._shares.forget(peer)

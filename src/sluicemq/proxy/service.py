@@ -7,7 +7,7 @@ that streams. It yields the requests for brokers; each is checked against the ri
 that signed the call. What goes wrong is a status inside an ordinary answer, as the clients expect
 (spec/grpc.md §1): a StatusError as it says, what a broker refuses by the table of spec/grpc.md §2.
 
-In `server.METHODS` stands which method is whose.
+In `server.table` stands which method is whose.
 """
 
 import logging
