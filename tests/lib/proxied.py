@@ -10,14 +10,19 @@ but that bytes go nowhere: what is answered is decoded and kept.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+from sluicemq.client.core.names import Credentials
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import CallError, StatusCode
+from sluicemq.net.limits import NOBODY_WAITS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
+from sluicemq.proxy.cluster import ClusterBackend
 from sluicemq.proxy.local import proxy_of
+from sluicemq.proxy.server import Proxy
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
@@ -139,12 +144,11 @@ TelemetryCommand = m.TelemetryCommand
 class Proxied:
     """A cluster (`mq`, its client) and the proxy's methods."""
 
-    def __init__(self, mq: EmbeddedSluice) -> None:
+    def __init__(self, mq: EmbeddedSluice, proxy: Proxy) -> None:
         self.mq = mq
-        broker = mq.servers.broker
-        self.proxy = proxy_of(broker.core, broker.dispatcher)
-        self.backend = self.proxy.backend
-        self.service, self.methods = self.proxy.service, self.proxy.methods
+        self.proxy = proxy
+        self.backend = proxy.backend
+        self.service, self.methods = proxy.service, proxy.methods
         self._ports = 50_000
 
     def speaker(self, client_id: str = "c", **headers: str) -> Speaker:
@@ -157,4 +161,31 @@ class Proxied:
 async def proxied(clock: VirtualClock | None = None, **settings: str) -> AsyncIterator[Proxied]:
     """`settings`: keys of a broker.conf."""
     async with embedded(clock=clock, settings=settings) as mq:
-        yield Proxied(mq)
+        broker = mq.servers.broker
+        yield Proxied(mq, proxy_of(broker.core, broker.dispatcher))
+
+
+@contextlib.asynccontextmanager
+async def proxied_cluster(
+    clock: VirtualClock | None = None,
+    *,
+    proxies: int = 1,
+    credentials: Credentials | None = None,
+    store: Path | None = None,
+    **settings: str,
+) -> AsyncIterator[list[Proxied]]:
+    """Proxies side by side before the brokers broker-a and broker-b."""
+    async with embedded(clock=clock, store=store, settings=settings, credentials=credentials) as mq:
+        servers = mq.servers
+        await servers.start_broker("broker-b")
+        backends = [
+            ClusterBackend(
+                servers.name_server_address, credentials, servers.clock, servers.network.dial
+            )
+            for _ in range(proxies)
+        ]
+        try:
+            yield [Proxied(mq, Proxy(backend, None, NOBODY_WAITS)) for backend in backends]
+        finally:
+            for backend in backends:
+                await backend.close()

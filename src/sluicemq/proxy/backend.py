@@ -8,11 +8,14 @@ A call is a Talk (`client.core.talks`): it yields requests and returns its answe
 holds one without a task, since a broker in the same process mostly answers in the same turn.
 """
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from sluicemq.client.core.talks import Alone, Call, Talk
+from sluicemq.client.core.talks import Alone, Call, Talk, Wait
 from sluicemq.clock import Clock
+from sluicemq.errors import ConnectionLostError
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import MASTER_ID, GroupConfig, TopicConfig, TopicRoute
 from sluicemq.wire.frames import Command
@@ -106,11 +109,22 @@ class Conversation(Generic[T]):
                 self._ask(step, self._next)
             elif isinstance(step, Alone):  # a question more does no harm
                 Conversation(step.talk, self._ask, self._went_on)
+            elif isinstance(step.value, asyncio.Future):
+                step.value.add_done_callback(partial(self._waited, step))
             else:
                 raise TypeError(f"a call of the proxy waits for {step!r}")
 
     def _went_on(self, result: object) -> None:
         self._next(result if isinstance(result, Exception) else Command(0))
+
+    def _waited(self, step: Wait, future: asyncio.Future[object]) -> None:
+        """What the backend looks up has been found."""
+        if future.cancelled():
+            self._next(ConnectionLostError("The proxy is closing."))
+            return
+        error = future.exception()
+        step.value = None if error else future.result()
+        self._went_on(error)
 
     def _finish(self, result: T | Exception) -> None:
         done, self._done = self._done, None

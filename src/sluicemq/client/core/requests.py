@@ -104,6 +104,7 @@ offset_max = _of_queue(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
 # Groups; `consumer_list` is answered with code 1 when nobody is there, `consumer_connections`
 # with 206.
 all_groups = _bare(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+group_config = _of(Code.GET_SUBSCRIPTIONGROUP_CONFIG, headers.GetGroupConfigRequest)
 group_lanes = _of(Code.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest)
 consumer_list = _of(Code.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest)
 consumer_connections = _of(Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupRequest)

@@ -1,0 +1,332 @@
+"""A cluster behind its name servers as the proxy's backend.
+
+    client --gRPC--> proxy --a connection a client and broker--> brokers
+                           --one connection for the proxy------> name servers, settings of topics
+
+What a broker keeps by connection (members of groups, producers, long polls, what it asks of a
+client) is kept for each client of the proxy apart: so each has connections of its own, opened when
+the first request goes there, and closing them ends all of it, as if the client itself had gone. A
+broker sees the proxy's address on all of them.
+
+What the proxy asks for itself is kept for some seconds (`Answers`), so that a call mostly finds
+its route. Several proxies before a cluster know nothing of each other: what a client has to bring
+from one to the other stands in the texts that it is given (receipt handles, transaction ids).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from sluicemq.broker.consume.clients import difference
+from sluicemq.broker.lanes.rules import subscription_key
+from sluicemq.client.core import requests
+from sluicemq.client.core.directory import Directory, no_route
+from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.operations.topics import masters
+from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
+from sluicemq.client.core.talks import AsyncioShell, Call, Talk, Wait
+from sluicemq.clock import Clock
+from sluicemq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+    SluiceError,
+)
+from sluicemq.model.ids import Host
+from sluicemq.model.topic import GroupConfig, TopicConfig, TopicRoute
+from sluicemq.net.channel import Channel, ChannelPool, Dial
+from sluicemq.proxy.backend import Answered, OnRequest, masters_of
+from sluicemq.wire.bodies import Heartbeat, decode_heartbeat
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import HeartbeatResponse
+from sluicemq.wire.tables import decode_group_config, decode_topic_config
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+CALL_TIMEOUT_S: Final = 5.0
+FRESH_S: Final = 5.0
+"""How old an answer may be that a call goes by. RocketMQ's proxy asks again after 20 s."""
+GONE_S: Final = 60.0
+"""So long a topic stands of which no name server knows: a broker that restarts is away for less."""
+NAMES_MAX: Final = 20_000
+
+
+class _Answer(NamedTuple, Generic[T]):
+    value: T
+    until_s: float
+    found_s: float
+
+
+class Answers(Generic[T]):
+    """What the cluster answered, by the name that was asked for. Who asks at the same time waits
+    for one answer. While nobody answers the old one stands; an error is raised to all who wait."""
+
+    def __init__(self, shell: AsyncioShell, find: Callable[[str], Talk[T]], clock: Clock) -> None:
+        self._shell = shell
+        self._find = find
+        self._clock = clock
+        self._known: dict[str, _Answer[T]] = {}
+        self._asked: dict[str, asyncio.Task[T]] = {}
+
+    def get(self, name: str) -> Talk[T]:
+        """Raises what the search raises."""
+        known = self._known.get(name)
+        if known is not None and self._clock.monotonic_s() < known.until_s:
+            return known.value
+        task = self._asked.get(name)
+        if task is None:
+            task = self._asked[name] = asyncio.get_running_loop().create_task(self._ask(name))
+            task.add_done_callback(lambda _task: self._asked.pop(name))
+        waits = Wait(task)
+        yield waits
+        value: T = waits.value
+        return value
+
+    async def _ask(self, name: str) -> T:
+        try:
+            value, found_s = await self._shell.run(self._find(name)), self._clock.monotonic_s()
+        except SluiceError as error:
+            known, now_s = self._known.pop(name, None), self._clock.monotonic_s()
+            is_gone = isinstance(error, RouteNotFoundError)
+            if known is None or (is_gone and now_s - known.found_s > GONE_S):
+                raise
+            value, found_s = known.value, known.found_s
+        if len(self._known) >= NAMES_MAX:
+            self._known.clear()
+        until_s = self._clock.monotonic_s() + FRESH_S
+        self._known[name] = _Answer(value, until_s, found_s)
+        return value
+
+    async def close(self) -> None:
+        """Who still waits gets CancelledError."""
+        for task in list(self._asked.values()):
+            task.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+
+
+class ClusterBackend(AsyncioShell):
+    """The brokers of name servers; of one cluster alone when it is named."""
+
+    directory: Directory
+
+    def __init__(
+        self,
+        name_servers: str | list[str] | tuple[str, ...],
+        credentials: Credentials | None,
+        clock: Clock,
+        connect: Dial | None = None,
+        *,
+        cluster: str | None = None,
+    ) -> None:
+        """`credentials`: the proxy's own account, which signs what goes to brokers. Raises
+        ConfigurationError when no name server is given."""
+        self.clock = clock
+        self.credentials = credentials
+        self.connect = connect
+        self.directory = Directory(name_servers, clock)
+        self.disagreements = Disagreements()
+        self._cluster = cluster
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._links: set[ClusterLink] = set()
+        nowhere = Host("0.0.0.0", 0)
+        self._own = self.link(nowhere, nowhere, lambda _command, _answer: None)
+        self._routes = Answers(self, self._find_route, clock)
+        self._topics = Answers(self, self._find_topic, clock)
+        self._groups = Answers(self, self._find_group, clock)
+
+    def link(self, remote: Host, local: Host, on_request: OnRequest) -> "ClusterLink":
+        link = ClusterLink(self, on_request)
+        self._links.add(link)
+        return link
+
+    def route(self, topic: str) -> Talk[TopicRoute]:
+        return self._routes.get(topic)
+
+    def topic(self, name: str) -> Talk[TopicConfig | None]:
+        return self._topics.get(name)
+
+    def group(self, name: str) -> Talk[GroupConfig | None]:
+        return self._groups.get(name)
+
+    async def exchange(self, call: Call) -> Command:
+        """A question of the proxy's own."""
+        return await self._own.exchange(call)
+
+    def alone(self, key: str) -> contextlib.nullcontext[None]:
+        """`Answers` has only one asker for a name."""
+        return contextlib.nullcontext()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that ends by itself, at the latest when the backend closes."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def closed(self, link: "ClusterLink") -> None:
+        """A client is gone."""
+        self._links.discard(link)
+        self.disagreements.gone(link)
+
+    async def close(self) -> None:
+        """All connections are gone when it returns."""
+        for answers in (self._routes, self._topics, self._groups):
+            await answers.close()
+        for link in list(self._links):
+            link.close()
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    def _find_route(self, topic: str) -> Talk[TopicRoute]:
+        found = yield from self.directory.find_route(topic)
+        if found is None:
+            raise no_route(topic, self.directory.name_servers, None, auto_create_tried=False)
+        return found
+
+    def _find_topic(self, name: str) -> Talk[TopicConfig | None]:
+        try:
+            route = yield from self.route(name)
+        except RouteNotFoundError:
+            return None
+        command = requests.topic_config(topic=name)
+        found = yield from _first(masters_of(route).values(), command, TOPIC_NOT_EXIST)
+        return None if found is None else decode_topic_config(found.body)
+
+    def _find_group(self, name: str) -> Talk[GroupConfig | None]:
+        """A group has no route: each broker may be the one that has it."""
+        brokers = yield from masters(self.directory, self._cluster)
+        found = yield from _first(
+            brokers.values(), requests.group_config(group=name), GROUP_NOT_EXIST
+        )
+        return None if found is None else decode_group_config(found.body)
+
+
+def _first(addresses: Iterable[str], command: Command, absent: int) -> Talk[Command | None]:
+    """The answer of the first broker that has something; None when all say that they have not.
+    Raises RequestError, and when nobody has it the error of one that could not be asked."""
+    failure: SluiceError | None = None
+    for address in addresses:
+        try:
+            answer = yield Call(address, command)
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            failure = error
+            continue
+        if answer.code == SUCCESS:
+            return answer
+        if answer.code != absent:
+            raise request_error(answer, address)
+    if failure is not None:
+        raise failure
+    return None
+
+
+class ClusterLink:
+    """A client of the proxy, with connections of its own to the brokers that it uses."""
+
+    def __init__(self, backend: ClusterBackend, on_request: OnRequest) -> None:
+        self._backend = backend
+        self._on_request = on_request
+        self._pool = ChannelPool(
+            on_request=self._requested, clock=backend.clock, connect=backend.connect
+        )
+        self._is_closed = False
+
+    def ask(self, call: Call, answered: Answered) -> None:
+        if self._is_closed:
+            answered(ConnectionLostError("The client is gone."))
+        else:
+            self._backend.spawn(self._ask(call, answered))
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._backend.closed(self)
+            self._backend.spawn(self._pool.close())
+
+    async def exchange(self, call: Call) -> Command:
+        """One request, one answer, whatever its code. Raises ConnectionLostError,
+        RequestTimeoutError, ClosedError."""
+        channel, command = await self._pool.get(call.address), call.command
+        signed(command, self._backend.credentials)
+        call.is_written = True
+        if command.flag & FLAG_ONEWAY:
+            channel.oneway(command)
+            return command
+        timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
+        return await channel.call(command, timeout_s)
+
+    async def _ask(self, call: Call, answered: Answered) -> None:
+        is_heartbeat = call.command.code == RequestCode.HEART_BEAT
+        if is_heartbeat:
+            call.command.fields = {**(call.command.fields or {}), "sluiceLanes": "true"}
+        try:
+            answer: Command | SluiceError = await self.exchange(call)
+        except ClosedError:
+            answer = ConnectionLostError("The client is gone.")
+        except SluiceError as error:
+            answer = error
+        if is_heartbeat and isinstance(answer, Command) and not self._is_closed:
+            self._beat(call, answer)
+        answered(answer)
+
+    def _beat(self, call: Call, answer: Command) -> None:
+        """A broker of ours looks itself at what members want, and says so."""
+        if answer.code == SUCCESS and not decode_header(HeartbeatResponse, answer.fields).lanes:
+            self._backend.disagreements.heard(self, decode_heartbeat(call.command.body))
+
+    def _requested(self, command: Command, channel: Channel) -> None:
+        """A broker asks something of the client."""
+        self._on_request(command, partial(channel.answer, command.opaque))
+
+
+class Disagreements:
+    """Groups whose members subscribe to different things, at brokers that do not look.
+
+    RocketMQ takes for a group what was said last, and what one member does not want is over for
+    all: some messages reach nobody, and nothing says so. Compared are the members that came in by
+    this proxy.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        """By group: what differs."""
+        self._members: dict[str, dict[ClusterLink, tuple[str, str]]] = {}
+
+    def heard(self, link: ClusterLink, heartbeat: Heartbeat) -> None:
+        """What a client has said to a broker."""
+        for consumer in heartbeat.consumers:
+            members = self._members.setdefault(consumer.group, {})
+            key = subscription_key(consumer.group, consumer.subscriptions)
+            if members.get(link) != (heartbeat.client_id, key):
+                members[link] = (heartbeat.client_id, key)
+                self._compare(consumer.group)
+
+    def gone(self, link: ClusterLink) -> None:
+        """A client has left all its groups."""
+        for group in [name for name, members in self._members.items() if link in members]:
+            del self._members[group][link]
+            self._compare(group)
+
+    def _compare(self, group: str) -> None:
+        members = list(self._members[group].values())
+        other = next((it for it in members if it[1] != members[0][1]), None)
+        if other is None:
+            self.found.pop(group, None)
+            if not members:
+                del self._members[group]
+            return
+        (first_id, first), (other_id, second) = members[0], other
+        text = (
+            f"{first_id} and {other_id} of the group {group} subscribe to different things: "
+            f"{difference(first, second)}. Their broker does not look at it, so some messages "
+            "reach nobody: give one of them another group, or the same subscription."
+        )
+        if self.found.get(group) != text:
+            self.found[group] = text
+            log.warning("%s", text)

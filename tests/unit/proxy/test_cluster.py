@@ -1,0 +1,274 @@
+"""The proxy before a cluster: what it asks for itself, and clients with their own connections."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from proxied import Proxied, proxied_cluster
+from sluicemq.client.core import requests
+from sluicemq.client.core.names import Credentials
+from sluicemq.client.core.talks import Call, Talk
+from sluicemq.errors import ConnectionLostError, NameServerUnreachableError, PermissionDeniedError
+from sluicemq.model.ids import Host
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import GroupConfig, TopicRoute
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.backend import Conversation, Link, OnRequest
+from sluicemq.proxy.cluster import FRESH_S, GONE_S, ClusterBackend, Disagreements
+from sluicemq.proxy.messages import Code, MessageType
+from sluicemq.testing.virtual import VirtualClock
+from sluicemq.wire.bodies import ConsumerData, Heartbeat
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
+from waiting import until
+
+HOME = Host("127.0.0.1", 1)
+ROUTE = m.QueryRouteRequest(topic=m.Resource(name="orders"))
+
+
+def link_of(proxy: Proxied, on_request: OnRequest = lambda _command, _answer: None) -> Link:
+    return proxy.backend.link(HOME, HOME, on_request)
+
+
+async def asked(link: Link, address: str, command: Command, timeout_s: float = 5.0) -> Command:
+    """The answer that a client of the proxy gets. Raises what it is told."""
+    future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+
+    def answered(answer: Command | Exception) -> None:
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    link.ask(Call(address, command, timeout_s), answered)
+    return await future
+
+
+async def told(talk: Talk[Any]) -> Any:
+    """The result of a talk that asks as the proxy itself."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    Conversation(talk, lambda call, answered: pytest.fail(str(call)), future.set_result)
+    result = await future
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def beat(client_id: str, group: str, expression: str = "*") -> Heartbeat:
+    subscription = Subscription("orders", expression)
+    return Heartbeat(client_id, consumers=(ConsumerData(group, subscriptions=(subscription,)),))
+
+
+# ---- routes and settings
+
+
+def test_a_route_has_the_queues_of_all_brokers() -> None:
+    async def scene() -> None:
+        async with proxied_cluster() as [proxy]:
+            await proxy.mq.admin.create_topic("orders", queues=2)
+            answer = await proxy.speaker().ask("QueryRoute", ROUTE)
+            found = [(it.broker.name, it.id) for it in answer.message_queues]
+            assert sorted(found) == [(f"broker-{name}", n) for name in "ab" for n in (0, 1)]
+
+    asyncio.run(scene())
+
+
+def test_clients_that_ask_at_once_cost_one_question_to_the_name_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        async with proxied_cluster() as [proxy]:
+            await proxy.mq.admin.create_topic("orders", queues=1)
+            backend, asked = proxy.backend, list[str]()
+            assert isinstance(backend, ClusterBackend)
+            find = backend.directory.find_route
+
+            def find_route(topic: str) -> Talk[TopicRoute | None]:
+                asked.append(topic)
+                return find(topic)
+
+            monkeypatch.setattr(backend.directory, "find_route", find_route)
+            speakers = [proxy.speaker(f"c{n}") for n in range(20)]
+            answers = await asyncio.gather(*(it.ask("QueryRoute", ROUTE) for it in speakers))
+            assert {it.status.code for it in answers} == {Code.OK}
+            assert asked == ["orders"]
+
+    asyncio.run(scene())
+
+
+def test_a_setting_that_changed_counts_after_some_seconds() -> None:
+    async def types(proxy: Proxied) -> list[MessageType]:
+        answer = await proxy.speaker().ask("QueryRoute", ROUTE)
+        return list(answer.message_queues[0].accept_message_types)
+
+    async def scene() -> None:
+        clock = VirtualClock()
+        async with proxied_cluster(clock) as [proxy]:
+            await proxy.mq.admin.create_topic("orders", queues=1)
+            assert await types(proxy) == [MessageType.NORMAL]
+            await proxy.mq.admin.create_topic("orders", queues=1, type="fifo")
+            assert await types(proxy) == [MessageType.NORMAL]
+            await clock.advance(FRESH_S)
+            assert await types(proxy) == [MessageType.FIFO]
+
+    asyncio.run(scene())
+
+
+def test_a_group_is_found_at_whichever_broker_has_it() -> None:
+    async def scene() -> None:
+        async with proxied_cluster(autoCreateSubscriptionGroup="false") as [proxy]:
+            assert await told(proxy.backend.group("g")) is None
+            command = requests.update_group(GroupConfig("h", consume_message_orderly=True))
+            broker = proxy.mq.servers.brokers["broker-b"].address
+            assert (await asked(link_of(proxy), broker, command)).code == 0
+            config = await told(proxy.backend.group("h"))
+            assert config.consume_message_orderly
+
+    asyncio.run(scene())
+
+
+def test_a_topic_whose_brokers_are_away_stands_for_a_minute() -> None:
+    async def scene() -> None:
+        clock = VirtualClock()
+        async with proxied_cluster(clock) as [proxy]:
+            await proxy.mq.admin.create_topic("orders", queues=1)
+            speaker, codes = proxy.speaker(), []
+            for away_s in (0, FRESH_S, GONE_S):
+                await clock.advance(away_s)
+                codes.append((await speaker.ask("QueryRoute", ROUTE)).status.code)
+                for name in list(proxy.mq.servers.brokers):
+                    await proxy.mq.servers.stop_broker(name)
+            assert codes == [Code.OK, Code.OK, Code.TOPIC_NOT_FOUND]
+
+    asyncio.run(scene())
+
+
+def test_without_a_name_server_what_is_known_stands() -> None:
+    async def scene() -> None:
+        clock = VirtualClock()
+        async with proxied_cluster(clock) as [proxy]:
+            await proxy.mq.admin.create_topic("orders", queues=1)
+            assert await told(proxy.backend.topic("orders"))
+            await proxy.mq.servers.stop_name_server()
+            await clock.advance(10 * GONE_S)
+            route = await told(proxy.backend.route("orders"))
+            assert [data.broker for data in route.brokers] == ["broker-a", "broker-b"]
+            assert await told(proxy.backend.topic("orders"))
+            with pytest.raises(NameServerUnreachableError):
+                await told(proxy.backend.route("others"))
+            await proxy.mq.servers.start_name_server()
+
+    asyncio.run(scene())
+
+
+# ---- links
+
+
+def test_what_a_broker_keeps_by_connection_is_the_clients() -> None:
+    """Two clients in one group: the first is told that the second came, and that it went."""
+
+    async def scene() -> None:
+        async with proxied_cluster() as [proxy]:
+            broker = proxy.mq.servers.broker
+            heard: list[int] = []
+            one = link_of(proxy, lambda command, _answer: heard.append(command.code))
+            two = link_of(proxy)
+            for name, link in (("one", one), ("two", two)):
+                answer = await asked(link, broker.address, requests.heartbeat(beat(name, "g")))
+                assert answer.code == 0
+            group = broker.core.consumers.groups["g"]
+            assert sorted(it.client_id for it in group.members.values()) == ["one", "two"]
+            before = len(heard)
+            two.close()
+            await until(lambda: len(group.members) == 1)
+            await until(lambda: len(heard) > before)
+            assert set(heard) == {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+            assert [it.client_id for it in group.members.values()] == ["one"]
+            with pytest.raises(ConnectionLostError):
+                await asked(two, broker.address, requests.runtime_info())
+
+    asyncio.run(scene())
+
+
+def test_a_link_that_is_closed_ends_what_waits() -> None:
+    async def scene() -> None:
+        async with proxied_cluster() as [proxy]:
+            link = link_of(proxy)
+            address = proxy.mq.servers.broker.address
+            waits = asyncio.ensure_future(asked(link, address, requests.runtime_info()))
+            await asyncio.sleep(0)
+            link.close()
+            with pytest.raises(ConnectionLostError):
+                await waits
+
+    asyncio.run(scene())
+
+
+def test_a_broker_that_is_gone_is_a_lost_connection() -> None:
+    async def scene() -> None:
+        async with proxied_cluster() as [proxy]:
+            link, broker = link_of(proxy), proxy.mq.servers.brokers["broker-b"]
+            assert (await asked(link, broker.address, requests.runtime_info())).code == 0
+            await proxy.mq.servers.stop_broker("broker-b")
+            with pytest.raises(ConnectionLostError):
+                await asked(link, broker.address, requests.runtime_info())
+
+    asyncio.run(scene())
+
+
+def test_what_the_proxy_asks_is_signed_with_its_own_account(tmp_path: Path) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(
+        "accounts:\n- accessKey: proxyAccount\n  secretKey: proxySecret\n  admin: true\n"
+    )
+    account = Credentials("proxyAccount", "proxySecret")
+    settings = {"aclEnable": "true", "plainAclFile": str(rules)}
+
+    async def scene() -> None:
+        async with proxied_cluster(credentials=account, store=tmp_path, **settings) as [proxy]:
+            await proxy.mq.admin.create_topic("orders", queues=1)
+            assert (await proxy.speaker().ask("QueryRoute", ROUTE)).status.code == Code.OK
+            proxy.backend.credentials = None  # type: ignore[attr-defined]
+            with pytest.raises(PermissionDeniedError):
+                await told(proxy.backend.group("g"))
+
+    asyncio.run(scene())
+
+
+# ---- groups whose members disagree
+
+
+def test_members_that_want_different_things_are_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found, one, two = Disagreements(), object(), object()
+    hear: Any = found.heard
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            hear(one, beat("one", "g", "a || b"))
+            hear(two, beat("two", "g", "b||a"))
+        assert not found.found
+        for _ in range(3):
+            hear(two, beat("two", "g", "c"))
+    assert len(caplog.records) == 1
+    assert "one and two of the group g" in found.found["g"]
+    gone: Any = found.gone
+    gone(two)
+    assert not found.found
+
+
+def test_a_broker_of_ours_looks_itself() -> None:
+    async def scene() -> None:
+        async with proxied_cluster() as [proxy]:
+            address = proxy.mq.servers.broker.address
+            for name, expression in (("one", "a"), ("two", "b")):
+                command = requests.heartbeat(beat(name, "g", expression))
+                assert (await asked(link_of(proxy), address, command)).code == 0
+            assert not proxy.backend.disagreements.found  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
