@@ -29,7 +29,6 @@ import contextlib
 import functools
 import logging
 import ssl
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,12 +38,12 @@ from sluicemq.config.settings import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import AddressLimit
+from sluicemq.net.selfsigned import self_signed
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import TLS_HELLO
 
 log = logging.getLogger("sluicemq.tls")
 
-OPENSSL_TIMEOUT_S: Final = 20.0
 CONTEXTS_MAX: Final = 64
 _AUTH: Final = {
     "none": ssl.CERT_NONE,
@@ -172,26 +171,21 @@ def _server_context(protocols: Sequence[str]) -> ssl.SSLContext:
 
 
 def self_signed_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """A context with a certificate that is made now, by the program openssl, and kept nowhere.
-    Blocks for some ten milliseconds. Raises ConfigurationError."""
-    with tempfile.TemporaryDirectory(prefix="sluice-tls-") as directory:
-        key, certificate = f"{directory}/key.pem", f"{directory}/certificate.pem"
-        command = [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-            "-nodes", "-days", "3650", "-subj", "/CN=SluiceMQ test mode",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-            "-keyout", key, "-out", certificate,
-        ]  # fmt: skip
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=OPENSSL_TIMEOUT_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ConfigurationError(
-                f"a certificate for TLS in test mode cannot be made: {error}.",
-                cure="Install the program openssl, or set tls.server.certPath and "
-                "tls.server.keyPath.",
-            ) from error
-        context = _server_context(protocols)
-        _load_chain(context, certificate, key, "", "test mode")
+    """A context with a certificate that is made now. OpenSSL reads files alone: it is in one for as
+    long as that takes, below a directory of this user. Blocks for some ten milliseconds. Raises
+    ConfigurationError."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="sluice-tls-") as directory:
+            path = Path(directory, "server.pem")
+            path.write_text(self_signed())
+            context = _server_context(protocols)
+            _load_chain(context, str(path), None, "", "test mode")
+    except OSError as error:
+        raise ConfigurationError(
+            f"a certificate for TLS in test mode cannot be made: {error}.",
+            cure="Name a directory that can be written with TMPDIR, or set tls.server.certPath and "
+            "tls.server.keyPath.",
+        ) from error
     return context
 
 

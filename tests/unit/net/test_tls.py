@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
@@ -27,6 +29,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.openssl import TlsAcceptor
+from sluicemq.net.selfsigned import self_signed
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command, encode
@@ -418,10 +421,10 @@ def test_without_certificate_and_test_mode_tls_is_refused(
     assert "there is no certificate" in caplog.text
 
 
-def test_without_the_program_openssl_test_mode_says_what_to_do(
+def test_without_a_place_for_the_certificate_test_mode_says_what_to_do(
     run: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
 
     async def check() -> None:
         async with serving(TlsConfig()) as server:
@@ -430,7 +433,17 @@ def test_without_the_program_openssl_test_mode_says_what_to_do(
             await echoed(server, None)
 
     run(check())
-    assert "Install the program openssl, or set tls.server.certPath" in caplog.text
+    assert "with TMPDIR, or set tls.server.certPath" in caplog.text
+
+
+def test_what_is_made_is_a_certificate_to_others_too(tmp_path: Path) -> None:
+    made = [self_signed(), self_signed()]
+    assert made[0] != made[1]
+    path = tmp_path / "made.pem"
+    path.write_text(made[0])
+    for words in (f"verify -check_ss_sig -CAfile {path} {path}", f"ec -in {path} -check -noout"):
+        found = subprocess.run(["openssl", *words.split()], check=True, capture_output=True)
+        assert b"OK" in found.stdout or b"valid" in found.stderr
 
 
 # --------------------------------------------------------------------------------------- reload
