@@ -73,7 +73,8 @@ class Proxy:
         self.methods = self.service.methods(methods)
         """What is called, by path."""
         families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
-        self._families = list(dict.fromkeys([*families, self.clients]))
+        self.families = list(dict.fromkeys([*families, self.clients]))
+        """Those that methods are of."""
         self._shares = shares
         self._server = GrpcServer(
             self.methods,
@@ -119,7 +120,7 @@ class Proxy:
 
     def _each(self, name: str) -> None:
         """Families do what they have under this name; none keeps the others from it."""
-        for family in self._families:
+        for family in self.families:
             try:
                 getattr(family, name, int)()
             except Exception as error:

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from sluicemq.broker.server import SWEEP_S, Broker
 from sluicemq.client.aio.sluice import Sluice
@@ -29,6 +29,9 @@ from sluicemq.nameserver.server import NameServer
 from sluicemq.net.network import SOCKETS, MemoryNetwork, Network
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
+
+if TYPE_CHECKING:
+    from sluicemq.proxy.server import Proxy
 
 LAZY_S: Final = 120.0
 SWEEP_LAZY_S: Final = 10.0
@@ -139,16 +142,22 @@ class Servers:
         network: Network,
         directory: str | None = None,
         settings: Mapping[str, str] | None = None,
+        proxy: bool = False,
     ) -> None:
-        """`settings`: keys of a broker.conf for every broker. `directory`: None is memory."""
+        """`settings`: keys of a broker.conf for every broker. `directory`: None is memory. `proxy`:
+        each broker has one beside it."""
         self.clock = clock
         self.network = network
         self.settings = dict(settings or {})
         self.brokers: dict[str, Broker] = {}
         self.files: dict[str, Files] = {}
         """What each broker's files lie in; survives the broker."""
+        self.proxies: dict[str, Proxy] = {}
+        """By the broker that they are of."""
+        self._has_proxies = proxy
         self._directory = directory
         self._ports: dict[str, int] = {}
+        self._proxy_ports: dict[str, int] = {}
         self._name_port = 0
         self._clients: list[EmbeddedSluice] = []
         self.name_server: NameServer | None = None
@@ -157,6 +166,11 @@ class Servers:
     def name_server_address(self) -> str:
         """host:port of the name server."""
         return f"{HOST}:{self._name_port}"
+
+    @property
+    def proxy_address(self) -> str:
+        """host:port for clients of gRPC: the proxy of the broker that was started first."""
+        return f"{HOST}:{next(iter(self.proxies.values())).port}"
 
     @property
     def _is_virtual(self) -> bool:
@@ -235,10 +249,18 @@ class Servers:
             calm.watch(broker)
         self.brokers[name] = broker
         self._ports[name] = broker.port
+        if self._has_proxies:
+            from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
+
+            proxy = self.proxies[name] = proxy_of(broker.core, broker.dispatcher)
+            await proxy.start(HOST, self._proxy_ports.get(name, 0))
+            self._proxy_ports[name] = proxy.port
         return broker
 
     async def stop_broker(self, name: str = "broker-a") -> None:
-        """Stops it in order; its files stay."""
+        """Stops it in order, its proxy before it; its files stay."""
+        if name in self.proxies:
+            await self.proxies.pop(name).close()
         await self.brokers.pop(name).close()
 
     async def restart_broker(self, name: str = "broker-a", **settings: str) -> Broker:
@@ -276,6 +298,7 @@ async def embedded(
     *,
     clock: VirtualClock | None = None,
     tcp: bool = False,
+    proxy: bool = False,
     store: str | Path | None = None,
     settings: Mapping[str, str] | None = None,
     **client: Any,
@@ -283,16 +306,24 @@ async def embedded(
     """A name server, a broker and a client of them, for the time of the block.
 
     `clock`: None is real time. `tcp`: free ports on loopback, for other processes and threads
-    (`mq.servers.name_server_address`). `store`: a directory; None keeps messages in memory.
+    (`mq.servers.name_server_address`). `proxy`: with `tcp`, a port for clients of gRPC, with TLS or
+    without (`mq.servers.proxy_address`). `store`: a directory; None keeps messages in memory.
     `settings`: keys of a broker.conf (docs/configuration.md). `client`: arguments of `Sluice`.
-    Raises ConfigurationError for unknown keys, and for a clock in a loop that is not asyncio's.
+    Raises ConfigurationError for unknown keys, for a clock in a loop that is not asyncio's, and for
+    a proxy that nobody can reach or that lacks its package.
     """
+    if proxy and not tcp:
+        raise ConfigurationError(
+            "clients of gRPC reach a proxy by TCP alone.",
+            cure="Use embedded(tcp=True, proxy=True).",
+        )
     network: Network = SOCKETS if tcp else MemoryNetwork()
     servers = Servers(
         clock=clock or SYSTEM_CLOCK,
         network=network,
         directory=None if store is None else str(store),
         settings=settings,
+        proxy=proxy,
     )
     if clock is not None:
         clock.drive()

@@ -1,0 +1,204 @@
+"""The proxy at a port: a real client of gRPC, plain and over TLS; its clock; its end."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.net.grpc import Call
+from sluicemq.proxy import messages as m
+from sluicemq.proxy import server
+from sluicemq.proxy.clients import CLIENT_ID
+from sluicemq.proxy.messages import Code
+from sluicemq.proxy.service import PATH
+from sluicemq.testing.embedded import EmbeddedSluice, embedded
+
+grpc: Any = pytest.importorskip("grpc")
+HOLD = PATH + "Hold"
+
+
+def at_a_port(scene: Callable[[EmbeddedSluice], Any], **options: Any) -> None:
+    """Over real sockets."""
+
+    async def main() -> None:
+        async with embedded(tcp=True, proxy=True, **options) as mq:
+            await asyncio.wait_for(scene(mq), 20)
+
+    asyncio.run(main())
+
+
+def route(channel: Any, topic: str = "TBW102") -> m.QueryRouteResponse:
+    method = channel.unary_unary(
+        PATH + "QueryRoute",
+        request_serializer=m.QueryRouteRequest.SerializeToString,
+        response_deserializer=m.QueryRouteResponse.FromString,
+    )
+    request = m.QueryRouteRequest(topic=m.Resource(name=topic))
+    answer: m.QueryRouteResponse = method(request, metadata=[(CLIENT_ID, "me")], timeout=10)
+    return answer
+
+
+def test_one_port_serves_plain_clients_and_those_that_come_with_tls() -> None:
+    def plain(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            answer = route(channel)
+            assert answer.status.code == Code.OK
+            endpoint = answer.message_queues[0].broker.endpoints.addresses[0]
+            assert f"{endpoint.host}:{endpoint.port}" == address
+            assert route(channel, "none").status.code == Code.TOPIC_NOT_FOUND
+
+    def secure(address: str) -> None:
+        host, _, port = address.partition(":")
+        pem = ssl.get_server_certificate((host, int(port))).encode()
+        with grpc.secure_channel(address, grpc.ssl_channel_credentials(pem)) as channel:
+            assert route(channel).status.code == Code.OK
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        for talk in (plain, secure):
+            await asyncio.to_thread(talk, mq.servers.proxy_address)
+
+    at_a_port(scene)
+
+
+def test_a_client_is_gone_with_its_connection() -> None:
+    async def scene(mq: EmbeddedSluice) -> None:
+        proxy = mq.servers.proxies["broker-a"]
+        channel = grpc.insecure_channel(mq.servers.proxy_address)
+        await asyncio.to_thread(route, channel)
+        assert list(proxy.clients.by_id) == ["me"]
+        await asyncio.to_thread(channel.close)
+        while proxy.clients.by_id:
+            await asyncio.sleep(0.01)
+
+    at_a_port(scene)
+
+
+def test_access_control_of_the_broker_is_the_proxys(tmp_path: Any) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text("accounts:\n- {accessKey: operator, secretKey: '12345678', admin: true}\n")
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        with grpc.insecure_channel(mq.servers.proxy_address) as channel:
+            answer = await asyncio.to_thread(route, channel)
+            assert answer.status.code == Code.UNAUTHORIZED
+
+    settings = {"aclEnable": "true", "plainAclFile": str(rules)}
+    at_a_port(scene, settings=settings, store=tmp_path / "store")
+
+
+# --------------------------------------------------------------------------------------- its end
+
+
+class Family:
+    """Holds calls until it is drained."""
+
+    def __init__(self) -> None:
+        self.held: list[Call] = []
+        self.rounds = 0
+
+    def run(self) -> None:
+        self.rounds += 1
+
+    def drain(self) -> None:
+        for call in self.held:
+            call.reply(b"nothing came")
+
+    def hold(self, _message: bytes, call: Call) -> None:
+        self.held.append(call)
+
+
+class Broken(Family):
+    def run(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def drain(self) -> None:
+        raise ConfigurationError("It is set wrong.")
+
+
+def test_a_server_that_closes_answers_who_waits_and_breaks_nothing_off(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        proxy = mq.servers.proxies["broker-a"]
+        family, late = Family(), Family()
+        proxy.families += [Broken(), family]
+        proxy.methods |= {HOLD: family.hold, PATH + "Late": late.hold}
+        with grpc.insecure_channel(mq.servers.proxy_address) as channel:
+            waiting = [channel.unary_unary(name).future(b"") for name in (HOLD, PATH + "Late")]
+            while not (family.held and late.held):
+                await asyncio.sleep(0.01)
+            proxy.run()
+            assert family.rounds >= 1  # whatever another does
+            closing = asyncio.create_task(proxy.close())
+            assert await asyncio.to_thread(waiting[0].result, 10) == b"nothing came"
+            assert not closing.done()  # an answer is on its way
+            late.held[0].reply(b"done")
+            assert await asyncio.to_thread(waiting[1].result, 10) == b"done"
+            await closing
+            with pytest.raises(grpc.RpcError):
+                await asyncio.to_thread(channel.unary_unary(HOLD), b"", 1)
+        await proxy.close()  # a second time there is nothing to do
+
+    at_a_port(scene)
+    assert "run of Broken failed" in caplog.text
+    assert "drain of Broken failed: It is set wrong." in caplog.text
+
+
+def test_who_never_answers_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DRAIN_S", 0.05)
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        proxy, silent = mq.servers.proxies["broker-a"], Family()
+        proxy.methods[HOLD] = silent.hold
+        with grpc.insecure_channel(mq.servers.proxy_address) as channel:
+            waiting = channel.unary_unary(HOLD).future(b"")
+            while not silent.held:
+                await asyncio.sleep(0.01)
+            await proxy.close()
+            with pytest.raises(grpc.RpcError):
+                await asyncio.to_thread(waiting.result, 10)
+
+    at_a_port(scene)
+
+
+def test_it_runs_its_families_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "RUN_S", 0.01)
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        family = Family()
+        mq.servers.proxies["broker-a"].families.append(family)
+        while family.rounds < 3:
+            await asyncio.sleep(0.01)
+
+    at_a_port(scene)
+
+
+# ----------------------------------------------------------------------------- beside a broker
+
+
+def test_a_proxy_comes_back_with_its_broker_at_its_port() -> None:
+    async def scene(mq: EmbeddedSluice) -> None:
+        address = mq.servers.proxy_address
+        await mq.servers.restart_broker()
+        assert mq.servers.proxy_address == address
+        with grpc.insecure_channel(address) as channel:
+            assert (await asyncio.to_thread(route, channel)).status.code == Code.OK
+
+    at_a_port(scene)
+
+
+def test_in_memory_there_is_no_proxy() -> None:
+    async def scene() -> None:
+        with pytest.raises(ConfigurationError, match="TCP alone"):
+            async with embedded(proxy=True):
+                pass
+
+    asyncio.run(scene())
