@@ -39,6 +39,8 @@ class Nothing:
 class Connection:
     """The part of a connection that a call has."""
 
+    queued_bytes = 0
+
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
 
@@ -52,6 +54,8 @@ class FakeCall:
         self.connection = Connection(peer)
         self.headers = headers
         self.remaining_s = timeout_s
+        self.is_half = False
+        self.on_message: Callable[[bytes, Any], bytes | None]
         self.on_half: Callable[[], None] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.answers: list[Any] = []
@@ -84,6 +88,12 @@ class FakeCall:
             self.ended.set_result((code, text))
             self.arrived.set()
 
+    def half(self) -> None:
+        """The client has said all."""
+        self.is_half = True
+        if self.on_half is not None and not self.is_over:
+            self.on_half()
+
     def lose(self) -> None:
         """The client gives up."""
         if not self.is_over:
@@ -108,15 +118,15 @@ class Speaker:
         path = PATH + name
         response = TelemetryCommand if name == "Telemetry" else getattr(m, f"{name}Response")
         call = FakeCall(self.peer, {":path": path, **self.headers}, response, timeout_s)
+        call.on_message = self._proxy.methods[path]
         self.calls.append(call)
         self.say(call, request)
         return call
 
     def say(self, call: FakeCall, request: Any) -> None:
         """One more message of a call that streams."""
-        handler = self._proxy.methods[call.headers[":path"]]
         try:
-            answer = handler(request.SerializeToString(), call)  # type: ignore[arg-type]
+            answer = call.on_message(request.SerializeToString(), call)
         except CallError as error:
             call.end(error.code, str(error))
         else:

@@ -6,7 +6,8 @@
 
 A method is a plain function `(message, call) -> answer`. Bytes are the answer of a call that has
 one; None says that `reply`, or `send` and `end`, come later. A client that streams calls it with
-each message, and `on_half` when no more come. A CallError that it raises ends the call.
+each message (or what it has put at `on_message`), and `on_half` when no more come. A CallError that
+it raises ends the call.
 
 A call is over at its deadline, which the client measures too: the look once a second only frees
 what a client that is gone would hold. Compressed messages are refused: the clients of RocketMQ
@@ -84,14 +85,17 @@ Methods = Mapping[str, Handler]
 class Call(Stream):
     """One call of a method. `headers` are its metadata, names in lower case."""
 
-    __slots__ = ("_begun_s", "_buffer", "_handle", "_has_started", "_methods", "on_half", "on_lost")
+    __slots__ = (
+        "_begun_s", "_buffer", "_has_started", "_methods", "on_half", "on_lost", "on_message",
+    )  # fmt: skip
 
     def __init__(
         self, methods: Methods, connection: Http2Connection, number: int, headers: dict[str, str]
     ) -> None:
         super().__init__(connection, number, headers)
         self._methods = methods
-        self._handle: Handler
+        self.on_message: Handler
+        """What gets its messages: the method, which may put something else here."""
         self._begun_s = connection.now_s
         self._buffer: bytearray | None = None  # of a message that is not whole
         self._has_started = False  # something was sent
@@ -114,7 +118,7 @@ class Call(Stream):
             name = headers.get(":path", "")
             self.end(StatusCode.UNIMPLEMENTED, f"The method {name[:TEXT_MAX]} is not served here.")
         else:
-            self._handle = handler
+            self.on_message = handler
             if self.is_half:
                 self.received(b"")
 
@@ -157,7 +161,7 @@ class Call(Stream):
 
     def _message(self, message: bytes) -> None:
         try:
-            answer = self._handle(message, self)
+            answer = self.on_message(message, self)
         except CallError as error:
             self.end(error.code, str(error))
         except Exception as error:

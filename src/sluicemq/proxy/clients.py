@@ -1,19 +1,41 @@
-"""Who is connected: clients by their id, what they have said of themselves, and their end."""
+"""Who is connected: clients by their id, what they have said of themselves, and their end.
 
-from typing import Final
+A client is everything that says one client id, over one connection or several; it is gone with the
+last of them. To brokers it is a member by its `Link`: what they ask of it comes to `on_asked`
+(`telemetry.py`), and reaches it over its telemetry streams. It may have several of those, since a
+stream that broke is replaced before its end is noticed: the one that it spoke on last counts.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.grpc import Call
+from sluicemq.net.grpc import Call, StatusCode
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, Link
+from sluicemq.proxy.backend import Backend, Link, OnRequest
 from sluicemq.proxy.messages import Code
-from sluicemq.wire.frames import Command
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import LANGUAGES, VERSION, Command
 
 CLIENT_ID: Final = "x-mq-client-id"
 LANGUAGE: Final = "x-mq-language"
-VERSION: Final = "x-mq-client-version"
+VERSION_HEADER: Final = "x-mq-client-version"
+CLIENT_ID_MAX: Final = 255
+CLIENTS_MAX: Final = 50_000
+CLIENTS_A_CONNECTION_MAX: Final = 1024
+"""Java's clients have a connection each; those of a C++ process share theirs."""
+STREAMS_MAX: Final = 4
+QUEUED_BYTES_MAX: Final = 1 << 20
+"""A client that does not take what waits for it is sent no more commands."""
+
+_V5_0_0: Final = 413
+"""Number of V5_0_0 in RocketMQ's table of versions; each patch takes two."""
+_LANGUAGES: Final = {"GOLANG": "GO", "DOT_NET": "DOTNET"}
 
 
 class StatusError(SluiceError):
@@ -24,28 +46,117 @@ class StatusError(SluiceError):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """One client for whoever looks. `kind` is RocketMQ's name of its client type, "" while it has
+    said nothing; `topics` have their expressions, "" for those that it sends to."""
+
+    client_id: str
+    kind: str
+    language: str
+    version: str
+    addresses: tuple[str, ...]
+    since_ms: int
+    group: str
+    topics: dict[str, str]
+    has_stream: bool
+
+
 class Client:
     """One client: everything that says the same client id."""
 
     __slots__ = (
-        "connections", "id", "language", "link", "local", "remote", "settings", "telemetry",
-        "version",
+        "_streams", "connections", "id", "language", "link", "local", "member", "remote",
+        "settings", "since_ms", "version",
     )  # fmt: skip
 
-    def __init__(self, call: Call, backend: Backend) -> None:
+    def __init__(self, call: Call, backend: Backend, on_request: "OnAsked") -> None:
         headers, peer = call.headers, call.connection.peer
         self.id = headers[CLIENT_ID]
         self.language = headers.get(LANGUAGE, "")
-        self.version = headers.get(VERSION, "")
+        self.version = headers.get(VERSION_HEADER, "")
         self.remote: Host = peer.remote
         self.local: Host = peer.local
+        self.since_ms = backend.clock.now_ms()
         self.connections: set[Peer] = set()
         self.settings: m.Settings | None = None
-        self.telemetry: Call | None = None
-        self.link: Link = backend.link(peer.remote, peer.local, self._asked)
+        """What it has said of itself, with what it was told (`telemetry.merged`)."""
+        self.member: bodies.Heartbeat | None = None
+        """The same as brokers are told it; None without settings."""
+        self._streams: list[Call] = []
+        asked: OnRequest = partial(on_request, self)
+        self.link: Link = backend.link(peer.remote, peer.local, asked)
 
-    def _asked(self, command: Command, answer: object) -> None:
-        """What a broker asks."""
+    @property
+    def streams(self) -> list[Call]:
+        """Its telemetry streams, the one that it spoke on last behind the others."""
+        self._streams = [it for it in self._streams if not it.is_over]
+        return self._streams
+
+    @property
+    def telemetry(self) -> Call | None:
+        """Where commands for it go."""
+        streams = self.streams
+        return streams[-1] if streams else None
+
+    def spoke(self, stream: Call) -> None:
+        """A message came on a telemetry stream."""
+        streams = self.streams
+        if stream in streams:
+            streams.remove(stream)
+        streams.append(stream)
+        if len(streams) > STREAMS_MAX:
+            streams[0].end(StatusCode.RESOURCE_EXHAUSTED, "The client has newer streams.")
+
+    def tell(self, command: m.TelemetryCommand) -> bool:
+        """Sends it a command. False when it has no stream, or does not take what waits there."""
+        stream = self.telemetry
+        if stream is None or stream.connection.queued_bytes > QUEUED_BYTES_MAX:
+            return False
+        stream.send(command.SerializeToString())
+        return True
+
+    @property
+    def wire_language(self) -> str:
+        """As heartbeats name it. Settings come first: Node's metadata say HTTP."""
+        said = self.settings.user_agent.language if self.settings is not None else 0
+        name = next((it.name for it in m.Language if it == said), "")
+        name = _LANGUAGES.get(name, name)
+        return next((it for it in (name, self.language) if it in LANGUAGES), "OTHER")
+
+    @property
+    def wire_version(self) -> int:
+        """Its version as a number of RocketMQ's table; that of this proxy if it is no 5.x.y."""
+        found = re.fullmatch(r"[vV]?5\.(\d)\.(\d)", self.version)
+        return VERSION if found is None else _V5_0_0 + 2 * (10 * int(found[1]) + int(found[2]))
+
+    @property
+    def info(self) -> ClientInfo:
+        settings, member = self.settings, self.member
+        topics = dict.fromkeys(member.producer_groups if member is not None else (), "")
+        consumers = member.consumers if member is not None else ()
+        for consumer in consumers:
+            topics |= {it.topic: it.expression for it in consumer.subscriptions}
+        return ClientInfo(
+            self.id,
+            kind_of(settings) if settings is not None else "",
+            self.wire_language,
+            self.version,
+            tuple(sorted(str(it.remote) for it in self.connections)),
+            self.since_ms,
+            consumers[0].group if consumers else "",
+            topics,
+            self.telemetry is not None,
+        )
+
+
+def kind_of(settings: m.Settings) -> str:
+    """RocketMQ's name of a client type; of a newer one its number."""
+    number = settings.client_type
+    return next((it.name for it in m.ClientType if it == number), f"{number}")
+
+
+OnAsked = Callable[[Client, Command, Callable[[Command], None]], None]
 
 
 class Clients:
@@ -53,22 +164,78 @@ class Clients:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._by_peer: dict[Peer, dict[Client, None]] = {}
+        self._number = 0
         self.by_id: dict[str, Client] = {}
+        self.on_gone: list[Callable[[Client], None]] = []
+        """Told of each client that leaves: once when it says so, and once when it is gone."""
+        self.on_asked: OnAsked = _ignore
+        """What a broker asks of a client."""
 
     def of(self, call: Call) -> Client:
-        """Whose call it is. Raises StatusError (CLIENT_ID_REQUIRED)."""
-        client = self.by_id.get(call.headers.get(CLIENT_ID, ""))
+        """Whose call it is. Raises StatusError (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS). HOT."""
+        client, peer = self.by_id.get(call.headers.get(CLIENT_ID, "")), call.connection.peer
+        if client is None or peer not in client.connections:
+            client = self._connected(client, call)
+        return client
+
+    def _connected(self, client: Client | None, call: Call) -> Client:
+        """The first call of a client over a connection."""
+        client_id, peer = call.headers.get(CLIENT_ID, ""), call.connection.peer
+        mine = self._by_peer.get(peer, {})
+        if not client_id or len(client_id) > CLIENT_ID_MAX:
+            raise StatusError(
+                Code.CLIENT_ID_REQUIRED,
+                f"The metadata lack {CLIENT_ID}, or it is longer than {CLIENT_ID_MAX} characters.",
+            )
+        if len(mine) >= CLIENTS_A_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
+            raise StatusError(
+                Code.TOO_MANY_REQUESTS,
+                f"There are {len(mine)} clients on this connection and {len(self.by_id)} in all, "
+                f"the limits are {CLIENTS_A_CONNECTION_MAX} and {CLIENTS_MAX}.",
+                cure="Use fewer clients, or another proxy.",
+            )
         if client is None:
-            if not call.headers.get(CLIENT_ID):
-                raise StatusError(Code.CLIENT_ID_REQUIRED, f"The metadata lack {CLIENT_ID}.")
-            client = self.by_id[call.headers[CLIENT_ID]] = Client(call, self._backend)
-        client.connections.add(call.connection.peer)
+            client = self.by_id[client_id] = Client(call, self._backend, self._asked)
+        client.connections.add(peer)
+        self._by_peer.setdefault(peer, mine)[client] = None
         return client
 
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone, and with their last one the clients that it was of."""
-        for client in [it for it in self.by_id.values() if peer in it.connections]:
+        for client in self._by_peer.pop(peer, ()):
             client.connections.discard(peer)
             if not client.connections:
                 del self.by_id[client.id]
+                self.left(client)
                 client.link.close()
+
+    def left(self, client: Client) -> None:
+        """A client wants nothing any more."""
+        for callback in self.on_gone:
+            callback(client)
+        client.settings = client.member = None
+
+    def inventory(self) -> list[ClientInfo]:
+        """All clients, by id."""
+        return [client.info for _, client in sorted(self.by_id.items())]
+
+    def reconnect_all(self) -> None:
+        """Tells clients to open other connections: this proxy is about to end."""
+        for client in self.by_id.values():
+            self._number += 1
+            nonce = m.ReconnectEndpointsCommand(nonce=f"{self._number}")
+            client.tell(m.TelemetryCommand(reconnect_endpoints_command=nonce))
+
+    def drain(self) -> None:
+        """Ends the telemetry streams, which else end last: the client opens them elsewhere."""
+        for client in self.by_id.values():
+            for stream in client.streams:
+                stream.end(StatusCode.UNAVAILABLE, "The proxy shuts down.")
+
+    def _asked(self, client: Client, command: Command, answer: Callable[[Command], None]) -> None:
+        self.on_asked(client, command, answer)
+
+
+def _ignore(client: Client, command: Command, answer: Any) -> None:
+    """Nobody is there to pass it on."""

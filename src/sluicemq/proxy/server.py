@@ -28,6 +28,7 @@ from sluicemq.proxy.clients import Clients
 from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.routes import Routing
 from sluicemq.proxy.service import Calls, Method
+from sluicemq.proxy.telemetry import Telemetry
 
 log = logging.getLogger("sluicemq.proxy")
 
@@ -39,7 +40,17 @@ DRAIN_S: Final = 3.0
 def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
     """Which method is whose."""
     routing, pulling = Routing(backend), Pulling(backend)
+    telemetry = Telemetry(backend, clients)
     return {
+        "Telemetry": Method(
+            m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_dialogue=True
+        ),
+        "Heartbeat": Method(m.HeartbeatRequest, m.HeartbeatResponse, telemetry.heartbeat),
+        "NotifyClientTermination": Method(
+            m.NotifyClientTerminationRequest,
+            m.NotifyClientTerminationResponse,
+            telemetry.notify_client_termination,
+        ),
         "QueryRoute": Method(m.QueryRouteRequest, m.QueryRouteResponse, routing.query_route),
         "QueryAssignment": Method(
             m.QueryAssignmentRequest, m.QueryAssignmentResponse, routing.query_assignment

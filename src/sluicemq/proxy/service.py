@@ -7,10 +7,14 @@ that streams. It yields the requests for brokers; each is checked against the ri
 that signed the call. What goes wrong is a status inside an ordinary answer, as the clients expect
 (spec/grpc.md §1): a StatusError as it says, what a broker refuses by the table of spec/grpc.md §2.
 
+Where both sides stream (`Dialogue`) there is such a talk for each message that comes, one after
+another, and its answers are sent without an end. There an error is the end of the call.
+
 In `server.table` stands which method is whose.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -26,7 +30,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.net.grpc import Call, CallError, Handler, StatusCode
+from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Answered, Conversation
 from sluicemq.proxy.clients import Client, Clients, StatusError
@@ -68,13 +72,85 @@ def status_of(error: Exception) -> m.Status:
     return m.Status(code=code, message=text)
 
 
+_OF_STATUS: Final[Mapping[int, StatusCode]] = {
+    Code.UNAUTHORIZED: StatusCode.UNAUTHENTICATED,
+    Code.FORBIDDEN: StatusCode.PERMISSION_DENIED,
+    Code.TOO_MANY_REQUESTS: StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+def end_of(error: Exception) -> CallError:
+    """The same as the end of a call: whose fault it is, and the clients' code in the text."""
+    if isinstance(error, CallError):
+        return error
+    status = status_of(error)
+    is_theirs = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
+    code = StatusCode.INVALID_ARGUMENT if is_theirs else StatusCode.INTERNAL
+    text = f"{status.code:d} {Code(status.code).name}: {status.message}"
+    return CallError(_OF_STATUS.get(status.code, code), text)
+
+
 class Method(NamedTuple):
-    """A method, and its messages. `streams`: it answers with a list."""
+    """A method, and its messages. `streams`: it answers with a list. `is_dialogue`: clients stream
+    too, and there is a talk for each message."""
 
     request: type[Any]
     response: type[Any]
     talk: Callable[..., talks.Talk[Any]]
     streams: bool = False
+    is_dialogue: bool = False
+
+
+WAITING_MAX: Final = 64
+
+
+class Dialogue:
+    """A call in which both sides stream: the messages of the client one after another. It ends when
+    the client has said all, and all of that is done."""
+
+    __slots__ = ("_begin", "_call", "_is_busy", "_waiting", "_waiting_bytes")
+
+    def __init__(self, call: Call, begin: Callable[[Callable[[Any], None], bytes], None]) -> None:
+        """`begin` sees to a message; it is given what to call with the answers, or an error."""
+        self._call = call
+        self._begin = begin
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_busy = False
+        call.on_half = self._next
+
+    def heard(self, data: bytes, call: Call) -> None:
+        """One more message. Raises CallError for one who says more than is listened to."""
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if len(self._waiting) > WAITING_MAX or self._waiting_bytes > MESSAGE_BYTES_MAX:
+            raise CallError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"{len(self._waiting)} messages of {self._waiting_bytes} bytes wait to be looked at"
+                f", the limits are {WAITING_MAX} and {MESSAGE_BYTES_MAX}.",
+            )
+        self._next()
+
+    def _next(self) -> None:
+        if self._is_busy or self._call.is_over:
+            return
+        if self._waiting:
+            self._is_busy = True
+            data = self._waiting.popleft()
+            self._waiting_bytes -= len(data)
+            self._begin(self._done, data)
+        elif self._call.is_half:
+            self._call.end()
+
+    def _done(self, result: Sequence[Any] | Exception) -> None:
+        self._is_busy = False
+        if isinstance(result, Exception):
+            error = end_of(result)
+            self._call.end(error.code, str(error))
+            return
+        for answer in result:
+            self._call.send(answer.SerializeToString())
+        self._next()
 
 
 class Calls:
@@ -86,7 +162,10 @@ class Calls:
 
     def methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
         """Those of a table: name -> method, bound to its family."""
-        return {PATH + name: partial(self._handle, method) for name, method in table.items()}
+        return {
+            PATH + name: partial(self._hear if method.is_dialogue else self._handle, method)
+            for name, method in table.items()
+        }
 
     def account(self, call: Call) -> Account | None:
         """Who signed a call; None: somebody who may do all. Raises StatusError."""
@@ -101,13 +180,21 @@ class Calls:
         return verdict.account
 
     def _handle(self, method: Method, data: bytes, call: Call) -> None:
+        self._begin(method, call, partial(self._done, method, call), data)
+
+    def _hear(self, method: Method, data: bytes, call: Call) -> None:
+        """The first message of a call in which both sides stream."""
+        dialogue = Dialogue(call, partial(self._begin, method, call))
+        call.on_message = dialogue.heard
+        dialogue.heard(data, call)
+
+    def _begin(self, method: Method, call: Call, done: Callable[[Any], None], data: bytes) -> None:
         try:
             request = method.request.FromString(data)
-        except Exception as error:
-            raise CallError(
-                StatusCode.INVALID_ARGUMENT, f"This is no {method.request.__name__}."
-            ) from error
-        done = partial(self._done, method, call)
+        except Exception:  # noqa: BLE001 - protobuf has several
+            text = f"This is no {method.request.__name__}."
+            done(CallError(StatusCode.INVALID_ARGUMENT, text))
+            return
         try:
             account = self.account(call)
             client = self.clients.of(call)
@@ -135,6 +222,9 @@ class Calls:
         client.link.ask(call, answered)
 
     def _done(self, method: Method, call: Call, result: Any) -> None:
+        if isinstance(result, CallError):
+            call.end(result.code, str(result))
+            return
         if isinstance(result, Exception):
             result = method.response(status=status_of(result))
             result = [result] if method.streams else result

@@ -1,0 +1,473 @@
+"""What a client says of itself, and what brokers ask of it: Telemetry, Heartbeat and
+NotifyClientTermination (spec/grpc.md §4).
+
+    settings   -> merged with what its group is told to do, echoed; the client is a member at once
+    Heartbeat  -> 34 to the master of each broker that has one of its topics: it stays a member
+    brokers ask -> a command on the telemetry stream -> the client's answer, by its nonce
+
+To brokers a producer is a member of a group for each of its topics, named like the topic, as
+RocketMQ's proxy has it; so contract, lanes, checks of transactions and what tools show are as for
+clients of remoting. Whoever is refused at its first settings is told so by the end of the stream,
+which makes the start of its application fail; afterwards by the status of its heartbeats.
+
+What is put on a stream is never waited for: a command that is not answered in ANSWER_S is answered
+for the client. Checks of transactions want no answer, brokers ask again.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from sluicemq.client.core import requests
+from sluicemq.client.core.talks import Call as Ask
+from sluicemq.client.core.talks import Talk
+from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
+from sluicemq.errors import (
+    FilterError,
+    PermissionDeniedError,
+    RouteNotFoundError,
+    SluiceError,
+)
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.message import RESERVED_PROPERTIES, StoredMessage
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import GroupConfig
+from sluicemq.net.grpc import Call
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.backend import Backend, masters_of
+from sluicemq.proxy.clients import Client, Clients, StatusError, kind_of
+from sluicemq.proxy.limits import group_of, topic_of
+from sluicemq.proxy.messages import ClientType, Code, FilterType
+from sluicemq.record.codec import decode_record
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
+    CheckTransactionStateRequest,
+    ConsumeMessageDirectlyRequest,
+    GetConsumerRunningInfoRequest,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TOPICS_MAX: Final = 4096
+"""Of a client."""
+BROKER_S: Final = 1.0
+"""For the heartbeat to a broker: a Java client waits 3 s for the answer to its settings."""
+ANSWER_S: Final = 5.0  # spec/grpc.md §4
+OPEN_MAX: Final = 1024
+
+BODY_BYTES_MAX: Final = 4 << 20
+ATTEMPTS: Final = 3
+BATCH_SIZE: Final = 32
+POLLING_MS: Final = 20_000
+
+CONSUMERS: Final[Mapping[int, str]] = {
+    ClientType.PUSH_CONSUMER: bodies.CONSUME_PASSIVELY,
+    ClientType.SIMPLE_CONSUMER: bodies.CONSUME_ACTIVELY,
+    ClientType.PULL_CONSUMER: bodies.CONSUME_ACTIVELY,
+}
+_RESULTS: Final[Mapping[int, bodies.ConsumeResult]] = {
+    Code.OK: bodies.ConsumeResult.SUCCESS,
+    Code.FAILED_TO_CONSUME_MESSAGE: bodies.ConsumeResult.LATER,
+    Code.MESSAGE_CORRUPTED: bodies.ConsumeResult.NOTHING,
+}
+
+Answer = Callable[[Command], None]
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+def duration(ms: int) -> m.Duration:
+    """Of milliseconds."""
+    return m.Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
+
+
+def backoff_of(group: GroupConfig) -> m.RetryPolicy:
+    """When a group's messages come again, and how often. What is wrong in its policy, which is an
+    administrator's JSON, counts as missing."""
+    said = group.retry_policy or {}
+    policy = m.RetryPolicy(max_attempts=max(1, group.retry_times_max + 1))
+    if said.get("type") == "EXPONENTIAL":
+        found = _object(said, "exponentialRetryPolicy")
+        policy.exponential_backoff.CopyFrom(
+            m.ExponentialBackoff(
+                initial=duration(_number(found.get("initial"), 5000)),
+                max=duration(_number(found.get("max"), 7_200_000)),
+                multiplier=_number(found.get("multiplier"), 2),
+            )
+        )
+    else:
+        times = _object(said, "customizedRetryPolicy").get("next")
+        known = [_number(it, 0) for it in times] if isinstance(times, list) else []
+        steps = [duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
+        policy.customized_backoff.CopyFrom(m.CustomizedBackoff(next=steps))
+    return policy
+
+
+def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
+
+
+def merged(said: m.Settings, group: GroupConfig | None) -> m.Settings:
+    """What a client is answered: what it said, unknown fields too, and what the server decides."""
+    settings = m.Settings()
+    settings.CopyFrom(said)
+    settings.metric.CopyFrom(m.Metric(on=False))
+    if settings.HasField("publishing"):
+        backoff = m.ExponentialBackoff(initial=duration(10), max=duration(1000), multiplier=2)
+        policy = m.RetryPolicy(max_attempts=ATTEMPTS, exponential_backoff=backoff)
+        settings.publishing.validate_message_type = True
+        settings.publishing.max_body_size = BODY_BYTES_MAX
+    else:
+        group = group or GroupConfig(said.subscription.group.name)
+        policy = backoff_of(group)
+        settings.subscription.fifo = group.consume_message_orderly
+        settings.subscription.receive_batch_size = BATCH_SIZE
+        settings.subscription.long_polling_timeout.CopyFrom(duration(POLLING_MS))
+    settings.backoff_policy.CopyFrom(policy)
+    return settings
+
+
+def member_of(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
+    """A client as brokers are told it. Raises StatusError for settings that say what must not be:
+    names, types of clients, expressions of tags. SQL92 is the broker's to compile, which takes
+    its time for it; what does not compile is refused at the first receive."""
+    if settings.HasField("publishing"):
+        topics = dict.fromkeys(topic_of(it) for it in _few(settings.publishing.topics))
+        return bodies.Heartbeat(client_id, tuple(topics))
+    if not settings.HasField("subscription"):
+        raise StatusError(
+            Code.BAD_REQUEST, "The settings have neither publishing nor subscription."
+        )
+    kind = CONSUMERS.get(settings.client_type)
+    if kind is None:
+        raise StatusError(
+            Code.UNRECOGNIZED_CLIENT_TYPE,
+            f"Clients of the type {kind_of(settings)} do not consume here.",
+        )
+    group = group_of(settings.subscription.group)
+    found = [_subscription(it, now_ms) for it in _few(settings.subscription.subscriptions)]
+    consumer = bodies.ConsumerData(group, kind, subscriptions=tuple(found))
+    return bodies.Heartbeat(client_id, (), (consumer,))
+
+
+def _few(found: Collection[T]) -> Collection[T]:
+    if len(found) > TOPICS_MAX:
+        raise StatusError(
+            Code.BAD_REQUEST,
+            f"The settings name {len(found)} topics, the limit is {TOPICS_MAX}.",
+            cure="Use several clients.",
+        )
+    return found
+
+
+def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
+    topic, expression = topic_of(entry.topic), entry.expression.expression
+    if entry.expression.type == FilterType.SQL:
+        return Subscription(topic, expression, SQL92, version=now_ms)
+    try:
+        return subscribe(topic, expression, version=now_ms)
+    except FilterError as error:
+        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
+
+
+def _topics(member: bodies.Heartbeat) -> Iterator[str]:
+    yield from member.producer_groups
+    for consumer in member.consumers:
+        yield from (it.topic for it in consumer.subscriptions)
+
+
+# -------------------------------------------------------------------------------------- the family
+
+
+@dataclass(slots=True)
+class Question:
+    """What a client was asked, and who waits for it."""
+
+    client: Client
+    said: Callable[[m.TelemetryCommand], None]
+    answer: Answer
+    asked_s: float
+
+
+class Telemetry:
+    """Telemetry, Heartbeat and NotifyClientTermination; and what brokers ask."""
+
+    def __init__(self, backend: Backend, clients: Clients) -> None:
+        self._backend = backend
+        self._clients = clients
+        self._open: dict[str, Question] = {}  # by nonce, the oldest first
+        self._nonces = count(1)
+        clients.on_asked = self.asked
+
+    def run(self) -> None:
+        """Once a second: what was not answered in time is answered for the client."""
+        late_s = self._backend.clock.monotonic_s() - ANSWER_S
+        for nonce, question in list(self._open.items()):
+            if question.asked_s > late_s:
+                break
+            del self._open[nonce]
+            question.answer(_unanswered(question.client))
+
+    # ------------------------------------------------------------------------ what clients say
+
+    def telemetry(
+        self, client: Client, said: m.TelemetryCommand, call: Call
+    ) -> Talk[Sequence[m.TelemetryCommand]]:
+        """One message of a stream. Raises StatusError, which ends it."""
+        if not said.HasField("settings"):
+            if call not in client.streams:
+                raise StatusError(Code.BAD_REQUEST, "A stream begins with the client's settings.")
+            self._answered(client, said)
+            return ()
+        member = member_of(client.id, said.settings, self._backend.clock.now_ms())
+        client.spoke(call)
+        group = None
+        for consumer in member.consumers:
+            group = yield from self._backend.group(consumer.group)
+        before, client.member = client.member, member
+        client.settings = settings = merged(said.settings, group)
+        status = m.Status(code=Code.OK, message=Code.OK.name)
+        try:
+            if before is not None:
+                yield from self._leave(client, before, member)
+            yield from self._join(client, member)
+        except (StatusError, PermissionDeniedError) as error:
+            if before is None:
+                raise
+            status = m.Status(code=Code.FORBIDDEN, message=str(error))
+        except SluiceError as error:  # the next heartbeat tries again
+            log.info("client %s is no member yet: %s", client.id, error)
+        return (m.TelemetryCommand(status=status, settings=settings),)
+
+    def heartbeat(
+        self, client: Client, request: m.HeartbeatRequest, call: Call
+    ) -> Talk[m.HeartbeatResponse]:
+        """Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) when its settings are not known: then the
+        client says them again."""
+        yield from self._join(client, _known(client))
+        return m.HeartbeatResponse(status=m.Status(code=Code.OK, message=Code.OK.name))
+
+    def notify_client_termination(
+        self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
+    ) -> Talk[m.NotifyClientTerminationResponse]:
+        """It leaves its groups. Raises StatusError as `heartbeat` does."""
+        member = _known(client)
+        self._clients.left(client)
+        yield from self._leave(client, member)
+        return m.NotifyClientTerminationResponse(
+            status=m.Status(code=Code.OK, message=Code.OK.name)
+        )
+
+    def _brokers(self, member: bodies.Heartbeat) -> Talk[list[str]]:
+        """The masters that have one of its topics. Topics that do not exist (yet) have none."""
+        found = dict[str, str]()
+        for topic in _topics(member):
+            with suppress(RouteNotFoundError):
+                found |= masters_of((yield from self._backend.route(topic)))
+        return list(found.values())
+
+    def _join(self, client: Client, member: bodies.Heartbeat) -> Talk[None]:
+        """Its heartbeat to its brokers. Raises StatusError and PermissionDeniedError when one
+        refuses it; when none takes it, what went wrong."""
+        wrong: SluiceError | None = None
+        is_member = False
+        for address in (yield from self._brokers(member)):
+            command = requests.heartbeat(member)
+            command.language, command.version = client.wire_language, client.wire_version
+            try:
+                requests.expect_success((yield Ask(address, command, BROKER_S)), address)
+                is_member = True
+            except (StatusError, PermissionDeniedError):
+                raise
+            except SluiceError as error:
+                wrong = error
+        if wrong is not None and not is_member:
+            raise wrong
+
+    def _leave(
+        self, client: Client, member: bodies.Heartbeat, now: bodies.Heartbeat | None = None
+    ) -> Talk[None]:
+        """Takes it out of the groups that it is not in `now`. A broker that cannot be reached finds
+        out by itself."""
+        stays = now or bodies.Heartbeat(client.id)
+        kept = {it.group for it in stays.consumers}
+        left = [
+            {"producer": it} for it in member.producer_groups if it not in stays.producer_groups
+        ]
+        left += [{"consumer": it.group} for it in member.consumers if it.group not in kept]
+        for address in (yield from self._brokers(member)) if left else ():
+            for group in left:
+                with suppress(SluiceError):
+                    yield Ask(address, requests.unregister(client.id, **group), BROKER_S)
+
+    # ----------------------------------------------------------------------- what brokers ask
+
+    def asked(self, client: Client, command: Command, answer: Answer) -> None:
+        """A request of a broker to a client. Two kinds need nothing. Who else is in its group (40)
+        is nothing to a client that is given all of each broker. Offsets that were reset (220) lie
+        with the broker, where the next receive looks at them; a client keeps none."""
+        ask = _ASKED.get(command.code)
+        try:
+            if ask is not None:
+                ask(self, client, command, answer)
+            elif not command.is_oneway:
+                answer(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=NOT_ASKED))
+        except SluiceError as error:
+            log.warning("a broker asks client %s oddly (%d): %s", client.id, command.code, error)
+            if not command.is_oneway:
+                answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+
+    def _check_transaction(self, client: Client, command: Command, answer: Answer) -> None:
+        """39. A client that has no stream now is asked again, or another one is."""
+        header = decode_header(CheckTransactionStateRequest, command.fields)
+        client.tell(
+            m.TelemetryCommand(
+                recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
+                    message=message_of(decode_record(command.body, broker=header.broker or "")),
+                    transaction_id=transaction_id_of(header),
+                )
+            )
+        )
+
+    def _running_info(self, client: Client, command: Command, answer: Answer) -> None:
+        """307. What the client has said is known here; for stacks of threads it is asked."""
+        header = decode_header(GetConsumerRunningInfoRequest, command.fields)
+
+        def inform(said: m.TelemetryCommand | None) -> None:
+            info = running_info(client, header.group)
+            if said is not None:
+                info = replace(info, stack=said.thread_stack_trace.thread_stack_trace)
+            answer(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
+
+        if not header.stack_enable:
+            inform(None)
+            return
+        self._ask(
+            client, answer, inform,
+            lambda nonce: m.TelemetryCommand(
+                print_thread_stack_trace_command=m.PrintThreadStackTraceCommand(nonce=nonce)
+            ),
+        )  # fmt: skip
+
+    def _verify(self, client: Client, command: Command, answer: Answer) -> None:
+        """309: the client handles this message now."""
+        header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
+        message = message_of(decode_record(command.body, broker=header.broker or ""))
+        began_s = self._backend.clock.monotonic_s()
+
+        def report(said: m.TelemetryCommand) -> None:
+            code = said.status.code
+            result = bodies.DirectResult(
+                _RESULTS.get(code, bodies.ConsumeResult.EXCEPTION),
+                said.status.message or f"status {code}",
+                int((self._backend.clock.monotonic_s() - began_s) * 1000),
+                client.settings is not None and client.settings.subscription.fifo,
+            )
+            answer(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result)))
+
+        self._ask(
+            client, answer, report,
+            lambda nonce: m.TelemetryCommand(
+                verify_message_command=m.VerifyMessageCommand(nonce=nonce, message=message)
+            ),
+        )  # fmt: skip
+
+    def _ask(
+        self,
+        client: Client,
+        answer: Answer,
+        said: Callable[[m.TelemetryCommand], None],
+        command: Callable[[str], m.TelemetryCommand],
+    ) -> None:
+        """Asks a client; either `said` gets what it says, or `answer` an error."""
+        nonce = f"{next(self._nonces)}"
+        if len(self._open) >= OPEN_MAX or not client.tell(command(nonce)):
+            answer(_unanswered(client))
+            return
+        self._open[nonce] = Question(client, said, answer, self._backend.clock.monotonic_s())
+
+    def _answered(self, client: Client, said: m.TelemetryCommand) -> None:
+        """What nobody waits for (any more) is dropped, as are commands of newer clients."""
+        nonce = said.thread_stack_trace.nonce or said.verify_message_result.nonce
+        question = self._open.get(nonce)
+        if question is not None and question.client is client:
+            del self._open[nonce]
+            question.said(said)
+
+
+_ASKED: Final[Mapping[int, Callable[[Telemetry, Client, Command, Answer], None]]] = {
+    RequestCode.CHECK_TRANSACTION_STATE: Telemetry._check_transaction,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: Telemetry._running_info,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._verify,
+}
+NOT_ASKED: Final = "This is not asked of clients of gRPC."
+
+
+def _known(client: Client) -> bodies.Heartbeat:
+    """Raises StatusError when its settings are not known."""
+    if client.member is None:
+        raise StatusError(
+            Code.UNRECOGNIZED_CLIENT_TYPE, f"The settings of client {client.id} are not known here."
+        )
+    return client.member
+
+
+def _unanswered(client: Client) -> Command:
+    return Command(
+        ResponseCode.SYSTEM_BUSY,
+        remark=f"Client {client.id} has no telemetry stream, or did not answer in {ANSWER_S:g} s.",
+    )
+
+
+def running_info(client: Client, group: str) -> bodies.RunningInfo:
+    """What is known of a client, in the form of one of remoting."""
+    info = client.info
+    consumers = (
+        [] if client.member is None else [it for it in client.member.consumers if it.group == group]
+    )
+    settings = client.settings or m.Settings()
+    properties = {
+        "PROP_CONSUME_TYPE": consumers[0].consume_type if consumers else "",
+        "PROP_CLIENT_VERSION": info.version,
+        "PROP_CONSUMEORDERLY": str(settings.subscription.fifo).lower(),
+        "PROP_CONSUMER_START_TIMESTAMP": str(info.since_ms),
+        "language": info.language,
+        "consumerGroup": group,
+    }
+    return bodies.RunningInfo(
+        properties, tuple(it for one in consumers for it in one.subscriptions)
+    )
+
+
+# ---------------------------------------------------------------------------------------- messages
+
+
+def transaction_id_of(header: CheckTransactionStateRequest) -> str:
+    """Until `sending` says it."""
+    return header.transaction_id or header.unique_id or ""
+
+
+def message_of(stored: StoredMessage) -> m.Message:
+    """Until `convert` does it."""
+    system = m.SystemProperties(
+        message_id=stored.message_id, tag=stored.tag, keys=list(stored.keys),
+        queue_id=stored.queue_id, queue_offset=stored.queue_offset,
+    )  # fmt: skip
+    user = {k: v for k, v in stored.properties.items() if k not in RESERVED_PROPERTIES}
+    return m.Message(
+        topic=m.Resource(name=stored.topic), user_properties=user, system_properties=system,
+        body=stored.body,
+    )  # fmt: skip
