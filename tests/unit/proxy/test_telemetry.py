@@ -1,0 +1,285 @@
+"""What clients say of themselves, and what brokers ask of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from proxied import FakeCall, Proxied, Speaker, proxied
+from sluicemq.model.topic import CONTRACT, GroupConfig
+from sluicemq.net.grpc import StatusCode
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.messages import ClientType, Code
+from sluicemq.proxy.telemetry import backoff_of, merged
+
+OK = m.Status(code=Code.OK, message="OK")
+
+
+def publishing(*topics: str) -> m.Settings:
+    return m.Settings(
+        client_type=ClientType.PRODUCER,
+        publishing=m.Publishing(topics=[m.Resource(name=it) for it in topics]),
+        user_agent=m.UA(language=m.Language.NODE_JS, version="5.0.8"),
+    )
+
+
+def subscription(
+    group: str, topic: str = "orders", tags: str = "*", kind: int = ClientType.PUSH_CONSUMER,
+    filter_type: int = m.FilterType.TAG,
+) -> m.Settings:  # fmt: skip
+    entry = m.SubscriptionEntry(
+        topic=m.Resource(name=topic),
+        expression=m.FilterExpression(type=filter_type, expression=tags),
+    )
+    return m.Settings(
+        client_type=kind,
+        subscription=m.Subscription(group=m.Resource(name=group), subscriptions=[entry]),
+    )
+
+
+def tell(settings: m.Settings) -> m.TelemetryCommand:
+    return m.TelemetryCommand(settings=settings)
+
+
+async def answers(stream: FakeCall, count: int) -> list[Any]:
+    """As many as came by then; fewer when the stream has ended."""
+    while len(stream.answers) < count and not stream.is_over:
+        stream.arrived.clear()
+        await stream.arrived.wait()
+    return stream.answers
+
+
+async def settled(client: Speaker, settings: m.Settings) -> FakeCall:
+    """A stream whose settings were answered."""
+    stream = client.call("Telemetry", tell(settings), None)
+    (answer,) = await answers(stream, 1)
+    assert answer.status == OK
+    return stream
+
+
+def run(scene: Callable[[Proxied], Awaitable[None]], **settings: str) -> None:
+    async def play() -> None:
+        async with proxied(**settings) as proxy:
+            await proxy.mq.admin.create_topic("orders", queues=2)
+            await scene(proxy)
+
+    asyncio.run(play())
+
+
+def members(proxy: Proxied, group: str) -> list[Any]:
+    found = proxy.mq.servers.broker.core.consumers.groups.get(group)
+    return [] if found is None else list(found.members.values())
+
+
+def producers(proxy: Proxied, group: str) -> list[Any]:
+    return list(proxy.mq.servers.broker.core.producers.groups.get(group, {}).values())
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+def test_a_producer_is_told_how_to_try_again_and_is_a_member_at_once() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("p", **{"x-mq-client-version": "5.0.8"})
+        stream = await settled(client, publishing("orders"))
+        settings = stream.answers[0].settings
+        assert [it.name for it in settings.publishing.topics] == ["orders"]
+        assert settings.publishing.validate_message_type
+        assert settings.publishing.max_body_size == 4 * 1024 * 1024
+        assert settings.backoff_policy == m.RetryPolicy(
+            max_attempts=3,
+            exponential_backoff=m.ExponentialBackoff(
+                initial=m.Duration(nanos=10_000_000), max=m.Duration(seconds=1), multiplier=2
+            ),
+        )
+        assert settings.user_agent == publishing().user_agent
+        assert settings.HasField("metric")
+        (member,) = producers(proxy, "orders")
+        assert (member.client_id, member.language, member.version) == ("p", "NODE_JS", 429)
+
+    run(scene)
+
+
+def test_a_consumer_is_told_what_its_group_says() -> None:
+    async def scene(proxy: Proxied) -> None:
+        await proxy.mq.admin.create_group(
+            GroupConfig("g", consume_message_orderly=True, retry_times_max=4)
+        )
+        stream = await settled(proxy.speaker("c"), subscription("g", tags="a || b"))
+        settings = stream.answers[0].settings
+        assert settings.subscription.fifo
+        assert settings.subscription.receive_batch_size == 32
+        assert settings.subscription.long_polling_timeout == m.Duration(seconds=20)
+        assert settings.backoff_policy.max_attempts == 5
+        assert len(settings.backoff_policy.customized_backoff.next) == 18
+        (member,) = members(proxy, "g")
+        assert member.wanted["orders"].tags == {"a", "b"}
+
+    run(scene)
+
+
+def test_fields_that_are_newer_come_back() -> None:
+    said = m.Settings.FromString(publishing("t").SerializeToString() + b"\xea\x3f\x03new")
+    assert merged(said, None).SerializeToString().endswith(b"\xea\x3f\x03new")
+
+
+def test_a_policy_of_a_group_becomes_a_backoff() -> None:
+    policy: dict[str, Any] = {
+        "type": "EXPONENTIAL",
+        "exponentialRetryPolicy": {"initial": 250, "max": 60_000, "multiplier": 3},
+    }
+    backoff = backoff_of(GroupConfig("g", retry_policy=policy)).exponential_backoff
+    assert backoff.initial == m.Duration(nanos=250_000_000)
+    assert (backoff.max.seconds, backoff.multiplier) == (60, 3)
+    policy = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 1500]}}
+    steps = backoff_of(GroupConfig("g", retry_policy=policy)).customized_backoff.next
+    assert list(steps) == [m.Duration(seconds=1), m.Duration(seconds=1, nanos=500_000_000)]
+
+
+@pytest.mark.parametrize(
+    "policy", [{"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": "x", "max": -1}},
+               {"type": "EXPONENTIAL"}, {"type": "EXPONENTIAL", "exponentialRetryPolicy": 7}],
+)  # fmt: skip
+def test_a_policy_that_is_wrong_is_the_standard_one(policy: dict[str, Any]) -> None:
+    backoff = backoff_of(GroupConfig("g", retry_policy=policy)).exponential_backoff
+    assert (backoff.initial.seconds, backoff.max.seconds, backoff.multiplier) == (5, 7200, 2)
+    for broken in ({"next": "x"}, {"next": []}, {}, None):
+        config = GroupConfig("g", retry_policy={"customizedRetryPolicy": broken})
+        assert len(backoff_of(config).customized_backoff.next) == 18
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [(m.Settings(), "40000 BAD_REQUEST"),
+     (publishing("a b"), "40002 ILLEGAL_TOPIC"),
+     (subscription("g", "rmq_sys_x"), "40002 ILLEGAL_TOPIC"),
+     (subscription("a b"), "40003 ILLEGAL_CONSUMER_GROUP"),
+     (subscription("g", tags="||"), "40010 ILLEGAL_FILTER_EXPRESSION"),
+     (subscription("g", kind=ClientType.LITE_PUSH_CONSUMER), "40015 UNRECOGNIZED_CLIENT_TYPE"),
+     (subscription("g", kind=77), "77"),
+     (publishing(*(f"t{it}" for it in range(5000))), "5000 topics, the limit is 4096")],
+)  # fmt: skip
+def test_settings_that_must_not_be_end_the_stream(settings: m.Settings, text: str) -> None:
+    async def scene(proxy: Proxied) -> None:
+        stream = proxy.speaker().call("Telemetry", tell(settings), None)
+        code, why = await stream.ended
+        assert code == StatusCode.INVALID_ARGUMENT
+        assert text in why
+
+    run(scene)
+
+
+def test_a_stream_begins_with_settings() -> None:
+    async def scene(proxy: Proxied) -> None:
+        said = m.TelemetryCommand(thread_stack_trace=m.ThreadStackTrace(nonce="1"))
+        stream = proxy.speaker().call("Telemetry", said, None)
+        assert (await stream.ended)[0] == StatusCode.INVALID_ARGUMENT
+
+    run(scene)
+
+
+def test_every_settings_command_is_answered_and_the_end_of_the_client_is_the_end() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("p")
+        stream = await settled(client, publishing())
+        client.say(stream, tell(publishing("orders")))
+        client.say(stream, m.TelemetryCommand())
+        stream.half()
+        assert await stream.ended == (StatusCode.OK, "")
+        assert [len(it.settings.publishing.topics) for it in stream.answers] == [0, 1]
+        assert proxy.service.clients.by_id["p"].telemetry is None
+
+    run(scene)
+
+
+def test_who_says_more_than_is_listened_to_is_sent_away() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("p")
+        stream = client.call("Telemetry", tell(publishing("orders")), None)
+        for _ in range(100):
+            client.say(stream, tell(publishing("orders")))
+        assert (await stream.ended)[0] == StatusCode.RESOURCE_EXHAUSTED
+
+    run(scene)
+
+
+# --------------------------------------------------------------------------------------- members
+
+
+def test_a_heartbeat_needs_settings() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("c")
+        for name in ("Heartbeat", "NotifyClientTermination"):
+            answer = await client.ask(name, getattr(m, f"{name}Request")())
+            assert answer.status.code == Code.UNRECOGNIZED_CLIENT_TYPE
+        await settled(client, subscription("g"))
+        answer = await client.ask("Heartbeat", m.HeartbeatRequest(group=m.Resource(name="g")))
+        assert answer.status == OK
+
+    run(scene)
+
+
+def test_who_ends_leaves_its_groups() -> None:
+    async def scene(proxy: Proxied) -> None:
+        consumer, producer = proxy.speaker("c"), proxy.speaker("p")
+        await settled(consumer, subscription("g", kind=ClientType.SIMPLE_CONSUMER))
+        await settled(producer, publishing("orders"))
+        assert len(members(proxy, "g")) == len(producers(proxy, "orders")) == 1
+        for client in (consumer, producer):
+            answer = await client.ask("NotifyClientTermination", m.NotifyClientTerminationRequest())
+            assert answer.status == OK
+        assert members(proxy, "g") == producers(proxy, "orders") == []
+
+    run(scene)
+
+
+def test_whose_connection_is_gone_is_gone() -> None:
+    async def scene(proxy: Proxied) -> None:
+        gone: list[str] = []
+        clients = proxy.service.clients
+        clients.on_gone.append(lambda client: gone.append(client.id))
+        first, second = proxy.speaker("c"), proxy.speaker("c")
+        await settled(first, subscription("g"))
+        await second.ask("Heartbeat", m.HeartbeatRequest())
+        first.close()
+        assert len(members(proxy, "g")) == 1
+        second.close()
+        assert (members(proxy, "g"), gone, clients.by_id) == ([], ["c"], {})
+
+    run(scene)
+
+
+def test_a_topic_that_is_not_published_any_more_is_left() -> None:
+    async def scene(proxy: Proxied) -> None:
+        await proxy.mq.admin.create_topic("bills", queues=1)
+        client = proxy.speaker("p")
+        stream = await settled(client, publishing("orders", "bills"))
+        client.say(stream, tell(publishing("bills")))
+        await answers(stream, 2)
+        assert (len(producers(proxy, "orders")), len(producers(proxy, "bills"))) == (0, 1)
+
+    run(scene)
+
+
+def test_a_strict_group_refuses_another_subscription_with_both() -> None:
+    async def scene(proxy: Proxied) -> None:
+        await proxy.mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
+        await settled(proxy.speaker("first"), subscription("g", tags="a"))
+        second = proxy.speaker("second")
+        code, why = await second.call("Telemetry", tell(subscription("g", tags="b")), None).ended
+        assert code == StatusCode.PERMISSION_DENIED
+        answer = await second.ask("Heartbeat", m.HeartbeatRequest())
+        for text in (why, answer.status.message):
+            assert "'a'" in text
+            assert "'b'" in text
+        assert answer.status.code == Code.FORBIDDEN
+        # It has been told; the stream that it opens again stays.
+        stream = second.call("Telemetry", tell(subscription("g", tags="b")), None)
+        (answer,) = await answers(stream, 1)
+        assert answer.status.code == Code.FORBIDDEN
+        assert not stream.is_over
+
+    run(scene)
