@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import decode_record, encode_properties
-from sluicemq.store.index.file import IndexFile
+from sluicemq.store.index.file import ENTRY, Geometry, IndexFile
 from sluicemq.store.index.index import QUERY_BACKLOG_MAX
 
 FOREVER = (1 << 63) - 1
@@ -282,6 +283,27 @@ def test_a_new_file_never_bears_the_name_in_the_mark(bench: Any, kill: bool) -> 
     assert bodies(bench, "k") == [b"x"]
     (name,) = bench.files.names(INDEX)
     assert int(name) > int(marked)
+
+
+def test_what_rocketmq_wrote_again_before_it_was_killed_takes_no_key_away(bench: Any) -> None:
+    """Its header, flushed once a minute, is older than our mark: RocketMQ goes on there, with the
+    last record of the header once more. The mark, which it leaves, counts other entries."""
+    bench.open()
+    for number in range(6):
+        send(bench, b"%d" % number, unique=f"u{number}", keys="k")
+    bench.store.close()
+    at = Geometry(bench.config.index_slots, bench.config.index_entries).entries_at
+    (name,) = bench.files.names(INDEX)
+    with closing(bench.files.open(f"{INDEX}/{name}")) as file:
+        # From the third entry, the first one of the second message, on: two places further.
+        for number in range(12, 2, -1):
+            *entry, before = ENTRY.unpack(file.pread(ENTRY.size, at + number * ENTRY.size))
+            before = before + 2 if before else 3 if number == 3 else 0
+            file.pwrite(ENTRY.pack(*entry, before), at + (number + 2) * ENTRY.size)
+    bench.files.put("/store/abort", b"1")
+    bench.open()
+    assert bodies(bench, "k") == [b"5", b"4", b"3", b"2", b"1", b"0"]
+    assert bodies(bench, "u5", is_unique=True) == [b"5"]
 
 
 def test_a_file_of_another_size_is_read_when_its_sizes_can_be_told(bench: Any) -> None:

@@ -249,7 +249,11 @@ class KeyIndex:
         else:
             self._position = mark.offset
             if is_torn and last is not None:
-                self._restore(last, min(mark.entries, last.geometry.entries))
+                last.count = min(mark.entries, last.geometry.entries)
+                if not self._ends_at(mark.offset):
+                    self._position = last.offset_of(last.count - 1)
+                    last.count = last.count_before(self._position)
+                self._restore(last, last.count)
             if len(self._index_files) != mark.files:  # removed by retention, or missing?
                 self._proof = self._look_for_holes()
         self._position = max(self._position, self._log.start)
@@ -295,6 +299,23 @@ class KeyIndex:
             self._position = last.end_offset
             self._skip = sum(file.count - file.count_before(self._position) for file in files)
         self._proof = self._look_for_holes()
+
+    def _ends_at(self, offset: int) -> bool:
+        """Do the files end with the keys of the last record before that place? A mark counts others
+        where RocketMQ had the store until it was killed: it goes on at an older header, and enters
+        the last record there once more."""
+        *full, last = self._index_files
+        if last.count <= 1:
+            return True
+        at = first = last.offset_of(last.count - 1)
+        of_first = takewhile(lambda file: file.end_offset >= first, reversed(full))
+        entries = sum(file.count - file.count_before(first) for file in (last, *of_first))
+        while at < offset:
+            if at - first > QUERY_BACKLOG_MAX:
+                return False
+            keys, at = self._look(at, offset)
+            entries -= keys
+        return entries == 0
 
     def _restore(self, file: IndexFile, count: int) -> None:
         file.count = count
@@ -470,8 +491,8 @@ class KeyIndex:
         offset = self._log.start
         for file in list(self._index_files):
             while offset < file.begin_offset:
-                found, offset = self._look(offset, file.begin_offset)
-                if found:
+                keys, offset = self._look(offset, file.begin_offset)
+                if keys:
                     logger.warning(
                         "the key index in %s lacks messages at %d: building it anew",
                         self._directory, offset,
@@ -487,18 +508,18 @@ class KeyIndex:
             else:  # behind the record that begins there
                 offset = self._look(file.end_offset, file.end_offset + 1)[1]
 
-    def _look(self, offset: int, end: int) -> tuple[bool, int]:
-        """At a slice of the log: (whether a record there has keys, where it ended)."""
+    def _look(self, offset: int, end: int) -> tuple[int, int]:
+        """At a slice of the log: (how many keys its records have, where it ended)."""
         segment = self._log.segments.at(offset)
         if segment is None:
-            return False, end
+            return 0, end
         from sluicemq.store.index import columns  # noqa: PLC0415 - NumPy when there is something
 
         view, base = segment.view(), segment.base
         stop = min(offset + SLICE_BYTES, end, segment.end) - base
         starts, stop = columns.walk(view, offset - base, stop)
-        found = len(starts) and len(columns.columns_of(view, starts).hashes)
-        return bool(found), max(base + stop, offset + 1)
+        keys = len(columns.columns_of(view, starts).hashes) if len(starts) else 0
+        return keys, max(base + stop, offset + 1)
 
     # --- asking
 
