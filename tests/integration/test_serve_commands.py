@@ -1,5 +1,6 @@
-"""`sluice nameserver`, `sluice broker` and `sluice up` as processes: the contract for scripts."""
+"""`sluice nameserver`, `broker`, `proxy` and `up` as processes: the contract for scripts."""
 
+import json
 import os
 import re
 import select
@@ -210,3 +211,36 @@ def test_what_serves_imports_nothing_heavy() -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     assert found.stdout == "[]\n"
+
+
+def test_a_proxy_stands_alone_before_a_cluster_and_leaves_with_0(
+    processes: Processes, tmp_path: Path
+) -> None:
+    pytest.importorskip("google.protobuf")
+    options = ("--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store"))
+    _, line = processes.ready("up", *options)
+    name_server = ":".join(map(str, address_in(line, "nameserver")))
+    settings = tmp_path / "rmq-proxy.json"
+    settings.write_text(json.dumps({"namesrvAddr": name_server, "grpcServerPort": 1, "wrong": 1}))
+    process, line = processes.ready(
+        "proxy", "--config", str(settings), "--host", "127.0.0.1", "--port", "0"
+    )
+    assert line.startswith("ready proxy=127.0.0.1:")
+    socket.create_connection(address_in(line, "proxy"), timeout=TIMEOUT_S).close()
+    process.terminate()
+    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, rest) == (0, "")
+    assert "Traceback" not in errors
+    assert "wrong is not a known key" in errors
+
+
+def test_the_settings_of_a_proxy_that_are_no_json_are_refused(
+    processes: Processes, tmp_path: Path
+) -> None:
+    settings = tmp_path / "rmq-proxy.json"
+    settings.write_text("grpcServerPort=8081\n")
+    process = processes.start("proxy", "-c", str(settings))
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "no JSON" in errors
+    assert "Traceback" not in errors

@@ -16,12 +16,14 @@ from sluicemq.config import (
     Key,
     NameServerConfig,
     Part,
+    ProxyConfig,
     StoreConfig,
     change_settings,
     decode_properties_file,
     edit_properties,
     load_broker_config,
     load_name_server_config,
+    load_proxy_config,
     parse_properties,
     settings_text,
 )
@@ -32,19 +34,24 @@ from sluicemq.errors import ConfigurationError, PermissionDeniedError
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "configuration.md"
 HOME = {"HOME": "/home/mq"}
-VALUES = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
+VALUES = {
+    Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig,
+    Part.PROXY: ProxyConfig,
+}  # fmt: skip
 
 
-def text_of(*settings: BrokerConfig | StoreConfig | NameServerConfig) -> str:
+def text_of(*settings: BrokerConfig | StoreConfig | NameServerConfig | ProxyConfig) -> str:
     configs = configs_of(*settings)
     return settings_text(configs, configs)
 
 
-def configs_of(*settings: BrokerConfig | StoreConfig | NameServerConfig) -> Configs:
+def configs_of(*settings: BrokerConfig | StoreConfig | NameServerConfig | ProxyConfig) -> Configs:
     return {part: one for one in settings for part, kind in VALUES.items() if type(one) is kind}
 
 
-def changed(text: str, *settings: BrokerConfig | StoreConfig | NameServerConfig) -> Change:
+def changed(
+    text: str, *settings: BrokerConfig | StoreConfig | NameServerConfig | ProxyConfig
+) -> Change:
     configs = configs_of(*settings or (BrokerConfig(), StoreConfig()))
     return change_settings(configs, configs, text, ("brokerConfigPath", "configStorePath"))
 
@@ -140,18 +147,18 @@ def test_every_key_names_a_field_and_every_field_has_one_key() -> None:
 
 
 def test_no_name_means_two_things() -> None:
-    for parts in ((Part.BROKER, Part.STORE), (Part.NAME_SERVER,)):
+    for parts in ((Part.BROKER, Part.STORE), (Part.NAME_SERVER,), (Part.PROXY,)):
         names = [n for key in KEYS if key.part in parts for n in (key.name, *key.aliases)]
         assert len(names) == len(set(names))
-    broker_names = {key.name for key in KEYS if key.part is not Part.NAME_SERVER}
-    assert not broker_names & INERT.keys()
+    names = {key.name for key in KEYS if key.part is not Part.NAME_SERVER}
+    assert not names & INERT.keys()
     assert set(INERT_ALIASES.values()) <= INERT.keys()
     assert set(REFUSED) <= INERT.keys()
 
 
 def test_every_default_is_within_its_own_range() -> None:
     broker, store, _ = load_broker_config("", environment=HOME)
-    texts = text_of(broker, store) + text_of(NameServerConfig())
+    texts = text_of(broker, store) + text_of(NameServerConfig()) + text_of(ProxyConfig())
     for key in KEYS:
         assert f"{key.name}=" in texts
     assert load_broker_config(text_of(broker, store), environment=HOME)[2] == []
@@ -504,7 +511,7 @@ def test_a_value_is_checked_alike_at_the_start_and_in_a_request(line: str) -> No
 
 @given(
     st.dictionaries(
-        st.sampled_from([key for key in KEYS if key.part is not Part.NAME_SERVER]),
+        st.sampled_from([key for key in KEYS if key.part in (Part.BROKER, Part.STORE)]),
         st.text(alphabet="ab1;:/\\\\ ${}~=#!\t\\u00e9\\u2028|.,-", max_size=12)
         | st.sampled_from(["${SECRET}", "~/x", "/a b/c", "true", "SYNC_FLUSH", "1s 2s", "05;16"]),
         max_size=4,
@@ -575,3 +582,42 @@ def test_checksums_are_asked_for_in_the_words_of_rocketmq() -> None:
     assert (store.checksum_property, store.checksum_property_required, warnings) == (True, True, [])
     with pytest.raises(ConfigurationError, match="throw away every message"):
         load_broker_config("forceVerifyPropCRC = true")
+
+
+# ---- the proxy
+
+
+def test_a_proxy_reads_the_json_of_rocketmqs() -> None:
+    text = """{
+      "rocketMQClusterName": "c1", "namesrvAddr": "a:9876;b:9876", "grpcServerPort": 18081,
+      "proxyMode": "CLUSTER", "tlsTestModeEnable": false, "tlsCertPath": "~/proxy.pem",
+      "enableACL": true, "grpcThreadPoolNums": 20, "grpcServerPrt": 1, "namesrvDomain": null
+    }"""
+    config, warnings = load_proxy_config(text, environment=HOME, path="/etc/mq/rmq-proxy.json")
+    assert (config.cluster, config.listen_port) == ("c1", 18081)
+    assert config.name_server_addresses == ("a:9876", "b:9876")
+    assert (config.tls_test_mode, config.tls_certificate) == (False, "/home/mq/proxy.pem")
+    assert config.acl_files[0] == "/etc/mq/plain_acl.yml"
+    assert len(warnings) == 2
+    assert "Did you mean grpcServerPort?" in warnings[0]
+    assert "grpcThreadPoolNums" in warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no flat JSON object"),
+        ('{"a": {}}', "no flat JSON object"),
+        ('{"proxyMode": "LOCAL"}', "proxyMode"),
+        ('{"grpcServerPort": "x"}', "grpcServerPort"),
+    ],
+)
+def test_what_is_no_settings_of_a_proxy_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        load_proxy_config(text, environment=HOME)
+
+
+def test_a_proxy_without_a_file_has_its_defaults() -> None:
+    config, warnings = load_proxy_config("", overrides={"grpcServerPort": "0"}, environment=HOME)
+    assert (config.listen_port, config.cluster, warnings) == (0, None, [])

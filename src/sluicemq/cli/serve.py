@@ -1,4 +1,4 @@
-"""`sluice nameserver`, `sluice broker`, `sluice up`: servers in the foreground.
+"""`sluice nameserver`, `sluice broker`, `sluice proxy`, `sluice up`: servers in the foreground.
 
 Each prints one line beginning with `ready` on stdout when it serves, logs to stderr, closes in
 order on SIGTERM or SIGINT and leaves with 0. What hinders the start is one sentence with its cure
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sluicemq.cli.output import Access, client_options
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
@@ -29,6 +30,7 @@ from sluicemq.config import (
     decode_properties_file,
     load_broker_config,
     load_name_server_config,
+    load_proxy_config,
     parse_properties,
 )
 from sluicemq.config.load import DEFAULT_TLS_FILE, java_options, key_files, tls_entries
@@ -177,6 +179,44 @@ def up(
     _run(start)
 
 
+@click.group(invoke_without_command=True)
+@client_options
+@click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False),
+    help="A file in the format of RocketMQ's rmq-proxy.json.",
+)  # fmt: skip
+@_host_option
+@_port_option("--port", "grpcServerPort", help="Port to listen at (8081); 0 takes a free one.")
+@_log_option
+@click.pass_context
+def proxy(context: click.Context, access: Access, path: str | None, **keys: Any) -> None:
+    """Run a proxy for gRPC clients before a cluster, ours or RocketMQ's, until SIGTERM or Ctrl-C.
+
+    Options of TLS and the account are for what it asks brokers and name servers.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    text = _read_file(path) if path else ""
+    config, warnings = load_proxy_config(
+        text, overrides=_given(keys) | _tls_file("", Part.PROXY), path=path or ""
+    )
+    _log_warnings(path, warnings)
+    _warn_of_exposure(*key_files(config))
+    source = context.get_parameter_source("name_servers")
+    is_said = source is click.core.ParameterSource.COMMANDLINE
+    name_servers = access.name_servers
+    if config.name_server_addresses and not is_said:
+        name_servers = ";".join(config.name_server_addresses)
+
+    async def start(stack: contextlib.AsyncExitStack) -> str:
+        from sluicemq.proxy.cluster import stand_alone  # noqa: PLC0415 - protobuf may be missing
+
+        served = stand_alone(config, name_servers, access.credentials)
+        return f"proxy={join(_here(config), (await stack.enter_async_context(served)).port)}"
+
+    _run(start)
+
+
 # ---------------------------------------------------------------------------------- servers
 
 
@@ -301,16 +341,20 @@ def _run(start: Started) -> None:
 def _read_config(path: str | None, option: str = "-c") -> str:
     if path is None:
         return ""
-    try:
-        text = decode_properties_file(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror}.", cure=f"Name a readable file with {option}."
-        ) from error
+    text = _read_file(path, option)
     entries = parse_properties(text)
     if any(entries.get(key.name) for key in KEYS if key.is_secret):
         _warn_of_exposure(path)
     return text
+
+
+def _read_file(path: str, option: str = "-c") -> str:
+    try:
+        return decode_properties_file(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror}.", cure=f"Name a readable file with {option}."
+        ) from error
 
 
 def _warn_of_exposure(*paths: str) -> None:

@@ -1,6 +1,6 @@
-"""Settings: RocketMQ's property files in, small frozen values out.
+"""Settings: RocketMQ's files in, small frozen values out.
 
-    settings.py     BrokerConfig, StoreConfig, NameServerConfig; each field declares its key
+    settings.py     BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig: a key for each field
     inert.py        keys that RocketMQ knows and that have no effect here
     load.py         text -> values with warnings; changes at run time; values -> text
 
@@ -15,6 +15,7 @@ from sluicemq.config.load import (
     edit_properties,
     load_broker_config,
     load_name_server_config,
+    load_proxy_config,
     parse_properties,
     settings_text,
 )
@@ -25,6 +26,7 @@ from sluicemq.config.settings import (
     Key,
     NameServerConfig,
     Part,
+    ProxyConfig,
     StoreConfig,
 )
 
@@ -37,12 +39,14 @@ __all__ = [
     "Key",
     "NameServerConfig",
     "Part",
+    "ProxyConfig",
     "StoreConfig",
     "change_settings",
     "decode_properties_file",
     "edit_properties",
     "load_broker_config",
     "load_name_server_config",
+    "load_proxy_config",
     "parse_properties",
     "settings_text",
 ]

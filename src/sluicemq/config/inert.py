@@ -135,13 +135,75 @@ _REASONS: Final = {
     """,
     "name servers are given by namesrvAddr": """
         fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
-        isScanAvailableNameSrv updateNameServerAddrPeriod
+        isScanAvailableNameSrv namesrvDomain namesrvDomainSubgroup updateNameServerAddrPeriod
     """,
     "batch consume queues are not built": """
         mapperFileSizeBatchConsumeQueue searchBcqByCacheEnable
     """,
     "the list is fixed for a broker": """
         configBlackList
+    """,
+    "the proxy's limits are what RocketMQ's are without these keys": """
+        defaultInvisibleTimeMills enableMessageBodyEmptyCheck enableProxyAutoRenew
+        enableTopicMessageTypeCheck grpcClientConsumerLongPollingBatchSize
+        grpcClientConsumerMaxLongPollingTimeoutMillis grpcClientConsumerMinLongPollingTimeoutMillis
+        grpcClientIdleTimeMills grpcClientProducerBackoffInitialMillis
+        grpcClientProducerBackoffMaxMillis grpcClientProducerBackoffMultiplier
+        grpcClientProducerMaxAttempts grpcMaxInboundMessageSize
+        grpcProxyRelayRequestTimeoutInSeconds grpcShutdownTimeSeconds invisibleTimeMillisWhenClear
+        longPollingReserveTimeInMillis maxDelayTimeMills maxInvisibleTimeMills maxMessageGroupSize
+        maxRenewRetryTimes maxTransactionRecoverySecond maxUserPropertySize
+        minInvisibleTimeMillsForRecv renewAheadTimeMillis renewMaxTimeMillis
+        renewSchedulePeriodMillis userPropertyMaxNum
+    """,
+    "the proxy has one loop, and no thread pools": """
+        channelExpiredInSeconds contextExpiredInSeconds detectInterval detectTimeout enableBatchAck
+        enableGrpcEpoll enablePrintJstack grpcBossLoopNum grpcClientManagerThreadPoolNums
+        grpcClientManagerThreadQueueCapacity grpcConsumerThreadPoolNums
+        grpcConsumerThreadQueueCapacity grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity
+        grpcRouteThreadPoolNums grpcRouteThreadQueueCapacity grpcThreadPoolNums
+        grpcThreadPoolQueueCapacity grpcTransactionThreadPoolNums
+        grpcTransactionThreadQueueCapacity grpcWorkerLoopNum lockTimeoutMsInHandleGroup
+        metadataThreadPoolNums metadataThreadPoolQueueCapacity printJstackInMillis
+        printThreadPoolStatusInMillis producerProcessorThreadPoolNums
+        producerProcessorThreadPoolQueueCapacity consumerProcessorThreadPoolNums
+        consumerProcessorThreadPoolQueueCapacity renewMaxThreadPoolNums renewThreadPoolNums
+        renewThreadPoolQueueCapacity rocketmqMQClientNum sendLatencyEnable startDetectorEnable
+        tlsCertWatchIntervalMs transactionHeartbeatBatchNum transactionHeartbeatPeriodSecond
+        transactionHeartbeatThreadPoolNums transactionHeartbeatThreadPoolQueueCapacity
+    """,
+    "the proxy asks its cluster again after five seconds": """
+        aclCacheExpiredSeconds aclCacheMaxNum aclCacheRefreshSeconds
+        subscriptionGroupConfigCacheExpiredSeconds subscriptionGroupConfigCacheMaxNum
+        subscriptionGroupConfigCacheRefreshSeconds topicConfigCacheExpiredSeconds
+        topicConfigCacheMaxNum topicConfigCacheRefreshSeconds topicRouteServiceCacheExpiredSeconds
+        topicRouteServiceCacheMaxNum topicRouteServiceCacheRefreshSeconds
+        topicRouteServiceThreadPoolNums topicRouteServiceThreadPoolQueueCapacity
+        userCacheExpiredSeconds userCacheMaxNum userCacheRefreshSeconds
+    """,
+    "proxies know nothing of each other; what a client brings along says all": """
+        heartbeatSyncerThreadPoolNums heartbeatSyncerThreadPoolQueueCapacity
+        heartbeatSyncerTopicClusterName heartbeatSyncerTopicName localServeAddr proxyClusterName
+        proxyName transactionDataExpireMillis transactionDataExpireScanPeriodMillis
+        transactionDataMaxNum transactionDataMaxWaitClearMillis
+    """,
+    "the proxy serves gRPC alone": """
+        enableRemotingLocalProxyGrpc localProxyConnectTimeoutMs remotingAccessAddr
+        remotingDefaultThreadPoolNums remotingDefaultThreadPoolQueueCapacity
+        remotingHeartbeatThreadPoolNums remotingHeartbeatThreadPoolQueueCapacity
+        remotingListenPort remotingPullMessageThreadPoolNums remotingPullThreadPoolQueueCapacity
+        remotingSendMessageThreadPoolNums remotingSendThreadPoolQueueCapacity
+        remotingTopicRouteThreadPoolNums remotingTopicRouteThreadPoolQueueCapacity
+        remotingUpdateOffsetThreadPoolNums remotingUpdateOffsetThreadPoolQueueCapacity
+        remotingWaitTimeMillsInDefaultQueue remotingWaitTimeMillsInHeartbeatQueue
+        remotingWaitTimeMillsInPullQueue remotingWaitTimeMillsInSendQueue
+        remotingWaitTimeMillsInTopicRouteQueue remotingWaitTimeMillsInUpdateOffsetQueue
+    """,
+    "the proxy signs what it asks whenever it has an account": """
+        enableAclRpcHookForClusterMode
+    """,
+    "clients get the address by which they came, with its port": """
+        useEndpointPortFromRequest
     """,
     "SluiceMQ has no use for it": """
         asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond

@@ -23,6 +23,7 @@ force. Both are checked as at the start.
 """
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ from sluicemq.config.settings import (
     NameServerConfig,
     Origin,
     Part,
+    ProxyConfig,
     StoreConfig,
     TlsConfig,
     keys_of,
@@ -62,7 +64,16 @@ SYSTEM_PROPERTIES: Final = {
 }
 """Java system properties that win over the keys of the file; their values are fractions."""
 
-Settings = BrokerConfig | StoreConfig | NameServerConfig
+PROXY_NAMES: Final = {
+    "tlsCertPath": "tls.server.certPath",
+    "tlsKeyPath": "tls.server.keyPath",
+    "tlsKeyPassword": "tls.server.keyPassword",
+    "tlsTestModeEnable": "tls.test.mode.enable",
+    "enableACL": "aclEnable",
+}
+"""What RocketMQ's proxy calls settings that are elsewhere those of a broker."""
+
+Settings = BrokerConfig | StoreConfig | NameServerConfig | ProxyConfig
 PathOf = Callable[[str, str], str]
 """Key and text of a path -> the path."""
 NO_PERMISSION: Final = 16
@@ -243,6 +254,42 @@ def load_name_server_config(
     config, found = build(functools.partial(_expand, environment))
     origin = Origin(_written(config, build(_as_written)[0]), frozenset(overrides or ()))
     return replace(config, origin=origin), found.warnings + warnings_about(found, config)
+
+
+def load_proxy_config(
+    text: str,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    path: str = "",
+) -> tuple[ProxyConfig, list[str]]:
+    """The text of a rmq-proxy.json, which is at `path`, -> settings and warnings; as
+    `load_broker_config`."""
+    environment = os.environ if environment is None else environment
+    entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
+    entries |= tls_entries(java_options(environment), Part.PROXY) | dict(overrides or {})
+    found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
+    config = ProxyConfig(**found.of(Part.PROXY))
+    places = _acl_files(path, _directory(path), environment)
+    config = replace(config, acl_files=config.acl_files or places)
+    return config, found.warnings + warnings_about(found, config)
+
+
+def parse_json(text: str) -> dict[str, str]:
+    """A flat JSON object -> keys and values as a properties file has them. Raises
+    ConfigurationError."""
+    cure = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
+    try:
+        values = json.loads(text.strip() or "{}")
+    except ValueError as error:
+        raise ConfigurationError(f"the settings are no JSON: {error}.", cure=cure) from error
+    if not isinstance(values, dict) or any(isinstance(it, dict | list) for it in values.values()):
+        raise ConfigurationError("the settings are no flat JSON object.", cure=cure)
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _as_written(_name: str, text: str) -> str:

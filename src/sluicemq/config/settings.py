@@ -86,6 +86,7 @@ class Part(StrEnum):
     BROKER = "broker"
     STORE = "store"
     NAME_SERVER = "name server"
+    PROXY = "proxy"
 
 
 class Key(NamedTuple):
@@ -662,12 +663,29 @@ class NameServerConfig(ServerConfig):
     config_black_list: tuple[str, ...] = _key(
         "configBlackList", ("configBlackList", "configStorePath", "kvConfigPath"),
         "Keys that request 318 may not change.")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig(ServerConfig):
+    """The settings of a proxy that stands alone."""
+
+    listen_port: int = _key("grpcServerPort", 8081,
+        "Port to listen at. 0 takes a free port.", maximum=65_535)
+    name_server_addresses: tuple[str, ...] = _key("namesrvAddr", (),
+        "Name servers of the cluster, `host:port;host:port`. Default: as for all client commands.",
+        kind=SERVERS)
+    cluster: str | None = _key("rocketMQClusterName", None,
+        "Settings of groups are asked of the brokers of this cluster. Default: of all.", kind=NAME)
+    mode: str = _key("proxyMode", "CLUSTER",
+        "The proxy in a broker's process is `sluice broker --enable-proxy`.", choices=("CLUSTER",))
 # fmt: on
 
 
 def _declared() -> Iterator[Key]:
     """Those of a class before those that it shares."""
-    for part, config in zip(Part, (BrokerConfig, StoreConfig, NameServerConfig), strict=True):
+    for part, config in zip(
+        Part, (BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig), strict=True
+    ):
         own: list[Field[Any]] = [item for item in fields(config) if "key" in item.metadata]
         base = {item.name for one in config.__bases__ if one is not object for item in fields(one)}
         for item in sorted(own, key=lambda item: item.name in base):

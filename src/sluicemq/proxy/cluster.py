@@ -16,10 +16,11 @@ from one to the other stands in the texts that it is given (receipt handles, tra
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from sluicemq.acl.guard import Guard
 from sluicemq.broker.consume.clients import difference
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.core import requests
@@ -28,7 +29,8 @@ from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations.topics import masters
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
 from sluicemq.client.core.talks import AsyncioShell, Call, Talk, Wait
-from sluicemq.clock import Clock
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.config.settings import ProxyConfig
 from sluicemq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -36,10 +38,16 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
+from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import GroupConfig, TopicConfig, TopicRoute
+from sluicemq.net.accept import warn_of_protection
 from sluicemq.net.channel import Channel, ChannelPool, Dial
+from sluicemq.net.limits import Shares
+from sluicemq.net.network import SOCKETS, secured
+from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
+from sluicemq.proxy.server import Proxy
 from sluicemq.wire.bodies import Heartbeat, decode_heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header
@@ -56,6 +64,7 @@ FRESH_S: Final = 5.0
 GONE_S: Final = 60.0
 """So long a topic stands of which no name server knows: a broker that restarts is away for less."""
 NAMES_MAX: Final = 20_000
+LOOK_S: Final = 0.5
 
 
 class _Answer(NamedTuple, Generic[T]):
@@ -205,6 +214,38 @@ class ClusterBackend(AsyncioShell):
             brokers.values(), requests.group_config(group=name), GROUP_NOT_EXIST
         )
         return None if found is None else decode_group_config(found.body)
+
+
+@contextlib.asynccontextmanager
+async def stand_alone(
+    config: ProxyConfig, name_servers: str, credentials: tuple[str, str] | None
+) -> AsyncIterator[Proxy]:
+    """A proxy that serves a cluster for the time of the block. With access control it has rules of
+    its own; without it everybody does what the account of `credentials` may. TLS towards the
+    cluster is as the environment says. Raises ConfigurationError."""
+    loop = asyncio.get_running_loop()
+    guard = Guard.of(SYSTEM_FILES, SYSTEM_CLOCK, config)
+    backend = ClusterBackend(
+        name_servers, Credentials.of(credentials), SYSTEM_CLOCK,
+        secured(SOCKETS, Tls.of(None)).dial, cluster=config.cluster,
+    )  # fmt: skip
+    proxy = Proxy(backend, guard, Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon), config)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(backend.close)
+        if guard is not None:
+            guard.load()
+            stack.callback(loop.create_task(_look_at_rules(guard)).cancel)
+        await proxy.start(config.listen_address, config.listen_port)
+        stack.push_async_callback(proxy.close)
+        warn_of_protection(config)
+        yield proxy
+
+
+async def _look_at_rules(guard: Guard) -> None:
+    """An edit of plain_acl.yml is in force as a whole, between two calls."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        guard.settle(await asyncio.to_thread(guard.look))
 
 
 def _first(addresses: Iterable[str], command: Command, absent: int) -> Talk[Command | None]:
