@@ -188,12 +188,12 @@ def up(
 @_host_option
 @_port_option("--port", "grpcServerPort", help="Port to listen at (8081); 0 takes a free one.")
 @_log_option
-@click.pass_context
-def proxy(context: click.Context, access: Access, path: str | None, **keys: Any) -> None:
+def proxy(access: Access, path: str | None, **keys: Any) -> None:
     """Run a proxy for gRPC clients before a cluster, ours or RocketMQ's, until SIGTERM or Ctrl-C.
 
     Options of TLS and the account are for what it asks brokers and name servers.
     """
+    context = click.get_current_context()
     if context.invoked_subcommand is not None:
         return
     text = _read_file(path) if path else ""
