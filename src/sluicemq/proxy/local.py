@@ -8,7 +8,7 @@ the next request while the turn is still ending.
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluicemq.broker.state import BrokerState
 from sluicemq.client.core.talks import Call, Talk
@@ -89,13 +89,28 @@ class LocalBackend:
             link.received(data)
 
 
+class _Carrier(NamedTuple):
+    """What the broker has in place of a socket."""
+
+    link: "LocalLink"
+
+    def write(self, data: bytes, /) -> None:
+        self.link.wrote(data)
+
+    def close(self) -> None:
+        self.link.lost()
+
+
 class LocalLink:
-    """A client of the proxy as the broker's peer; it carries its frames."""
+    """A client of the proxy as the broker's peer. A broker that closes it, as it does with who is
+    silent for too long, sees a new peer with the next request, as of a client that connects again.
+    """
 
     def __init__(
         self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
     ) -> None:
-        self.peer = Peer(self, remote, local)
+        self.peer = Peer(_Carrier(self), remote, local)
+        self._is_closed = False
         self._backend = backend
         self._on_request = on_request
         self._reader = FrameReader()
@@ -103,9 +118,11 @@ class LocalLink:
         self._opaque = 0
 
     def ask(self, call: Call, answered: Answered) -> None:
-        if self.peer.closed:
+        if self._is_closed:
             answered(ConnectionLostError("The client is gone."))
             return
+        if self.peer.closed:
+            self.peer = Peer(_Carrier(self), self.peer.remote, self.peer.local)
         command = call.command
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         call.is_written = True
@@ -117,17 +134,23 @@ class LocalLink:
         self.received(self._backend.dispatcher.give(command, self.peer))
 
     def close(self) -> None:
+        self._is_closed = True
+        self.lost()
+
+    def lost(self) -> None:
+        """The broker's side of it is closed."""
         self.peer.lost()
         self._backend.state.disconnected(self.peer)
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
             answered(ConnectionLostError("The client is gone."))
 
-    def write(self, data: bytes, /) -> None:
+    def wrote(self, data: bytes) -> None:
+        """Frames of the broker."""
         self._backend.arrived(self, data)
 
     def received(self, data: bytes) -> None:
-        """Frames of the broker: answers, and what it asks."""
+        """What they say: answers, and what it asks."""
         for command in self._reader.feed(data):
             if command.flag & FLAG_RESPONSE:
                 answered = self._waiting.pop(command.opaque, None)
@@ -137,9 +160,11 @@ class LocalLink:
                 self._on_request(command, self._answerer(command))
 
     def _answerer(self, request: Command) -> Callable[[Command], None]:
+        peer = self.peer
+
         def answer(command: Command) -> None:
             command.opaque = request.opaque
             command.flag |= FLAG_RESPONSE
-            self.peer.answered(command)
+            peer.answered(command)
 
         return answer

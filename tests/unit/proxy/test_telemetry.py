@@ -9,11 +9,16 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from proxied import FakeCall, Proxied, Speaker, proxied
+from sluicemq.errors import RequestError
 from sluicemq.model.topic import CONTRACT, GroupConfig
 from sluicemq.net.grpc import StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code
 from sluicemq.proxy.telemetry import backoff_of, merged
+from sluicemq.testing.virtual import VirtualClock
+from sluicemq.wire.bodies import ConsumeResult
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 OK = m.Status(code=Code.OK, message="OK")
 
@@ -60,9 +65,13 @@ async def settled(client: Speaker, settings: m.Settings) -> FakeCall:
     return stream
 
 
-def run(scene: Callable[[Proxied], Awaitable[None]], **settings: str) -> None:
+def run(
+    scene: Callable[[Proxied], Awaitable[None]],
+    clock: VirtualClock | None = None,
+    **settings: str,
+) -> None:
     async def play() -> None:
-        async with proxied(**settings) as proxy:
+        async with proxied(clock, **settings) as proxy:
             await proxy.mq.admin.create_topic("orders", queues=2)
             await scene(proxy)
 
@@ -206,6 +215,17 @@ def test_who_says_more_than_is_listened_to_is_sent_away() -> None:
     run(scene)
 
 
+def test_who_does_not_take_its_answers_is_sent_away() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("p")
+        stream = await settled(client, publishing("orders"))
+        stream.connection.queued_bytes = 2 << 20
+        client.say(stream, tell(publishing("orders")))
+        assert (await stream.ended)[0] == StatusCode.RESOURCE_EXHAUSTED
+
+    run(scene)
+
+
 # --------------------------------------------------------------------------------------- members
 
 
@@ -281,5 +301,115 @@ def test_a_strict_group_refuses_another_subscription_with_both() -> None:
         (answer,) = await answers(stream, 1)
         assert answer.status.code == Code.FORBIDDEN
         assert not stream.is_over
+
+    run(scene)
+
+
+def test_who_was_silent_for_too_long_comes_back_with_its_next_heartbeat() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("c")
+        await settled(client, subscription("g"))
+        await proxy.mq.clock.advance(seconds=200)
+        assert members(proxy, "g") == []
+        answer = await client.ask("Heartbeat", m.HeartbeatRequest())
+        assert (answer.status, len(members(proxy, "g"))) == (OK, 1)
+        client.close()
+        assert members(proxy, "g") == []
+
+    run(scene, VirtualClock())
+
+
+# ------------------------------------------------------------------------------ what brokers ask
+
+
+def test_tools_see_the_stacks_of_a_client() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("c", **{"x-mq-client-version": "5.0.8"})
+        stream = await settled(client, subscription("g", tags="a"))
+        asked = asyncio.ensure_future(proxy.mq.admin.running_info("g", "c", stack=True))
+        nonce = (await answers(stream, 2))[1].print_thread_stack_trace_command.nonce
+        for wrong in ("", "7"):
+            client.say(stream, stack_of(wrong, "wrong"))
+        stranger = proxy.speaker("other")
+        stranger.say(await settled(stranger, subscription("other")), stack_of(nonce, "wrong"))
+        client.say(stream, stack_of(nonce, "at main"))
+        info = await asked
+        assert info.stack == "at main"
+        assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+        assert [it.expression for it in info.subscriptions] == ["a"]
+        assert (await proxy.mq.admin.running_info("g", "c")).stack is None
+
+    run(scene)
+
+
+def stack_of(nonce: str, text: str) -> m.TelemetryCommand:
+    trace = m.ThreadStackTrace(nonce=nonce, thread_stack_trace=text)
+    return m.TelemetryCommand(status=OK, thread_stack_trace=trace)
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [(Code.OK, ConsumeResult.SUCCESS), (Code.FAILED_TO_CONSUME_MESSAGE, ConsumeResult.LATER),
+     (Code.MESSAGE_CORRUPTED, ConsumeResult.NOTHING),
+     (Code.VERIFY_FIFO_MESSAGE_UNSUPPORTED, ConsumeResult.EXCEPTION)],
+)  # fmt: skip
+def test_a_client_handles_a_message_on_request(code: Code, result: ConsumeResult) -> None:
+    async def scene(proxy: Proxied) -> None:
+        sent = await proxy.mq.send("orders", b"body", tag="a", properties={"n": "1"})
+        client = proxy.speaker("c")
+        stream = await settled(client, subscription("g"))
+        admin = proxy.mq.admin
+        asked = asyncio.ensure_future(admin.consume_directly(sent.message_id, "g", "c"))
+        command = (await answers(stream, 2))[1].verify_message_command
+        assert command.message.body == b"body"
+        assert command.message.topic.name == "orders"
+        assert command.message.user_properties == {"n": "1"}
+        assert command.message.system_properties.message_id == sent.message_id
+        client.say(
+            stream,
+            m.TelemetryCommand(
+                status=m.Status(code=code, message="so"),
+                verify_message_result=m.VerifyMessageResult(nonce=command.nonce),
+            ),
+        )
+        _, found = await asked
+        assert (found.result, found.remark) == (result, "so")
+
+    run(scene)
+
+
+def test_what_a_client_does_not_answer_is_answered_for_it() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("c")
+        stream = await settled(client, subscription("g"))
+        asked = asyncio.ensure_future(proxy.mq.admin.running_info("g", "c", stack=True))
+        await answers(stream, 2)
+        await proxy.mq.clock.advance(seconds=3)
+        proxy.proxy.run()
+        assert not asked.done()
+        await proxy.mq.clock.advance(seconds=1.5)
+        proxy.proxy.run()
+        with pytest.raises(RequestError, match="does not answer: 4 s"):
+            await asked
+        # A stream that is full, and none at all.
+        stream.connection.queued_bytes = 2 << 20
+        for _ in range(2):
+            with pytest.raises(RequestError, match="no telemetry stream"):
+                await proxy.mq.admin.running_info("g", "c", stack=True)
+            stream.lose()
+
+    run(scene, VirtualClock(stands_still=True))
+
+
+def test_what_is_not_asked_of_clients_of_grpc_is_answered_at_once() -> None:
+    async def scene(proxy: Proxied) -> None:
+        await settled(proxy.speaker("c"), subscription("g"))
+        (member,) = members(proxy, "g")
+        told = asyncio.get_running_loop().create_future()
+        member.peer.ask(Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {}), told.set_result)
+        assert (await told).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        told = asyncio.get_running_loop().create_future()
+        member.peer.ask(Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, {}, b"?"), told.set_result)
+        assert (await told).code == ResponseCode.SYSTEM_ERROR
 
     run(scene)
