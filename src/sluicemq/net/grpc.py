@@ -5,9 +5,10 @@
     HEADERS   grpc-status, grpc-message                      the trailers
 
 A method is a plain function `(message, call) -> answer`. Bytes are the answer of a call that has
-one; None says that `reply`, or `send` and `end`, come later. A client that streams calls it with
-each message (or what it has put at `on_message`), and `on_half` when no more come. A CallError that
-it raises ends the call.
+one; None says that `reply`, or `send` and `end`, come later. A CallError that it raises ends the
+call. One that takes a stream of messages sets `on_half` at the first of them: it is called with
+each (or what it has put at `on_message`), and `on_half` when no more come. The others take one, so
+that a stream is one request.
 
 A call is over at its deadline, which the client measures too: the look once a second only frees
 what a client that is gone would hold. Compressed messages are refused: the clients of RocketMQ
@@ -86,7 +87,8 @@ class Call(Stream):
     """One call of a method. `headers` are its metadata, names in lower case."""
 
     __slots__ = (
-        "_begun_s", "_buffer", "_has_started", "_methods", "on_half", "on_lost", "on_message",
+        "_begun_s", "_buffer", "_has_asked", "_has_started", "_methods", "on_half", "on_lost",
+        "on_message",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +100,7 @@ class Call(Stream):
         """What gets its messages: the method, which may put something else here."""
         self._begun_s = connection.now_s
         self._buffer: bytearray | None = None  # of a message that is not whole
+        self._has_asked = False  # a message came
         self._has_started = False  # something was sent
         self.on_half: Callable[[], None] | None = None
         """What is done when a client that streams has said all."""
@@ -160,6 +163,10 @@ class Call(Stream):
             self._buffer = None
 
     def _message(self, message: bytes) -> None:
+        if self._has_asked and self.on_half is None:
+            self.end(StatusCode.INTERNAL, "This method takes one message.")
+            return
+        self._has_asked = True
         try:
             answer = self.on_message(message, self)
         except CallError as error:
@@ -176,6 +183,8 @@ class Call(Stream):
         """No more comes: a message that is not whole will never be."""
         if self._buffer is not None:
             self.end(StatusCode.INTERNAL, "The last message is cut short.")
+        elif not self._has_asked:
+            self.end(StatusCode.INTERNAL, "The call ends before its message.")
         elif self.on_half is not None:
             self.on_half()
 
@@ -225,7 +234,8 @@ class Call(Stream):
         if code == StatusCode.UNIMPLEMENTED:
             fields.append(_ACCEPTED)
         if text:
-            fields.append(("grpc-message", quote(text[:TEXT_MAX], safe=_PRINTABLE)))
+            quoted = quote(text[:TEXT_MAX], safe=_PRINTABLE, errors="replace")
+            fields.append(("grpc-message", quoted))
         self.finish(encode_headers(fields))
 
 

@@ -16,7 +16,8 @@ What bounds a client, beside `accept.py`:
   clients repeat by themselves;
 - windows: of a stream and of the connection so many bytes may be on their way to us. What answers
   a client has no window for waits here, and is counted;
-- headers: bytes of a block and of the list it becomes;
+- headers: bytes of a block and of the list it becomes; those of the streams that are open count
+  as pending, for a block of a few bytes may name a table's entries again and again;
 - frames that cost and do nothing (PING, SETTINGS, empty DATA, resets of what was just asked): so
   many, and a few for each frame that is of use, then the connection ends with ENHANCE_YOUR_CALM.
 
@@ -66,14 +67,15 @@ class Stream:
     """One request and its answer. What is sent on a stream that is over goes nowhere."""
 
     __slots__ = (
-        "_end", "_outgoing", "_received_bytes", "_window", "connection", "headers", "is_half",
-        "is_over", "number",
+        "_end", "_outgoing", "_received_bytes", "_window", "connection", "headers", "headers_bytes",
+        "is_half", "is_over", "number",
     )  # fmt: skip
 
     def __init__(self, connection: "Http2Connection", number: int, headers: dict[str, str]) -> None:
         self.connection = connection
         self.number = number
         self.headers = headers
+        self.headers_bytes = connection.list_bytes
         self.is_half = False
         """The client has sent all it wants to."""
         self.is_over = False
@@ -170,10 +172,11 @@ class Stream:
         return True
 
     def reset(self, code: h.Code) -> None:
-        """Break it off."""
+        """Break it off: the client has broken a rule."""
         if not self.is_over:
             self.connection.write(h.reset(self.number, code))
             self.connection.forget(self)
+            self.lost()
 
     # ------------------------------------------------------- what the connection does with it
 
@@ -209,7 +212,7 @@ class Http2Connection(Accepted):
 
     __slots__ = (
         "_answered", "_block", "_block_flags", "_block_of", "_costly", "_has_begun",
-        "_is_draining", "_is_serving", "_last", "_make", "_outgoing", "_reader",
+        "_headers_bytes", "_is_draining", "_is_serving", "_last", "_make", "_outgoing", "_reader",
         "_received_bytes", "_resets", "_rest", "_streams", "_useful", "buffered_bytes",
         "frame_bytes_max", "queued_bytes", "stalled", "stream_window", "window",
     )  # fmt: skip
@@ -229,6 +232,7 @@ class Http2Connection(Accepted):
         self._outgoing: list[bytes] = []
         self._received_bytes = 0  # that the connection has not been given back
         self._answered = self._resets = self._costly = self._useful = 0
+        self._headers_bytes = 0  # of all streams
         self.buffered_bytes = 0
         """What streams hold of requests that are not whole."""
         self.stalled: dict[int, Stream] = {}
@@ -240,6 +244,11 @@ class Http2Connection(Accepted):
     @property
     def unfinished_bytes(self) -> int:
         return len(self._rest) + len(self._block) + self.buffered_bytes
+
+    @property
+    def list_bytes(self) -> int:
+        """Of the headers that came last."""
+        return self._reader.list_bytes
 
     @property
     def is_late(self) -> bool:
@@ -290,8 +299,6 @@ class Http2Connection(Accepted):
             self._outgoing.append(h.window_update(0, self._received_bytes))
             self._received_bytes = 0
         self._flush()
-        if self._held or self.unfinished_bytes > PENDING_SMALL:
-            self._hold(self.unfinished_bytes)
 
     def _begin(self, data: bytes) -> bytes:
         """What comes behind the preface, when that is whole. Raises Http2Error when the client
@@ -360,7 +367,6 @@ class Http2Connection(Accepted):
             stream.received(payload)
         else:
             stream.reset(h.Code.FLOW_CONTROL_ERROR)
-            stream.lost()
 
     def _stray(self, number: int) -> None:
         """A frame of a stream that is over: it may have been on its way. Raises Http2Error for one
@@ -372,6 +378,8 @@ class Http2Connection(Accepted):
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & (h.PADDED | h.HAS_PRIORITY):
             payload = h.unpadded(flags, payload, priority=True)
+        if not number:
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "HEADERS of no stream.")
         if flags & h.END_HEADERS:
             self._headers(number, payload, flags)
         else:
@@ -381,6 +389,7 @@ class Http2Connection(Accepted):
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if not self._block_of:
             raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A CONTINUATION of nothing.")
+        self._count_costly()
         self._block += payload
         if len(self._block) > BLOCK_BYTES_MAX or not payload:
             raise h.Http2Error(
@@ -417,6 +426,7 @@ class Http2Connection(Accepted):
                 return
             self._useful += 1
             stream = self._streams[number] = self._make(self, number, headers)
+            self._headers_bytes += stream.headers_bytes
             stream.is_half = bool(flags & h.END_STREAM)
             stream.begun()
 
@@ -431,15 +441,17 @@ class Http2Connection(Accepted):
             raise h.Http2Error(
                 h.Code.ENHANCE_YOUR_CALM, f"{self._resets} requests were reset without an answer."
             )
+        is_answered = stream.is_over
         self.forget(stream)
-        stream.lost()
+        if not is_answered:
+            stream.lost()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
             raise h.Http2Error(h.Code.PROTOCOL_ERROR, "SETTINGS of a stream.")
+        self._count_costly()
         if flags & h.ACK:
             return
-        self._count_costly()
         found = h.read_settings(payload)
         self.frame_bytes_max = found.get(h.Setting.MAX_FRAME_SIZE, self.frame_bytes_max)
         window = found.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
@@ -453,8 +465,8 @@ class Http2Connection(Accepted):
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
             raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A PING of a stream, or not of 8 bytes.")
+        self._count_costly()
         if not flags & h.ACK:
-            self._count_costly()
             self.write(h.frame(h.PING, h.ACK, 0, payload))
         elif payload == DRAIN_PING:
             self.refuse_streams()
@@ -474,12 +486,8 @@ class Http2Connection(Accepted):
             self._stray(number)
         elif not more or not stream.granted(more):
             stream.reset(h.Code.FLOW_CONTROL_ERROR)
-            stream.lost()
         else:
             stream.send_frames()
-
-    def _on_goaway(self, _flags: int, _number: int, _payload: bytes) -> None:
-        """The client opens no streams any more; those that there are go on."""
 
     def _pass_over(self, _flags: int, _number: int, _payload: bytes) -> None:
         self._count_costly()
@@ -509,6 +517,9 @@ class Http2Connection(Accepted):
             self.peer.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
         if self._is_draining and not self._streams:
             self.peer.close()
+        held = self.unfinished_bytes + self._headers_bytes
+        if self._held or held > PENDING_SMALL:
+            self._hold(held)
 
     def _send_stalled(self) -> None:
         """A frame of each stream in turn, as long as there is room."""
@@ -540,7 +551,8 @@ class Http2Connection(Accepted):
     def forget(self, stream: Stream) -> None:
         """A stream is over, however it ended."""
         stream.close()
-        self._streams.pop(stream.number, None)
+        if self._streams.pop(stream.number, None) is not None:
+            self._headers_bytes -= stream.headers_bytes
         if self._is_draining and not self._streams:
             self._loop.call_soon(self._flush)
 
@@ -577,7 +589,7 @@ _HANDLERS: Final[tuple[_Handler, ...]] = (
     Http2Connection._on_settings,
     Http2Connection._on_push,
     Http2Connection._on_ping,
-    Http2Connection._on_goaway,
+    Http2Connection._pass_over,  # GOAWAY: it opens no more streams; those that there are go on
     Http2Connection._on_window,
     Http2Connection._on_continuation,
 )

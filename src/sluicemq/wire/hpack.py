@@ -126,12 +126,14 @@ _decoded_short: Final = lru_cache(4096)(_decoded)
 class HeaderReader:
     """Reads the header blocks of one connection, in the order in which they come."""
 
-    __slots__ = ("_entries", "_size", "_size_max")
+    __slots__ = ("_entries", "_size", "_size_max", "list_bytes")
 
     def __init__(self) -> None:
         self._entries: list[Field] = []  # the newest last
         self._size = 0
         self._size_max = TABLE_BYTES_MAX
+        self.list_bytes = 0
+        """What the fields of the last block count together."""
 
     def read(self, block: bytes) -> dict[str, str]:
         """The fields of a block; values of one name are joined by commas. HOT.
@@ -168,6 +170,7 @@ class HeaderReader:
                 found[name] = f"{found[name]},{value}" if name in found else value
         except IndexError:
             raise Http2Error(Code.COMPRESSION_ERROR, "A header block is cut short.") from None
+        self.list_bytes = size
         return found
 
     def _entry(self, number: int) -> Field:

@@ -34,7 +34,7 @@ def whoami(_message: bytes, call: Call) -> bytes:
 
 
 def refuse(text: bytes, _call: Call) -> bytes:
-    raise CallError(StatusCode.NOT_FOUND, text.decode())
+    raise CallError(StatusCode.NOT_FOUND, text.decode(errors="surrogatepass"))
 
 
 def fail(text: bytes, _call: Call) -> bytes:
@@ -117,6 +117,8 @@ def test_what_a_method_raises_ends_the_call() -> None:
         assert answer.status == StatusCode.NOT_FOUND
         assert answer.headers["grpc-message"] == "no %E6%9D%AD%E5%B7%9E%0A100 %25"
         assert unquote(answer.headers["grpc-message"]) == "no 杭州\n100 %"
+        answer = client.call("/test.Service/Refuse", "\ud800".encode(errors="surrogatepass"))
+        assert answer.headers["grpc-message"] == "?"
         answer = client.call("/test.Service/Fail", b"x")
         assert (answer.status, answer.headers["grpc-message"]) == (13, "It is set wrong.")
         answer = client.call("/test.Service/Fail", b"")
@@ -153,6 +155,24 @@ def test_a_compressed_or_unending_or_large_message_ends_the_call() -> None:
     by_hand(talk)
 
 
+def test_a_method_that_takes_one_message_gets_one() -> None:
+    """Else one stream were any number of requests, or a call that nobody answers."""
+
+    def talk(client: Client) -> None:
+        stream = client.open("/test.Service/Hold")
+        client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"a") * 50))
+        assert client.answer(stream).status == StatusCode.INTERNAL
+        assert len(HELD) == 1
+        for flags in (h.END_HEADERS | h.END_STREAM, h.END_HEADERS):
+            stream = client.open("/test.Service/Hold", flags=flags)
+            if not flags & h.END_STREAM:
+                client.send(h.frame(h.DATA, h.END_STREAM, stream))
+            assert client.answer(stream).status == StatusCode.INTERNAL
+        assert len(HELD) == 1
+
+    by_hand(talk)
+
+
 def test_a_client_that_streams_has_each_message_answered() -> None:
     def talk(client: Client) -> None:
         stream = client.open("/test.Service/Converse")
@@ -167,22 +187,27 @@ def test_a_client_that_streams_has_each_message_answered() -> None:
 
 
 def test_a_call_is_over_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "EXPIRE_S", 0.02)
+    monkeypatch.setattr(own, "EXPIRE_S", 0.01)
+    now_s = 100.0
 
     def talk(port: int) -> None:
+        nonlocal now_s
         with Client(port) as client:
-            hurried = client.begin().open("/test.Service/Hold", ("grpc-timeout", "30m"))
-            client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
-            patient = client.open("/test.Service/Hold", ("grpc-timeout", "8H"))
+            patient = client.begin().open("/test.Service/Hold", ("grpc-timeout", "8H"))
             client.send(h.frame(h.DATA, h.END_STREAM, patient, message(b"x")))
+            hurried = client.open("/test.Service/Hold", ("grpc-timeout", "30m"))
+            client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
+            client.call(ECHO, b"")  # what was sent before has begun
+            assert [call.is_over for call in HELD] == [False, False]
+            now_s += 0.031
             assert client.answer(hurried).status == StatusCode.DEADLINE_EXCEEDED
-            assert [call.is_over for call in HELD] == [True, False]
-            assert HELD[:1] == LOST
+            assert [call.is_over for call in HELD] == [False, True]
+            assert HELD[1:] == LOST
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with serving(shares=Shares(loop.time, loop.call_soon)) as server:
-            await asyncio.wait_for(asyncio.to_thread(talk, server.ports[0]), 20)
+        shares = Shares(lambda: now_s, asyncio.get_running_loop().call_soon)
+        async with serving(shares=shares) as server:
+            await asyncio.to_thread(talk, server.ports[0])
 
     asyncio.run(main())
 

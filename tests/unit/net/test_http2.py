@@ -224,6 +224,57 @@ def test_a_reset_ends_a_call_and_its_client_is_missed() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "frame", [h.reset(1, h.Code.CANCEL), h.window_update(1, 0), h.window_update(1, (1 << 31) - 1)]
+)
+def test_a_client_that_has_its_answer_is_not_missed(frame: bytes) -> None:
+    """It has not said that it has said all, so its stream is still known."""
+    lost = []
+
+    def talk(client: Client) -> None:
+        stream = client.open(LATER)
+        client.send(h.frame(h.DATA, 0, stream, message(b"x")))
+        client.call(ECHO, b"")
+        OPEN[0].on_lost = lambda: lost.append(1)
+        loop.call_soon_threadsafe(OPEN[0].reply, b"there")
+        assert client.answer(stream).messages == [b"there"]
+        client.send(frame)
+        assert client.call(ECHO, b"on").messages == [b"on"]
+
+    async def main() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        async with serving() as server:
+
+            def connect() -> None:
+                with Client(server.ports[0]) as client:
+                    talk(client.begin())
+
+            await asyncio.to_thread(connect)
+
+    loop: asyncio.AbstractEventLoop
+    asyncio.run(main())
+    assert not lost
+
+
+def test_headers_of_open_streams_count_as_pending() -> None:
+    """A block of some 60 bytes becomes 64 KiB for as long as its stream is open."""
+
+    def talk(client: Client) -> None:
+        client.send(
+            h.frame(h.HEADERS, h.END_HEADERS, 1, BLOCK + client.writer.write([("x", "v" * 3900)]))
+        )
+        name = client.writer.write([("x", "v" * 3900)])
+        assert len(name) == 1
+        with contextlib.suppress(ConnectionError):
+            for stream in range(3, 400, 2):
+                client.send(h.frame(h.HEADERS, h.END_HEADERS, stream, BLOCK + name * 16))
+        while client.read():
+            pass
+
+    run(talk, limits=ServerLimits(pending_bytes_max=8 << 20))
+
+
 def test_streams_above_the_limit_are_refused_one_by_one() -> None:
     def talk(client: Client) -> None:
         numbers = range(1, 2 * http2.STREAMS_MAX + 3, 2)
@@ -270,6 +321,8 @@ def test_a_client_that_never_takes_its_answer_is_closed() -> None:
         (h.frame(h.HEADERS, h.END_HEADERS, 1, b"\x80"), h.Code.COMPRESSION_ERROR),
         (h.frame(h.HEADERS, 0, 1, BLOCK) + h.frame(h.PING, 0, 0, bytes(8)), h.Code.PROTOCOL_ERROR),
         (h.frame(h.CONTINUATION, h.END_HEADERS, 1, BLOCK), h.Code.PROTOCOL_ERROR),
+        (h.frame(h.HEADERS, 0, 0, BLOCK), h.Code.PROTOCOL_ERROR),
+        (h.frame(h.HEADERS, h.END_HEADERS, 0, BLOCK), h.Code.PROTOCOL_ERROR),
         (h.frame(h.HEADERS, 0, 1, BLOCK) + h.frame(h.CONTINUATION, 0, 1, bytes(16_384)) * 5,
          h.Code.ENHANCE_YOUR_CALM),
         (h.frame(h.HEADERS, 0, 1, BLOCK) + h.frame(h.CONTINUATION, 0, 1),
@@ -292,6 +345,11 @@ def test_a_client_that_never_takes_its_answer_is_closed() -> None:
         (h.frame(h.SETTINGS, 0, 0) * 1100, h.Code.ENHANCE_YOUR_CALM),
         (HEADERS + h.frame(h.DATA, 0, 1) * 1100, h.Code.ENHANCE_YOUR_CALM),
         (h.frame(0x77, 0, 0) * 1100, h.Code.ENHANCE_YOUR_CALM),
+        (h.frame(h.SETTINGS, h.ACK, 0) * 1100, h.Code.ENHANCE_YOUR_CALM),
+        (h.frame(h.PING, h.ACK, 0, bytes(8)) * 1100, h.Code.ENHANCE_YOUR_CALM),
+        (h.goaway(0, h.Code.NO_ERROR) * 1100, h.Code.ENHANCE_YOUR_CALM),
+        (h.frame(h.HEADERS, 0, 1, BLOCK) + h.frame(h.CONTINUATION, 0, 1, b"\0") * 1100,
+         h.Code.ENHANCE_YOUR_CALM),
         (b"".join(
             h.frame(h.HEADERS, h.END_HEADERS, it, BLOCK) + h.reset(it, h.Code.CANCEL)
             for it in range(1, 600, 2)), h.Code.ENHANCE_YOUR_CALM),
@@ -311,7 +369,7 @@ def test_more_data_than_the_window_resets_the_stream_or_ends_the_connection() ->
 
     def stream_only(client: Client) -> None:
         stream = client.open(LATER)
-        client.send(h.frame(h.DATA, 0, stream, message(bytes(16_379))) * 2)
+        client.send(h.frame(h.DATA, 0, stream, message(bytes(16_379))))
         client.send(h.window_update(stream, h.WINDOW_BYTES_MAX))
         frame = client.until(h.RST_STREAM, stream)
         assert h.read_number(frame.payload, "RST_STREAM") == h.Code.FLOW_CONTROL_ERROR
