@@ -8,11 +8,14 @@ from random import Random
 
 import pytest
 
-from fuzz import corpus, rules
+from fuzz import connections, corpus, grpc_calls, rules
 from fuzz.drive import BATCH, Bystander, Drive, Process, make_batch
 from sluicemq.errors import ConfigurationError
+from sluicemq.net.grpc import Call
+from sluicemq.net.http2 import Stream
 
 TRAFFIC = Path(__file__).parent.parent / "golden" / "traffic"
+RECORDED = TRAFFIC / "grpc" / "grpcio.jsonl.gz"
 SEED = 20
 INPUTS = 10_000
 P99_MAX_S = 15.0
@@ -48,6 +51,26 @@ def test_a_guarded_broker_takes_inputs_while_its_rules_are_written_anew(tmp_path
 
 def test_a_thousand_files_that_nearly_are_rules_are_read_or_refused() -> None:
     assert rules.check(Random(SEED), 1000) is None
+
+
+def test_conversations_of_http2_in_memory_leave_nothing_behind() -> None:
+    assert connections.check(grpc_calls.load(RECORDED), SEED, 0, 800) == ""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "planted", "found"),
+    [
+        (Call, "_drop", lambda _call: None, "Error"),
+        (Stream, "granted", lambda _stream, _more: False, "Assertion"),
+        (Call, "lost", lambda call: call.connection._make(call.connection, 1, {}).lost(), "Error"),
+        (Stream, "close", lambda stream: setattr(stream, "is_over", True), "Assertion"),
+    ],
+)
+def test_planted_bugs_of_http2_are_found(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, planted: object, found: str
+) -> None:
+    monkeypatch.setattr(owner, name, planted)
+    assert found in connections.check(grpc_calls.load(RECORDED), SEED, 0, 800)
 
 
 def test_a_batch_is_the_same_for_the_same_seed() -> None:

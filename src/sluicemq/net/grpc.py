@@ -31,6 +31,7 @@ from sluicemq.net.http2 import Http2Connection, Http2Server, Stream
 from sluicemq.net.limits import NOBODY_WAITS, SERVER_LIMITS, ServerLimits, Shares
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire.hpack import encode_headers
+from sluicemq.wire.http2 import Code
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,8 @@ class Call(Stream):
 
     def received(self, data: bytes) -> None:
         """HOT: nearly always one frame that is one message."""
+        if self.is_ended:
+            return
         if self._buffer is None and len(data) >= _PREFIX.size:
             is_compressed, size = _PREFIX.unpack_from(data)
             if size + _PREFIX.size == len(data) and not is_compressed:
@@ -134,7 +137,7 @@ class Call(Stream):
                 data = b""
         if data or self._buffer is not None:
             self._collect(data)
-        if self.is_half and not self.is_over:
+        if self.is_half and not self.is_ended:
             self._half()
 
     def _collect(self, data: bytes) -> None:
@@ -142,7 +145,7 @@ class Call(Stream):
         buffer = self._buffer = self._buffer or bytearray()
         buffer += data
         self.connection.buffered_bytes += len(data)
-        while len(buffer) >= _PREFIX.size and not self.is_over:
+        while len(buffer) >= _PREFIX.size and not self.is_ended:
             is_compressed, size = _PREFIX.unpack_from(buffer)
             end = _PREFIX.size + size
             if is_compressed:
@@ -159,8 +162,8 @@ class Call(Stream):
                 del buffer[:end]
                 self.connection.buffered_bytes -= end
                 self._message(message)
-        if not buffer:
-            self._buffer = None
+        if not buffer or self.is_ended:
+            self._drop()
 
     def _message(self, message: bytes) -> None:
         if self._has_asked and self.on_half is None:
@@ -197,12 +200,24 @@ class Call(Stream):
         timeout_s = int(found[1]) * _UNITS_S[found[2]]
         return timeout_s - (self.connection.now_s - self._begun_s)
 
+    def expire(self) -> None:
+        """The client waits no more, neither for an answer nor for the rest of one."""
+        if self._outgoing is not None:
+            self.reset(Code.CANCEL)
+        else:
+            self.lost()
+            self.end(StatusCode.DEADLINE_EXCEEDED)
+
     def lost(self) -> None:
         if self.on_lost is not None:
             self.on_lost()
 
     def close(self) -> None:
         super().close()
+        self._drop()
+
+    def _drop(self) -> None:
+        """What is not a whole message will not become one."""
         if self._buffer is not None:
             self.connection.buffered_bytes -= len(self._buffer)
             self._buffer = None
@@ -274,6 +289,5 @@ class GrpcServer(Http2Server):
             for call in cast(Http2Connection, connection).streams:
                 remaining_s = cast(Call, call).remaining_s
                 if remaining_s is not None and remaining_s < 0:
-                    call.lost()
-                    cast(Call, call).end(StatusCode.DEADLINE_EXCEEDED)
+                    cast(Call, call).expire()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)

@@ -98,12 +98,17 @@ class Stream:
         """The client has given up, or is gone; nothing that is sent reaches it."""
         raise NotImplementedError
 
+    @property
+    def is_ended(self) -> bool:
+        """The answer is whole, though its end may still wait for a window."""
+        return self.is_over or self._end is not None
+
     # ------------------------------------------------------------------------- what is sent
 
     def respond(self, headers: bytes, data: bytes, trailers: bytes) -> None:
         """A whole answer, two encoded blocks around its bytes. HOT."""
         connection, number, size = self.connection, self.number, len(data)
-        if self.is_over:
+        if self.is_ended:
             return
         if size > connection.frame_bytes_max or size > self._window or size > connection.window:
             self.start(headers)
@@ -121,12 +126,12 @@ class Stream:
 
     def start(self, headers: bytes) -> None:
         """The headers of an answer, an encoded block."""
-        if not self.is_over:
+        if not self.is_ended:
             self.connection.write(h.frame(h.HEADERS, h.END_HEADERS, self.number, headers))
 
     def write(self, data: bytes) -> None:
         """Bytes of an answer, as fast as the client takes them."""
-        if self.is_over or not data:
+        if self.is_ended or not data:
             return
         connection = self.connection
         connection.queued_bytes += len(data)
@@ -139,9 +144,11 @@ class Stream:
 
     def finish(self, trailers: bytes) -> None:
         """The end of an answer, an encoded block, behind all that was sent."""
+        if self.is_ended:
+            return
         if self._outgoing is not None:
             self._end = trailers
-        elif not self.is_over:
+        else:
             flags = h.END_HEADERS | h.END_STREAM
             self.connection.write(h.frame(h.HEADERS, flags, self.number, trailers))
             self.connection.ended(self)
@@ -168,7 +175,8 @@ class Stream:
             self._outgoing = None
             del connection.stalled[self.number]
             if self._end is not None:
-                self.finish(self._end)
+                end, self._end = self._end, None
+                self.finish(end)
         return True
 
     def reset(self, code: h.Code) -> None:

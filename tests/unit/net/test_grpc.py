@@ -173,6 +173,55 @@ def test_a_method_that_takes_one_message_gets_one() -> None:
     by_hand(talk)
 
 
+def test_an_end_that_waits_for_a_window_is_an_end() -> None:
+    """Found by fuzzing: a call that had ended and not left yet was read on for ever."""
+
+    def talk(port: int) -> None:
+        with Client(port) as client:
+            client.begin((h.Setting.INITIAL_WINDOW_SIZE, 0))
+            stream = client.open("/test.Service/Converse")
+            compressed = struct.pack(">BI", 1, 3) + b"abc"
+            client.send(h.frame(h.DATA, 0, stream, message(b"one") + compressed))
+            client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"two")))
+            client.send(h.frame(h.PING, 0, 0, bytes(8)))
+            assert client.until(h.PING).flags == h.ACK
+            client.send(h.window_update(stream, 1000))
+            answer = client.answer(stream)
+            assert (answer.messages, answer.status) == ([b"ONE"], StatusCode.UNIMPLEMENTED)
+            client.send(h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES}))
+            assert client.call(ECHO, b"on").messages == [b"on"]
+
+    run(talk)
+
+
+def test_after_its_end_nothing_is_sent_of_a_call() -> None:
+    async def main() -> None:
+        def ask(client: Client) -> int:
+            client.begin((h.Setting.INITIAL_WINDOW_SIZE, 0))
+            stream = client.open("/test.Service/Hold")
+            client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"x")))
+            client.send(h.frame(h.PING, 0, 0, bytes(8)))
+            client.until(h.PING)
+            return stream
+
+        async with serving() as server:
+            with Client(server.ports[0]) as client:
+                stream = await asyncio.to_thread(ask, client)
+                HELD[0].send(b"one")
+                HELD[0].end(StatusCode.NOT_FOUND)
+                client.send(h.window_update(stream, 1000))
+                HELD[0].send(b"two")
+                HELD[0].reply(b"three")
+                HELD[0].end()
+                answer = await asyncio.to_thread(client.answer, stream)
+                assert (answer.messages, answer.status) == ([b"one"], StatusCode.NOT_FOUND)
+                client.send(h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES}))
+                again = await asyncio.to_thread(client.call, ECHO, b"on")
+                assert again.messages == [b"on"]
+
+    asyncio.run(main())
+
+
 def test_a_client_that_streams_has_each_message_answered() -> None:
     def talk(client: Client) -> None:
         stream = client.open("/test.Service/Converse")
@@ -186,30 +235,59 @@ def test_a_client_that_streams_has_each_message_answered() -> None:
     by_hand(talk)
 
 
-def test_a_call_is_over_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_hand_of_time(
+    monkeypatch: pytest.MonkeyPatch, talk: Callable[[Client, Callable[[float], None]], None]
+) -> None:
+    """A conversation that says how much time has passed."""
     monkeypatch.setattr(own, "EXPIRE_S", 0.01)
     now_s = 100.0
 
-    def talk(port: int) -> None:
+    def passed(seconds: float) -> None:
         nonlocal now_s
+        now_s += seconds
+
+    def connect(port: int) -> None:
         with Client(port) as client:
-            patient = client.begin().open("/test.Service/Hold", ("grpc-timeout", "8H"))
-            client.send(h.frame(h.DATA, h.END_STREAM, patient, message(b"x")))
-            hurried = client.open("/test.Service/Hold", ("grpc-timeout", "30m"))
-            client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
-            client.call(ECHO, b"")  # what was sent before has begun
-            assert [call.is_over for call in HELD] == [False, False]
-            now_s += 0.031
-            assert client.answer(hurried).status == StatusCode.DEADLINE_EXCEEDED
-            assert [call.is_over for call in HELD] == [False, True]
-            assert HELD[1:] == LOST
+            talk(client, passed)
 
     async def main() -> None:
         shares = Shares(lambda: now_s, asyncio.get_running_loop().call_soon)
         async with serving(shares=shares) as server:
-            await asyncio.to_thread(talk, server.ports[0])
+            await asyncio.to_thread(connect, server.ports[0])
 
     asyncio.run(main())
+
+
+def test_a_call_is_over_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def talk(client: Client, passed: Callable[[float], None]) -> None:
+        patient = client.begin().open("/test.Service/Hold", ("grpc-timeout", "8H"))
+        client.send(h.frame(h.DATA, h.END_STREAM, patient, message(b"x")))
+        hurried = client.open("/test.Service/Hold", ("grpc-timeout", "30m"))
+        client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
+        client.call(ECHO, b"")  # what was sent before has begun
+        assert [call.is_over for call in HELD] == [False, False]
+        passed(0.031)
+        assert client.answer(hurried).status == StatusCode.DEADLINE_EXCEEDED
+        assert [call.is_over for call in HELD] == [False, True]
+        assert HELD[1:] == LOST
+
+    by_hand_of_time(monkeypatch, talk)
+
+
+def test_an_answer_that_nobody_takes_is_dropped_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def talk(client: Client, passed: Callable[[float], None]) -> None:
+        client.begin((h.Setting.INITIAL_WINDOW_SIZE, 0))
+        stream = client.open("/test.Service/Slowly", ("grpc-timeout", "1S"))
+        client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"3")))
+        client.send(h.frame(h.PING, 0, 0, bytes(8)))
+        client.until(h.PING)
+        passed(1.1)
+        code = h.read_number(client.until(h.RST_STREAM, stream).payload, "RST_STREAM")
+        assert code == h.Code.CANCEL
+
+    by_hand_of_time(monkeypatch, talk)
 
 
 @pytest.mark.parametrize(
