@@ -34,7 +34,7 @@ QUEUED_BYTES_MAX: Final = 1 << 20
 """A client that does not take what waits for it is sent no more commands."""
 
 _V5_0_0: Final = 413
-"""Number of V5_0_0 in RocketMQ's table of versions; each patch takes two."""
+"""In RocketMQ's table of versions (spec/remoting.md §4), where each patch has two numbers."""
 _LANGUAGES: Final = {"GOLANG": "GO", "DOT_NET": "DOTNET"}
 
 
@@ -168,7 +168,7 @@ class Clients:
         self._number = 0
         self.by_id: dict[str, Client] = {}
         self.on_gone: list[Callable[[Client], None]] = []
-        """Told of each client that leaves: once when it says so, and once when it is gone."""
+        """Told of each client that is gone, as long as its link is there."""
         self.on_asked: OnAsked = _ignore
         """What a broker asks of a client."""
 
@@ -195,6 +195,8 @@ class Clients:
                 f"the limits are {CLIENTS_A_CONNECTION_MAX} and {CLIENTS_MAX}.",
                 cure="Use fewer clients, or another proxy.",
             )
+        if peer.closed:
+            raise StatusError(Code.REQUEST_TIMEOUT, "The connection is gone.")
         if client is None:
             client = self.by_id[client_id] = Client(call, self._backend, self._asked)
         client.connections.add(peer)
@@ -206,15 +208,19 @@ class Clients:
         for client in self._by_peer.pop(peer, ()):
             client.connections.discard(peer)
             if not client.connections:
-                del self.by_id[client.id]
-                self.left(client)
-                client.link.close()
+                self.end(client)
 
-    def left(self, client: Client) -> None:
-        """A client wants nothing any more."""
+    def end(self, client: Client) -> None:
+        """A client is gone, or says so: what it may still say makes another one of it, so that
+        connections outlive the clients they were of."""
+        if self.by_id.get(client.id) is not client:
+            return
+        del self.by_id[client.id]
+        for peer in client.connections:
+            self._by_peer[peer].pop(client, None)
         for callback in self.on_gone:
             callback(client)
-        client.settings = client.member = None
+        client.link.close()
 
     def inventory(self) -> list[ClientInfo]:
         """All clients, by id."""

@@ -267,9 +267,8 @@ class Telemetry:
         self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
     ) -> Talk[m.NotifyClientTerminationResponse]:
         """It leaves its groups. Raises StatusError as `heartbeat` does."""
-        member = _known(client)
-        self._clients.left(client)
-        yield from self._leave(client, member)
+        yield from self._leave(client, _known(client))
+        self._clients.end(client)
         return m.NotifyClientTerminationResponse(
             status=m.Status(code=Code.OK, message=Code.OK.name)
         )

@@ -251,7 +251,21 @@ def test_who_ends_leaves_its_groups() -> None:
         for client in (consumer, producer):
             answer = await client.ask("NotifyClientTermination", m.NotifyClientTerminationRequest())
             assert answer.status == OK
+            answer = await client.ask("Heartbeat", m.HeartbeatRequest())
+            assert answer.status.code == Code.UNRECOGNIZED_CLIENT_TYPE
         assert members(proxy, "g") == producers(proxy, "orders") == []
+
+    run(scene)
+
+
+def test_a_strict_group_does_not_wait_for_who_said_that_it_leaves() -> None:
+    async def scene(proxy: Proxied) -> None:
+        await proxy.mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
+        first = proxy.speaker("first")
+        await settled(first, subscription("g", tags="a"))
+        await first.ask("NotifyClientTermination", m.NotifyClientTerminationRequest())
+        first.close()
+        await settled(proxy.speaker("second"), subscription("g", tags="b"))
 
     run(scene)
 
