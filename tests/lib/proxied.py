@@ -54,6 +54,7 @@ class FakeCall:
         self.connection = Connection(peer)
         self.headers = headers
         self.remaining_s = timeout_s
+        self.age_s = 0.0
         self.is_half = False
         self.on_message: Callable[[bytes, Any], bytes | None]
         self.on_half: Callable[[], None] | None = None

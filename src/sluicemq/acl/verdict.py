@@ -34,7 +34,7 @@ from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
-from sluicemq.wire.signature import ACCESS_KEY, SIGNATURE, sign
+from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, sign
 from sluicemq.wire.staging import STAGING_TOPIC
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
@@ -245,9 +245,6 @@ def need_of(code: int) -> Need:
 FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
 """Topics that clients write to by themselves. What is staged is seen by nobody until a commit,
 which needs PUB for the topics it goes to."""
-
-
-CALL_SCHEME: Final = "MQv2-HMAC-SHA1"
 
 
 class Verdict(NamedTuple):

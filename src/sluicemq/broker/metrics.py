@@ -283,6 +283,8 @@ class BrokerCollector:
         cumulated = map(float, accumulate(b.turns.latency_counts))
         latency.add_metric(node, list(zip(bounds, cumulated, strict=True)), b.turns.latency_sum_s)
         yield latency
+        for collect in b.collectors:
+            yield from collect()
 
     def describe(self) -> "list[Metric]":
         """Nothing: a registry would ask for all metrics else, and the store need not be ready."""

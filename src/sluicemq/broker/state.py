@@ -3,7 +3,7 @@ simulator steps."""
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
@@ -72,6 +72,8 @@ class BrokerState:
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.offload, self._announce = offload, announce
+        self.collectors: list[Callable[[], Iterator[Any]]] = []
+        """Metrics of others that live with it."""
         settings.move(host)
         # What is known of topics, groups and clients.
         self.topics = topics = Topics(settings, files, clock)

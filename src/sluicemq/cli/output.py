@@ -74,7 +74,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON l
 class Access:
     """Which cluster a command talks to, and who asks."""
 
-    name_servers: str
+    name_servers: str = DEFAULT_NAME_SERVER
     access_key: str | None = None
     secret_key: str | None = None
 
@@ -111,16 +111,25 @@ class Access:
 def client_options(function: F) -> F:
     """The options of a command that makes clients: it gets them as `access`. TLS it does not see:
     clients take it up by themselves (`net.tls.preset`), as they do the environment."""
+    return _with_access(function, _CLIENT_OPTIONS)
 
+
+def server_options(function: F) -> F:
+    """The same for a command that is told the address of its one server."""
+    return _with_access(function, _CLIENT_OPTIONS[1:])
+
+
+def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) -> F:
     @functools.wraps(function)
     def command(*args: Any, tls: bool | None, tls_verify: str | None, **options: Any) -> Any:
         named = {one: options.pop(f"tls_{one}") for one in ("ca", "certificate", "key")}
         files = {one: path for one, path in named.items() if path}
-        access = Access(*map(options.pop, ("name_servers", "access_key", "secret_key")))
+        names = ("name_servers", "access_key", "secret_key")
+        access = Access(**{name: options.pop(name) for name in names if name in options})
         with preset(chosen_tls(tls, files, tls_verify)):
             return function(*args, access=access, **options)
 
-    return with_options(*_CLIENT_OPTIONS)(command)  # type: ignore[return-value]
+    return with_options(*client_options)(command)  # type: ignore[return-value]
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:

@@ -192,13 +192,18 @@ class Call(Stream):
             self.on_half()
 
     @property
+    def age_s(self) -> float:
+        """Since its headers were here."""
+        return self.connection.now_s - self._begun_s
+
+    @property
     def remaining_s(self) -> float | None:
         """How long the client will wait from now on; None: for ever. Below 0 it waits no more."""
         found = _TIMEOUT.fullmatch(self.headers.get("grpc-timeout", ""))
         if found is None:
             return None
         timeout_s = int(found[1]) * _UNITS_S[found[2]]
-        return timeout_s - (self.connection.now_s - self._begun_s)
+        return timeout_s - self.age_s
 
     def expire(self) -> None:
         """The client waits no more, neither for an answer nor for the rest of one."""
@@ -284,10 +289,18 @@ class GrpcServer(Http2Server):
             self._expiry = None
         await super().close()
 
+    @property
+    def calls(self) -> list[Call]:
+        """Those that have no whole answer yet."""
+        return [
+            cast(Call, call)
+            for connection in self.connections
+            for call in cast(Http2Connection, connection).streams
+        ]
+
     def _expire(self) -> None:
-        for connection in self.connections:
-            for call in cast(Http2Connection, connection).streams:
-                remaining_s = cast(Call, call).remaining_s
-                if remaining_s is not None and remaining_s < 0:
-                    cast(Call, call).expire()
+        for call in self.calls:
+            remaining_s = call.remaining_s
+            if remaining_s is not None and remaining_s < 0:
+                call.expire()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)

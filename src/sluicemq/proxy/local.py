@@ -24,6 +24,7 @@ from sluicemq.model.topic import (
 )
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.proxy.backend import Answered, OnRequest
+from sluicemq.proxy.metrics import ProxyCollector
 from sluicemq.proxy.server import Proxy
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
 
@@ -33,9 +34,12 @@ CallSoon = Callable[[Callable[[], None]], object]
 
 
 def proxy_of(state: BrokerState, dispatcher: Dispatcher) -> Proxy:
-    """The proxy of a broker in this loop, with its rights, its limits and a share of its time."""
+    """The proxy of a broker in this loop, with its rights and limits, a share of its time and a
+    place in its metrics."""
     backend = LocalBackend(state, dispatcher, asyncio.get_running_loop().call_soon)
-    return Proxy(backend, state.guard, state.shares, state.settings.broker)
+    proxy = Proxy(backend, state.guard, state.shares, state.settings.broker)
+    state.collectors.append(ProxyCollector(proxy).collect)
+    return proxy
 
 
 class LocalBackend:

@@ -12,27 +12,35 @@ answers on their way leave, and only then connections close.
 
 import asyncio
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
+import orjson
+
 from sluicemq.acl.guard import Guard
+from sluicemq.config import BrokerConfig
 from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import SluiceError
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.grpc import ALPN, GrpcServer
+from sluicemq.net.grpc import ALPN, Call, GrpcServer
 from sluicemq.net.limits import ServerLimits, Shares
 from sluicemq.net.openssl import TlsAcceptor
+from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
-from sluicemq.proxy.clients import Clients
+from sluicemq.proxy.clients import CLIENT_ID, Clients
 from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.routes import Routing
-from sluicemq.proxy.service import Calls, Method
+from sluicemq.proxy.service import PATH, Calls, Method
 from sluicemq.proxy.telemetry import Telemetry
+from sluicemq.wire.codes import RequestCode
 
 log = logging.getLogger("sluicemq.proxy")
 
 RUN_S: Final = 1.0
+POLLS: Final = frozenset({"ReceiveMessage", "PullMessage"})
 DRAIN_S: Final = 3.0
 """For answers on their way: what starts and stops servers often gives them ten seconds in all."""
 
@@ -78,10 +86,11 @@ class Proxy:
         """`guard`: None lets everybody do everything. `config`: TLS, limits and protected mode, as
         of a broker."""
         self.backend = backend
+        self.config = config
         self.clients = Clients(backend)
         self.service = Calls(self.clients, guard)
         methods = table(backend, self.clients)
-        self.methods = self.service.methods(methods)
+        self.methods = self.service.methods(methods) | {STATUS: self._status}
         """What is called, by path."""
         families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
         self.families = list(dict.fromkeys([*families, self.clients]))
@@ -101,6 +110,15 @@ class Proxy:
     def port(self) -> int:
         """The port it listens at: the one that was free when it was told 0."""
         return self._server.ports[0]
+
+    @property
+    def is_serving(self) -> bool:
+        return self._runner is not None
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._server.connections)
 
     async def start(self, host: str | None, port: int) -> None:
         """Serve. Raises ConfigurationError when the port cannot be had, or a certificate cannot be
@@ -124,6 +142,40 @@ class Proxy:
     def run(self) -> None:
         """What has to be done once a second."""
         self._each("run")
+
+    def status(self) -> dict[str, Any]:
+        """What it does now: the methods that were called, its clients with what they wait for."""
+        calls: dict[str, Counter[str]] = defaultdict(Counter)
+        for call in self._server.calls:
+            name = call.headers.get(":path", "").removeprefix(PATH)
+            if name in self.service.tallies:  # telemetry is always under way
+                calls[call.headers.get(CLIENT_ID, "")][name] += 1
+        return {
+            "mode": "local" if isinstance(self.config, BrokerConfig) else "cluster",
+            "connections": self.connections,
+            "methods": [
+                {
+                    "method": name,
+                    "in_flight": it.in_flight,
+                    "codes": it.by_name,
+                    "mean_ms": round(it.latency_sum_ms / it.done, 3) if it.done else 0.0,
+                }
+                for name, it in self.service.tallies.items()
+                if it.begun
+            ],
+            "clients": [
+                asdict(it)
+                | {
+                    "in_flight": calls[it.client_id].total(),
+                    "polls": sum(calls[it.client_id][name] for name in POLLS),
+                }
+                for it in self.clients.inventory()
+            ],
+        }
+
+    def _status(self, _message: bytes, call: Call) -> bytes:
+        self.service.require(RequestCode.GET_BROKER_RUNTIME_INFO, call)
+        return orjson.dumps(self.status())
 
     def _tick(self) -> None:
         self.run()

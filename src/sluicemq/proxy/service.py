@@ -35,6 +35,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Answered, Conversation
 from sluicemq.proxy.clients import Client, Clients, StatusError
 from sluicemq.proxy.messages import Code
+from sluicemq.proxy.metrics import Tally
 from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -159,11 +160,16 @@ class Calls:
     def __init__(self, clients: Clients, guard: Guard | None) -> None:
         self.clients = clients
         self.guard = guard
+        self.tallies: dict[str, Tally] = {}
+        """By method; dialogues, which last as long as their clients, are not counted."""
 
     def methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
         """Those of a table: name -> method, bound to its family."""
+        self.tallies = {name: Tally() for name, it in table.items() if not it.is_dialogue}
         return {
-            PATH + name: partial(self._hear if method.is_dialogue else self._handle, method)
+            PATH + name: partial(self._hear, method)
+            if method.is_dialogue
+            else partial(self._handle, method, self.tallies[name])
             for name, method in table.items()
         }
 
@@ -179,8 +185,9 @@ class Calls:
             raise StatusError(Code.UNAUTHORIZED, verdict.reason)
         return verdict.account
 
-    def _handle(self, method: Method, data: bytes, call: Call) -> None:
-        self._begin(method, call, partial(self._done, method, call), data)
+    def _handle(self, method: Method, tally: Tally, data: bytes, call: Call) -> None:
+        tally.begun += 1
+        self._begin(method, call, partial(self._done, method, tally, call), data)
 
     def _hear(self, method: Method, data: bytes, call: Call) -> None:
         """The first message of a call in which both sides stream."""
@@ -203,6 +210,17 @@ class Calls:
             return
         Conversation(method.talk(client, request, call), partial(self.ask, client, account), done)
 
+    def require(self, code: int, call: Call) -> None:
+        """Who signed a call has to have the rights for a request of this code. Raises CallError."""
+        try:
+            account = self.account(call)
+        except StatusError as error:
+            raise end_of(error) from error
+        if self.guard is not None:
+            verdict = self.guard.check_as(account, code, {}, b"")
+            if not verdict.is_allowed:
+                raise CallError(StatusCode.PERMISSION_DENIED, verdict.reason)
+
     def ask(
         self, client: Client, account: Account | None, call: talks.Call, answered: Answered
     ) -> None:
@@ -221,8 +239,9 @@ class Calls:
                 return
         client.link.ask(call, answered)
 
-    def _done(self, method: Method, call: Call, result: Any) -> None:
+    def _done(self, method: Method, tally: Tally, call: Call, result: Any) -> None:
         if isinstance(result, CallError):
+            tally.ended(-result.code, call.age_s)
             call.end(result.code, str(result))
             return
         if isinstance(result, Exception):
@@ -230,6 +249,8 @@ class Calls:
             result = [result] if method.streams else result
         if method.streams:
             answers: Sequence[Any] = result
+            tally.ended(answers[0].status.code if answers else Code.OK, call.age_s)
             call.reply_all([answer.SerializeToString() for answer in answers])
         else:
+            tally.ended(result.status.code, call.age_s)
             call.reply(result.SerializeToString())

@@ -7,6 +7,7 @@ used, SecurityToken.
 
 import binascii
 import hashlib
+import hmac
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -91,3 +92,20 @@ def sign_command(
         fields[SECURITY_TOKEN] = security_token
     fields[SIGNATURE] = sign(fields, command.body, secret_key)
     command.fields = fields
+
+
+CALL_SCHEME: Final = "MQv2-HMAC-SHA1"
+
+
+def sign_call(access_key: str, secret_key: str, date_time: str) -> tuple[tuple[str, str], ...]:
+    """The metadata of a gRPC call: the time as a text, which alone is signed (spec/grpc.md §1)."""
+    key = secret_key.encode("utf-8", "replace")
+    signature = hmac.new(key, date_time.encode("utf-8", "replace"), "sha1").hexdigest()
+    return (
+        ("x-mq-date-time", date_time),
+        (
+            "authorization",
+            f"{CALL_SCHEME} Credential={access_key}, SignedHeaders=x-mq-date-time, "
+            f"Signature={signature}",
+        ),
+    )
