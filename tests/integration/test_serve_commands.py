@@ -1,5 +1,6 @@
 """`sluice nameserver`, `broker`, `proxy` and `up` as processes: the contract for scripts."""
 
+import contextlib
 import json
 import os
 import re
@@ -244,3 +245,109 @@ def test_the_settings_of_a_proxy_that_are_no_json_are_refused(
     assert process.returncode == 1
     assert "no JSON" in errors
     assert "Traceback" not in errors
+
+
+# ------------------------------------------------------------------- the proxy beside a broker
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sluicemq", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return str(found.getsockname()[1])
+
+
+def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    process, line = processes.ready(
+        "up", "--nameserver-port", "0", "--broker-port", "0", "--proxy-port", "0",
+        "--store", str(tmp_path / "store"),
+    )  # fmt: skip
+    assert re.fullmatch(r"ready nameserver=\S+ broker=\S+ store=\S+ proxy=127.0.0.1:\d+\n", line)
+    address = ":".join(map(str, address_in(line, "proxy")))
+    for options in ((), ("--tls", "--tls-verify", "none")):
+        found = run("proxy", "status", address, "--json", *options)
+        assert json.loads(found.stdout)["mode"] == "local", found.stderr
+    assert "1 connections, 0 clients, 0 waiting polls" in run("proxy", "status", address).stdout
+    process.terminate()
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    found = run("proxy", "status", address)
+    assert found.returncode == 1
+    assert f"{address} cannot be reached" in found.stderr
+
+
+def test_a_broker_serves_grpc_when_it_is_told_to(processes: Processes, tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    path = tmp_path / "broker.conf"
+    path.write_text("grpcServerPort = 0\nbindAddress = 127.0.0.1\n")
+    options = ("-c", str(path), "--port", "0", "--store", str(tmp_path / "store"))
+    process, line = processes.ready("broker", *options)
+    assert "proxy=" not in line
+    process.terminate()
+    process.communicate(timeout=TIMEOUT_S)
+    _, line = processes.ready("broker", *options, "--enable-proxy")
+    socket.create_connection(address_in(line, "proxy"), timeout=TIMEOUT_S).close()
+
+
+def test_a_port_that_was_given_has_to_be_had_and_the_default_one_not(
+    processes: Processes, tmp_path: Path
+) -> None:
+    pytest.importorskip("google.protobuf")
+    options = ("up", "--nameserver-port", "0", "--store", str(tmp_path / "store"))
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody has it already
+            stack.enter_context(socket.create_server(("127.0.0.1", 8081)))
+        process = processes.start(*options, "--broker-port", "0", "--proxy-port", "8081")
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 1
+        assert "sluice: Port 8081 is in use" in errors
+        process, line = processes.ready(*options, "--broker-port", free_port())
+        assert "proxy=" not in line
+        process.terminate()
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0
+        assert "no proxy for gRPC clients: Port 8081 is in use" in errors
+
+
+def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
+    package = tmp_path / "google" / "protobuf"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ModuleNotFoundError(name='google.protobuf')")
+    code = (
+        "from sluicemq.cli.serve import LOOPBACK, start_broker\n"
+        "from sluicemq.config import load_broker_config\n"
+        "import asyncio, contextlib, logging\n"
+        "logging.basicConfig()\n"
+        f"keys = {{'storePathRootDir': {str(tmp_path / 'store')!r}, 'listenPort': '0',"
+        " 'bindAddress': LOOPBACK, 'metricsExporterType': 'DISABLE'}\n"
+        "config, store, _ = load_broker_config('', overrides=keys)\n"
+        "async def main(proxy):\n"
+        "    async with contextlib.AsyncExitStack() as stack:\n"
+        "        print(await start_broker(config, store, stack, proxy=proxy))\n"
+        "asyncio.run(main(None))\n"
+        "asyncio.run(main(True))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+    )
+    assert done.stdout.startswith("broker=127.0.0.1:")
+    assert "proxy=" not in done.stdout
+    assert "no proxy for gRPC clients: The proxy needs the package protobuf. " in done.stderr
+    assert "Install the extra 'grpc'" in done.stderr
+    assert done.stderr.count("ConfigurationError: The proxy needs") == 1

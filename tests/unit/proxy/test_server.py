@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +11,21 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from sluicemq.errors import ConfigurationError
-from sluicemq.net.grpc import Call
+from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from sluicemq.net.grpc import Call, CallError, StatusCode
+from sluicemq.net.grpc_client import call as ask
+from sluicemq.proxy import STATUS, server
 from sluicemq.proxy import messages as m
-from sluicemq.proxy import server
 from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.messages import Code
+from sluicemq.proxy.metrics import ProxyCollector
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from sluicemq.wire.signature import sign_call as sign
 
 grpc: Any = pytest.importorskip("grpc")
 HOLD = PATH + "Hold"
+RECEIVE = PATH + "ReceiveMessage"
 
 
 def at_a_port(scene: Callable[[EmbeddedSluice], Any], **options: Any) -> None:
@@ -90,6 +95,93 @@ def test_access_control_of_the_broker_is_the_proxys(tmp_path: Any) -> None:
 
     settings = {"aclEnable": "true", "plainAclFile": str(rules)}
     at_a_port(scene, settings=settings, store=tmp_path / "store")
+
+
+# ------------------------------------------------------------------------------ what it tells
+
+
+def samples(proxy: server.Proxy) -> dict[tuple[str, ...], float]:
+    """By name and the labels that are not the proxy's own."""
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    registry.register(ProxyCollector(proxy))
+    own = {"cluster", "node_type", "node_id", "proxy_mode"}
+    return {
+        (sample.name, *(it for name, it in sorted(sample.labels.items()) if name not in own)):
+        sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }  # fmt: skip
+
+
+def test_calls_and_clients_are_counted() -> None:
+    async def scene(mq: EmbeddedSluice) -> None:
+        proxy, holding = mq.servers.proxies["broker-a"], Family()
+        proxy.methods |= {RECEIVE: holding.hold}
+        with grpc.insecure_channel(mq.servers.proxy_address) as channel:
+            for topic in ("TBW102", "TBW102", "none"):
+                await asyncio.to_thread(route, channel, topic)
+            waiting = channel.unary_stream(RECEIVE)(b"", metadata=[(CLIENT_ID, "me")])
+            while not holding.held:
+                await asyncio.sleep(0.01)
+            found = samples(proxy)
+            assert found["rocketmq_proxy_up",] == 1
+            assert found["rocketmq_proxy_connections",] == 1
+            assert found["rocketmq_proxy_clients", "OTHER", ""] == 1
+            assert found["rocketmq_proxy_calls_total", "OK", "QueryRoute"] == 2
+            assert found["rocketmq_proxy_calls_total", "TOPIC_NOT_FOUND", "QueryRoute"] == 1
+            assert found["rocketmq_proxy_calls_in_flight", "QueryRoute"] == 0
+            assert found["rocketmq_proxy_rpc_latency_bucket", "+Inf", "QueryRoute"] == 3
+            assert 0 < found["rocketmq_proxy_rpc_latency_sum", "QueryRoute"] < 20_000
+            status = proxy.status()
+            (client,) = status["clients"]
+            assert (client["client_id"], client["in_flight"], client["polls"]) == ("me", 1, 1)
+            (method,) = status["methods"]
+            assert method["codes"] == {"OK": 2, "TOPIC_NOT_FOUND": 1}
+            waiting.cancel()
+        await proxy.close()
+        assert samples(proxy)["rocketmq_proxy_up",] == 0
+
+    at_a_port(scene)
+
+
+def test_its_status_is_for_administrators(tmp_path: Any) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(
+        "accounts:\n- {accessKey: operator, secretKey: '12345678', admin: true}\n"
+        "- {accessKey: somebody, secretKey: '12345678'}\n"
+    )
+
+    def conversation(address: str) -> None:
+        def refusal(*metadata: tuple[str, str]) -> StatusCode:
+            with pytest.raises(CallError) as caught:
+                ask(address, STATUS, b"", metadata)
+            return caught.value.code
+
+        assert b'"clients":[]' in ask(address, STATUS, b"", sign("operator", "12345678", "now"))
+        assert refusal() == StatusCode.UNAUTHENTICATED
+        assert refusal(*sign("operator", "12345679", "now")) == StatusCode.UNAUTHENTICATED
+        assert refusal(*sign("somebody", "12345678", "now")) == StatusCode.PERMISSION_DENIED
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        await asyncio.to_thread(conversation, mq.servers.proxy_address)
+
+    settings = {"aclEnable": "true", "plainAclFile": str(rules)}
+    at_a_port(scene, settings=settings, store=tmp_path / "store")
+
+
+def test_who_is_no_proxy_is_told_from_one_that_does_not_answer() -> None:
+    async def scene(mq: EmbeddedSluice) -> None:
+        with pytest.raises(CallError, match="not served here"):
+            await asyncio.to_thread(ask, mq.servers.proxy_address, PATH + "None", b"")
+        with pytest.raises(ConnectionLostError):
+            await asyncio.to_thread(ask, mq.servers.name_server_address, STATUS, b"")
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            with pytest.raises(RequestTimeoutError):
+                await asyncio.to_thread(ask, address, STATUS, b"", timeout_s=0.05)
+
+    at_a_port(scene)
 
 
 # --------------------------------------------------------------------------------------- its end
