@@ -9,17 +9,17 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sluicemq.config import BrokerConfig
-from sluicemq.config.settings import host_name
+from sluicemq.config.settings import ServerConfig, host_name
 from sluicemq.net.grpc import StatusCode
+from sluicemq.proxy.clients import Clients
 from sluicemq.proxy.messages import Code
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sluicemq.proxy.server import Proxy
 
 BOUNDS_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 """Those of RocketMQ's rocketmq_rpc_latency."""
@@ -71,10 +71,24 @@ def _name(code: int) -> str:
     return f"grpc {StatusCode(-code).name}" if code < 0 else names.get(code, f"{code}")
 
 
+class Counted(Protocol):
+    """What is looked at of a proxy."""
+
+    config: ServerConfig
+    clients: Clients
+    tallies: dict[str, Tally]
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    @property
+    def connections(self) -> int: ...
+
+
 class ProxyCollector:
     """Reads the counters of a proxy when Prometheus asks."""
 
-    def __init__(self, proxy: "Proxy") -> None:
+    def __init__(self, proxy: Counted) -> None:
         self._proxy = proxy
         config = proxy.config
         is_local = isinstance(config, BrokerConfig)
@@ -91,7 +105,7 @@ class ProxyCollector:
             HistogramMetricFamily,
         )
 
-        proxy, tallies = self._proxy, self._proxy.service.tallies
+        proxy, tallies = self._proxy, self._proxy.tallies
         clients = Counter(
             (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
         )

@@ -92,6 +92,7 @@ class Proxy:
         methods = table(backend, self.clients)
         self.methods = self.service.methods(methods) | {STATUS: self._status}
         """What is called, by path."""
+        self.tallies = self.service.tallies
         families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
         self.families = list(dict.fromkeys([*families, self.clients]))
         """Those that methods are of."""
@@ -160,7 +161,7 @@ class Proxy:
                     "codes": it.by_name,
                     "mean_ms": round(it.latency_sum_ms / it.done, 3) if it.done else 0.0,
                 }
-                for name, it in self.service.tallies.items()
+                for name, it in self.tallies.items()
                 if it.begun
             ],
             "clients": [
