@@ -72,8 +72,7 @@ class BrokerState:
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.offload, self._announce = offload, announce
-        self.collectors: list[Callable[[], Iterator[Any]]] = []
-        """Metrics of others that live with it."""
+        self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
         # What is known of topics, groups and clients.
         self.topics = topics = Topics(settings, files, clock)

@@ -39,7 +39,7 @@ COMMANDS: Final = {
     "up": Entry("serve", "up", "Run a name server and a broker in one process."),
     "nameserver": Entry("serve", "nameserver", "Run a name server."),
     "broker": Entry("serve", "broker", "Run a broker."),
-    "proxy": Entry("proxy", "proxy", "Run a proxy for gRPC clients before a cluster; look at one."),
+    "proxy": Entry("serve", "proxy", "Run a proxy for gRPC clients before a cluster; look at one."),
     "produce": Entry("traffic", "produce", "Send messages."),
     "consume": Entry("traffic", "consume", "Receive messages."),
     "message": Entry("message", "message", "Find stored messages by key or id."),

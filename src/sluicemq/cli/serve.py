@@ -3,6 +3,9 @@
 Each prints one line beginning with `ready` on stdout when it serves, logs to stderr, closes in
 order on SIGTERM or SIGINT and leaves with 0. What hinders the start is one sentence with its cure
 on stderr, and exit code 1. A contract for scripts: it stays as it is.
+
+`sluice proxy status` asks a proxy at its own port, by a method that only ours has, so that it makes
+no difference whether it lives in a broker or alone.
 """
 
 import asyncio
@@ -20,8 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import orjson
 
-from sluicemq.cli.output import Access, client_options
+from sluicemq.cli.output import (
+    Access,
+    client_options,
+    json_option,
+    print_json,
+    print_records,
+    server_options,
+)
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
@@ -39,6 +51,9 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import is_wildcard, join
 from sluicemq.net.limits import LogLimit
+from sluicemq.net.tls import Tls
+from sluicemq.proxy import STATUS
+from sluicemq.wire.signature import sign_call
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
@@ -215,6 +230,54 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
         return f"proxy={join(_here(config), (await stack.enter_async_context(served)).port)}"
 
     _run(start)
+
+
+@proxy.command("status")
+@click.argument("address", default=f"{LOOPBACK}:{PROXY_PORT}")
+@server_options
+@json_option
+def status(address: str, access: Access, as_json: bool) -> None:
+    """Clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
+    from sluicemq.net.grpc import CallError, StatusCode, ask  # noqa: PLC0415 - not for `--help`
+
+    now = f"{SYSTEM_CLOCK.now_ms()}"
+    metadata = sign_call(*access.credentials, now) if access.credentials else ()
+    try:
+        answer = ask(address, STATUS, b"", metadata, tls=Tls.of(None))
+    except CallError as error:
+        if error.code != StatusCode.UNIMPLEMENTED:
+            raise
+        raise ConfigurationError(
+            f"{address} is no proxy of SluiceMQ: {error}", cure="Name one of `sluice up`."
+        ) from error
+    found = orjson.loads(answer)
+    if as_json:
+        print_json(found)
+        return
+    clients = [
+        it
+        | {
+            "address": it["addresses"],
+            "wants": "; ".join(f"{t} {e}".rstrip() for t, e in it["topics"].items()),
+        }
+        for it in found["clients"]
+    ]
+    columns = (
+        "client=client_id kind language version address since=since_ms:time group "
+        "topics=wants in_flight=in_flight waiting_polls=polls stream=has_stream"
+    )
+    print_records(clients, columns=columns, title=f"Clients of {address}")
+    methods = [
+        it | {"answers": ", ".join(f"{name} {count:,}" for name, count in it["codes"].items())}
+        for it in found["methods"]
+    ]
+    columns = "method in_flight=in_flight answers mean_ms=mean_ms"
+    print_records(methods, columns=columns, title="Calls")
+    polls = sum(it["polls"] for it in found["clients"])
+    click.echo(
+        f"{found['connections']} connections, {len(clients)} clients, {polls} waiting polls; "
+        f"the proxy is {'in its broker' if found['mode'] == 'local' else 'alone'}."
+    )
 
 
 # ---------------------------------------------------------------------------------- servers

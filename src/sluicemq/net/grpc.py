@@ -18,19 +18,23 @@ send none, and a body that is compressed is their business.
 import asyncio
 import logging
 import re
+import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, cast
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from sluicemq.errors import SluiceError
+from sluicemq.errors import ConnectionLostError, RequestTimeoutError, SluiceError
+from sluicemq.model.ids import parse_host
 from sluicemq.net.accept import REFUSAL, OnPeer
 from sluicemq.net.http2 import Http2Connection, Http2Server, Stream
 from sluicemq.net.limits import NOBODY_WAITS, SERVER_LIMITS, ServerLimits, Shares
-from sluicemq.net.openssl import TlsAcceptor
-from sluicemq.wire.hpack import encode_headers
+from sluicemq.net.openssl import TlsAcceptor, client_context
+from sluicemq.net.tls import Tls
+from sluicemq.wire import http2 as h
+from sluicemq.wire.hpack import HeaderReader, encode_headers
 from sluicemq.wire.http2 import Code
 
 log = logging.getLogger(__name__)
@@ -304,3 +308,81 @@ class GrpcServer(Http2Server):
             if remaining_s is not None and remaining_s < 0:
                 call.expire()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)
+
+
+# ------------------------------------------------------------------------------ the other side
+
+_STREAM: Final = 1
+_BEGIN: Final = b"".join((
+    h.PREFACE,
+    h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES_MAX}),
+    h.window_update(0, h.WINDOW_BYTES_MAX - h.WINDOW_BYTES),
+))  # fmt: skip
+
+
+def ask(
+    address: str,
+    path: str,
+    message: bytes,
+    metadata: Iterable[tuple[str, str]] = (),
+    *,
+    tls: Tls | None = None,
+    timeout_s: float = 5.0,
+) -> bytes:
+    """One blocking call on a connection of its own, for the command line; `message` is small. The
+    windows are opened as wide as they go, so that the answer comes without a word from us. Raises
+    CallError for a call that ends with an error, ConnectionLostError, RequestTimeoutError
+    (`timeout_s` bounds every wait)."""
+    host = parse_host(address)
+    fields = [
+        (":method", "POST"), (":scheme", "https" if tls else "http"), (":path", path),
+        (":authority", address), ("te", "trailers"), ("content-type", "application/grpc"),
+        *metadata,
+    ]  # fmt: skip
+    request = b"".join((
+        _BEGIN,
+        h.frame(h.HEADERS, h.END_HEADERS, _STREAM, encode_headers(fields)),
+        h.frame(h.DATA, h.END_STREAM, _STREAM, _PREFIX.pack(0, len(message)) + message),
+    ))  # fmt: skip
+    try:
+        with socket.create_connection((host.address, host.port), timeout_s) as plain:
+            if tls is None:
+                plain.sendall(request)
+                headers, data = _read_answer(plain)
+            else:
+                name = tls.server_name or host.address
+                with client_context(tls).wrap_socket(plain, server_hostname=name) as secure:
+                    secure.sendall(request)
+                    headers, data = _read_answer(secure)
+    except TimeoutError as error:
+        raise RequestTimeoutError(f"{address} did not answer within {timeout_s:g} s.") from error
+    except OSError as error:
+        raise ConnectionLostError(
+            f"{address} cannot be reached: {error.strerror or error}.",
+            cure="Is a proxy started there, and does it want TLS (--tls)?",
+        ) from error
+    status = int(headers.get("grpc-status", StatusCode.UNKNOWN))
+    if status != StatusCode.OK:
+        code = StatusCode(status) if status in StatusCode._value2member_map_ else StatusCode.UNKNOWN
+        raise CallError(code, unquote(headers.get("grpc-message", "")) or code.name)
+    return data[_PREFIX.size :]
+
+
+def _read_answer(connection: socket.socket) -> tuple[dict[str, str], bytes]:
+    """Headers and trailers, and the data between them."""
+    reader, headers, data, rest = HeaderReader(), dict[str, str](), bytearray(), b""
+    while received := connection.recv(1 << 18):
+        rest += received
+        while len(rest) >= h.HEAD_BYTES:
+            mark, flags, number = h.unpack_head(rest)
+            end = h.HEAD_BYTES + (mark >> 8)
+            if end > len(rest):
+                break
+            kind, payload, rest = mark & 0xFF, rest[h.HEAD_BYTES : end], rest[end:]
+            if kind == h.HEADERS:
+                headers |= reader.read(payload)
+            elif kind == h.DATA:
+                data += payload
+            if number == _STREAM and (kind == h.RST_STREAM or flags & h.END_STREAM):
+                return headers, bytes(data)
+    raise ConnectionLostError("The connection broke before the answer came.")

@@ -24,8 +24,7 @@ from sluicemq.model.topic import (
 )
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.proxy.backend import Answered, OnRequest
-from sluicemq.proxy.metrics import ProxyCollector
-from sluicemq.proxy.server import Proxy
+from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
 
 HERE: Final = "here"

@@ -13,15 +13,15 @@ answers on their way leave, and only then connections close.
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from sluicemq.acl.guard import Guard
 from sluicemq.config import BrokerConfig
-from sluicemq.config.settings import ServerConfig
+from sluicemq.config.settings import ServerConfig, host_name
 from sluicemq.errors import SluiceError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer
@@ -36,6 +36,9 @@ from sluicemq.proxy.routes import Routing
 from sluicemq.proxy.service import PATH, Calls, Method
 from sluicemq.proxy.telemetry import Telemetry
 from sluicemq.wire.codes import RequestCode
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger("sluicemq.proxy")
 
@@ -72,6 +75,9 @@ def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
     }
 
 
+_LABELS: Final = ("cluster", "node_type", "node_id", "proxy_mode")
+
+
 class Proxy:
     """Serves clients of gRPC. `start` and `close` bracket its life; whoever made the backend closes
     it afterwards."""
@@ -92,7 +98,6 @@ class Proxy:
         methods = table(backend, self.clients)
         self.methods = self.service.methods(methods) | {STATUS: self._status}
         """What is called, by path."""
-        self.tallies = self.service.tallies
         families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
         self.families = list(dict.fromkeys([*families, self.clients]))
         """Those that methods are of."""
@@ -161,7 +166,7 @@ class Proxy:
                     "codes": it.by_name,
                     "mean_ms": round(it.latency_sum_ms / it.done, 3) if it.done else 0.0,
                 }
-                for name, it in self.tallies.items()
+                for name, it in self.service.tallies.items()
                 if it.begun
             ],
             "clients": [
@@ -196,3 +201,62 @@ class Proxy:
     def _disconnected(self, peer: Peer) -> None:
         self.clients.disconnected(peer)
         self._shares.forget(peer)
+
+
+class ProxyCollector:
+    """Reads the counters of a proxy when Prometheus asks, in the thread of prometheus-client: it
+    copies what the loop changes. RocketMQ's proxy has `rocketmq_proxy_up` alone, the others are
+    ours."""
+
+    def __init__(self, proxy: "Proxy") -> None:
+        self._proxy = proxy
+        config = proxy.config
+        is_local = isinstance(config, BrokerConfig)
+        self._node = [
+            getattr(config, "cluster_name", ""), "proxy",
+            getattr(config, "broker_name", host_name()), "local" if is_local else "cluster",
+        ]  # fmt: skip
+
+    def collect(self) -> "Iterator[Metric]":
+        """Every metric of now."""
+        from prometheus_client.core import (  # noqa: PLC0415
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        proxy, tallies = self._proxy, self._proxy.service.tallies
+        clients = Counter(
+            (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
+        )
+        families: list[tuple[Any, str, str, tuple[str, ...], list[tuple[Any, ...]]]] = [
+            (GaugeMetricFamily, "rocketmq_proxy_up", "1 while it serves.", (),
+             [(int(proxy.is_serving),)]),
+            (GaugeMetricFamily, "rocketmq_proxy_connections", "Connections of clients.", (),
+             [(proxy.connections,)]),
+            (GaugeMetricFamily, "rocketmq_proxy_clients", "Clients by language and version.",
+             ("language", "version"), [(*key, count) for key, count in clients.items()]),
+            (GaugeMetricFamily, "rocketmq_proxy_calls_in_flight", "Calls without an answer yet.",
+             ("rpc",), [(name, it.in_flight) for name, it in tallies.items()]),
+            (CounterMetricFamily, "rocketmq_proxy_calls", "Calls by the status of their answer.",
+             ("rpc", "code"), [(name, code, count) for name, it in tallies.items()
+                               for code, count in it.by_name.items()]),
+        ]  # fmt: skip
+        for make, metric_name, text, labels, samples in families:
+            metric = make(metric_name, text, labels=[*_LABELS, *labels])
+            for *values, number in samples:
+                metric.add_metric([*self._node, *values], number)
+            yield metric
+        latency = HistogramMetricFamily(
+            "rocketmq_proxy_rpc_latency",
+            "Milliseconds from a call to its answer, with the wait of a long poll.",
+            labels=[*_LABELS, "rpc"],
+        )
+        for name, tally in tallies.items():
+            if tally.done:
+                latency.add_metric([*self._node, name], tally.buckets, tally.latency_sum_ms)
+        yield latency
+
+    def describe(self) -> "list[Metric]":
+        """Nothing: a registry would ask for all metrics else."""
+        return []

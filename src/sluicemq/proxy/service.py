@@ -14,9 +14,11 @@ In `server.table` stands which method is whose.
 """
 
 import logging
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.guard import Guard
@@ -35,7 +37,6 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Answered, Conversation
 from sluicemq.proxy.clients import Client, Clients, StatusError
 from sluicemq.proxy.messages import Code
-from sluicemq.proxy.metrics import Tally
 from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,55 @@ class Dialogue:
         for answer in result:
             self._call.send(answer.SerializeToString())
         self._next()
+
+
+BOUNDS_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+"""Those of RocketMQ's rocketmq_rpc_latency."""
+
+
+class Tally:
+    """What became of the calls of one method. A call that nobody waits for any more counts too, and
+    is in flight until its end. Latency includes the wait of a long poll."""
+
+    __slots__ = ("_counts", "begun", "codes", "latency_sum_ms")
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.codes: Counter[int] = Counter()
+        """Ended calls by status; by the status of gRPC, below 0, where that was the answer."""
+        self.latency_sum_ms = 0.0
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+
+    def ended(self, code: int, age_s: float) -> None:
+        """HOT."""
+        age_ms = age_s * 1000
+        self.codes[code] += 1
+        self.latency_sum_ms += age_ms
+        self._counts[bisect_left(BOUNDS_MS, age_ms)] += 1
+
+    @property
+    def done(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def in_flight(self) -> int:
+        return self.begun - self.done
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound -> how many took no longer."""
+        bounds = [*(f"{bound:.1f}" for bound in BOUNDS_MS), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """Ended calls by the name of their status."""
+        return {_name(code): count for code, count in self.codes.copy().items()}
+
+
+def _name(code: int) -> str:
+    names: dict[int, str] = {it: it.name for it in Code}
+    return f"grpc {StatusCode(-code).name}" if code < 0 else names.get(code, f"{code}")
 
 
 class Calls:

@@ -12,13 +12,11 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
-from sluicemq.net.grpc import Call, CallError, StatusCode
-from sluicemq.net.grpc_client import call as ask
+from sluicemq.net.grpc import Call, CallError, StatusCode, ask
 from sluicemq.proxy import STATUS, server
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.messages import Code
-from sluicemq.proxy.metrics import ProxyCollector
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.signature import sign_call as sign
@@ -104,7 +102,7 @@ def samples(proxy: server.Proxy) -> dict[tuple[str, ...], float]:
     """By name and the labels that are not the proxy's own."""
     prometheus = pytest.importorskip("prometheus_client")
     registry = prometheus.CollectorRegistry()
-    registry.register(ProxyCollector(proxy))
+    registry.register(server.ProxyCollector(proxy))
     own = {"cluster", "node_type", "node_id", "proxy_mode"}
     return {
         (sample.name, *(it for name, it in sorted(sample.labels.items()) if name not in own)):
