@@ -273,6 +273,8 @@ def status(address: str, access: Access, as_json: bool) -> None:
     ]
     columns = "method in_flight=in_flight answers mean_ms=mean_ms"
     print_records(methods, columns=columns, title="Calls")
+    for warning in found["warnings"]:
+        click.echo(f"warning: {warning}")
     polls = sum(it["polls"] for it in found["clients"])
     click.echo(
         f"{found['connections']} connections, {len(clients)} clients, {polls} waiting polls; "

@@ -61,6 +61,10 @@ class Backend(Protocol):
         """As one of the brokers keeps it; None: none does."""
         ...
 
+    def warnings(self) -> list[str]:
+        """What an operator has to know, a sentence each."""
+        ...
+
 
 def masters_of(route: TopicRoute) -> dict[str, str]:
     """Broker name -> address of its master, as a Call takes it."""

@@ -99,14 +99,17 @@ class Answers(Generic[T]):
         return value
 
     async def _ask(self, name: str) -> T:
+        known = self._known.get(name)
         try:
             value, found_s = await self._shell.run(self._find(name)), self._clock.monotonic_s()
         except SluiceError as error:
-            known, now_s = self._known.pop(name, None), self._clock.monotonic_s()
             is_gone = isinstance(error, RouteNotFoundError)
-            if known is None or (is_gone and now_s - known.found_s > GONE_S):
+            if known is None or (is_gone and self._clock.monotonic_s() - known.found_s > GONE_S):
+                self._known.pop(name, None)
                 raise
             value, found_s = known.value, known.found_s
+        if known is not None and known.value == value:  # what was made of it stays as well
+            value = known.value
         if len(self._known) >= NAMES_MAX:
             self._known.clear()
         until_s = self._clock.monotonic_s() + FRESH_S
@@ -163,6 +166,9 @@ class ClusterBackend(AsyncioShell):
 
     def group(self, name: str) -> Talk[GroupConfig | None]:
         return self._groups.get(name)
+
+    def warnings(self) -> list[str]:
+        return [text for _, text in sorted(self.disagreements.found.items())]
 
     async def exchange(self, call: Call) -> Command:
         """A question of the proxy's own."""

@@ -80,6 +80,9 @@ class LocalBackend:
         yield from ()
         return self.state.groups.table.get(name)
 
+    def warnings(self) -> list[str]:
+        return []
+
     def arrived(self, link: "LocalLink", data: bytes) -> None:
         """Frames for a client, which it gets when this turn is over."""
         if not self._arrived:

@@ -159,6 +159,7 @@ class Proxy:
         return {
             "mode": "local" if isinstance(self.config, BrokerConfig) else "cluster",
             "connections": self.connections,
+            "warnings": self.backend.warnings(),
             "methods": [
                 {
                     "method": name,

@@ -269,6 +269,11 @@ def test_a_broker_of_ours_looks_itself() -> None:
             for name, expression in (("one", "a"), ("two", "b")):
                 command = requests.heartbeat(beat(name, "g", expression))
                 assert (await asked(link_of(proxy), address, command)).code == 0
-            assert not proxy.backend.disagreements.found  # type: ignore[attr-defined]
+            assert proxy.proxy.status()["warnings"] == []
+            backend: Any = proxy.backend
+            for name, link in (("a", object()), ("b", object())):
+                backend.disagreements.heard(link, beat(name, "h", name))
+            (warning,) = proxy.proxy.status()["warnings"]
+            assert "a and b of the group h" in warning
 
     asyncio.run(scene())
