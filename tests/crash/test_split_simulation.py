@@ -14,7 +14,8 @@ import pytest
 from simulation.cluster.__main__ import main, run_range
 from simulation.cluster.runs import LENGTH, SPLIT, error_of
 from simulation.silence import silence
-from sluicemq.broker.consume.clients import ConsumerGroup, Watch
+from sluicemq.broker.consume.clients import ConsumerGroup
+from sluicemq.broker.consume.filters import Watch
 from sluicemq.broker.consume.pull import Pull, Reading
 from sluicemq.broker.lanes import group as lanes
 from sluicemq.broker.lanes.group import GroupLanes, Lane

@@ -219,6 +219,7 @@ NEEDS: Final[dict[int, Need]] = {
     R.GET_CONSUMER_CONNECTION_LIST: _GROUP,
     R.GET_CONSUME_STATS: _fields(consumerGroup=SUB, topic=SUB),
     R.SLUICE_FILTERED_LAG: _fields(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_IN_FLIGHT: _fields(consumerGroup=SUB, topic=SUB),
     R.SLUICE_TRY_FILTER: _fields(topic=SUB, consumerGroup=SUB),
     R.QUERY_TOPICS_BY_CONSUMER: _GROUP,
     R.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(group=SUB, topic=SUB),

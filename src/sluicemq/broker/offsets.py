@@ -26,7 +26,7 @@ dies just after a consumer has heard tells it once more: messages repeat.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -46,6 +46,16 @@ TELLS_MAX: Final = 3
 
 Key = tuple[str, str, int]
 """(group, topic, queue id)"""
+
+
+class Unfinished(NamedTuple):
+    """What a group has before it in a queue: all from `start` on (-1: it has no offset), and
+    `extra` messages besides, below 0 when some of those are done. `in_flight`: how many it has
+    popped and neither acknowledged nor to get again."""
+
+    start: int
+    in_flight: int = 0
+    extra: int = 0
 
 
 @dataclass(slots=True)

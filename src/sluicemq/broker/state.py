@@ -20,6 +20,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pop.acknowledge import InFlight
 from sluicemq.broker.pop.assignment import Assignments, LookUp
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder
@@ -123,7 +124,8 @@ class BrokerState:
         self.checkpoints = Checkpoints(
             settings, topics, offsets, store, intake, turns, self.delayed, files, clock
         )
-        offsets.on_forget.append(self.checkpoints.forget)
+        offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
+        self.in_flight = InFlight(groups, self.checkpoints, self.order, clock, self.background)
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
             CheckBack(self.producers, settings.broker.broker_name),
@@ -139,13 +141,12 @@ class BrokerState:
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
         # Who watches.
-        self.watch = GroupWatch(offsets, store, clock)
+        self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
         self.filter_watch = FilterWatch(
             store, topics, groups, offsets, consumers, self.filters, self.delivered,
-            self.background, clock,
+            self.background, clock, self.in_flight.unfinished,
         )  # fmt: skip
-        self.rates, self.days = Rates(), Days()
         self.runtime = RuntimeInfo(
             topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,
             (self.delayed.runtime, self.filter_watch.runtime),

@@ -22,7 +22,7 @@ from sluicemq.broker.consume.heartbeat import Heartbeats
 from sluicemq.broker.consume.offset_admin import OffsetAdmin
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.epochs.epochs import Epochs
-from sluicemq.broker.pop.acknowledge import Acknowledge
+from sluicemq.broker.pop.acknowledge import Acknowledge, InFlight
 from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import Pop
 from sluicemq.broker.produce.relays import Relays, Replies
@@ -74,6 +74,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.ACK_MESSAGE: Row(p.AckMessageRequest, Acknowledge.one),
     Code.BATCH_ACK_MESSAGE: Row(None, Acknowledge.many),
     Code.CHANGE_MESSAGE_INVISIBLETIME: Row(p.ChangeInvisibleTimeRequest, Acknowledge.change),
+    Code.SLUICE_IN_FLIGHT: Row(p.InFlightRequest, InFlight.listed),
     Code.HEART_BEAT: Row(None, Heartbeats.heartbeat),
     Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
     Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
@@ -152,10 +153,11 @@ def families(b: BrokerState) -> tuple[object, ...]:
     clock, consumers = b.clock, b.consumers
     return (
         b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning, b.assignments,
-        b.filter_watch,
+        b.filter_watch, b.in_flight,
         Pop(
             settings, topics, groups, offsets, b.checkpoints, b.order, b.polls, store, clock,
-            b.background, b.delivered, b.request_filters, b.random,
+            b.background, b.delivered, b.request_filters, b.random, consumers,
+            b.assignments.admit,
         ),
         Acknowledge(topics, offsets, b.checkpoints, b.order, store, b.turns, clock),
         TransactionRequests(settings, b.transactions, clock, b.access),
@@ -164,7 +166,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         Metadata(settings, topics, groups, offsets, store, b.turns.end),
         Admin(
             settings, topics, offsets, consumers, b.producers, store, b.runtime, b.rates, b.watch,
-            b.files, clock,
+            b.in_flight.unfinished, b.files, clock,
         ),
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),

@@ -44,14 +44,14 @@ SYSTEM_PREFIXES = (
 )  # fmt: skip
 _QUEUE = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
 _lag = fields(
-    f"group {_QUEUE} committed offset_min offset_max lag lost at_risk=messages_at_risk "
+    f"group {_QUEUE} committed offset_min offset_max lag in_flight lost at_risk=messages_at_risk "
     "loss_time_ms matching eta_ms"
 )
-_progress = fields(f"{_QUEUE} committed offset_max lag last_time_ms")
+_progress = fields(f"{_QUEUE} committed offset_max lag in_flight last_time_ms")
 _change = fields(f"{_QUEUE} from=old to=new come_again=again skipped offset_max")
 _filter = fields("topic kind expression matched filtered")
 _failure = fields("queue_id offset text")
-_contract = fields("broker contract lanes refused unmatched forgotten")
+_contract = fields("broker contract lanes refused unmatched forgotten pops")
 _client = fields("client_id address language")
 _held = fields(
     "committed=commit_offset held=cached_count held_from=cached_min held_to=cached_max locked "
@@ -167,8 +167,8 @@ def _print_progress(report: GroupReport) -> None:
         if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag
     ]
     columns = (
-        "topic broker queue=queue_id committed end=offset_max lag last_consumed=last_time_ms:time "
-        "member"
+        "topic broker queue=queue_id committed end=offset_max lag in_flight=in_flight "
+        "last_consumed=last_time_ms:time member"
     )
     print_records(queues, columns=columns, title=f"Progress of {report.name}")
     idle = sum(bool(member.idle_because) for member in report.members)
@@ -233,6 +233,8 @@ def _print_contract(found: GroupContract) -> None:
             + " If that is not intended, set it to strict." * is_default
             + f" {found.unmatched:,} messages are wanted by none." * bool(found.unmatched)
         )
+    for topic, (kind, expression) in found.pops.items():
+        click.echo(f"Pops {topic} on {found.broker} by {kind} {expression}.")
     for client_id, why in found.refused.items():
         click.echo(f"{client_id} is refused: {why}")
     for one in found.forgotten:
@@ -278,7 +280,8 @@ def _print_lag(found: list[QueueLag]) -> None:
         if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost
     ]
     columns = (
-        "group topic broker queue=queue_id committed first=offset_min end=offset_max lag matching "
+        "group topic broker queue=queue_id committed first=offset_min end=offset_max lag "
+        "in_flight=in_flight matching "
         "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
     )
     print_records(queues, columns=columns)
@@ -293,6 +296,7 @@ def _print_lag(found: list[QueueLag]) -> None:
         lanes, columns=columns, title="Lanes: a message counts in the one that will get it"
     )
     at_risk = sum(item.messages_at_risk for item in found)
+    in_flight = sum(item.in_flight for item in found)
     times = [item.loss_time_ms for item in found if item.messages_at_risk]
     known = [item.matching for item in found if item.matching is not None]
     if any(item.lag and item.matching is None for item in found):
@@ -304,7 +308,9 @@ def _print_lag(found: list[QueueLag]) -> None:
     elif known:
         click.echo(f"{sum(known):,} messages match the groups' filters.")
     click.echo(
-        f"{sum(item.lag for item in found):,} messages behind; "
+        f"{sum(item.lag for item in found):,} messages behind"
+        + f", {in_flight:,} of them popped and not acknowledged" * bool(in_flight)
+        + "; "
         + (f"{at_risk:,} of them are deleted from {show_time(min(times))} on." if times
            else "none of them is about to be deleted.")
     )  # fmt: skip

@@ -21,8 +21,7 @@ from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sluicemq.acl.guard import Guard
-from sluicemq.broker.consume.clients import difference
-from sluicemq.broker.lanes.rules import subscription_key
+from sluicemq.broker.lanes.rules import difference, subscription_key
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory, no_route
 from sluicemq.client.core.names import Credentials, signed

@@ -289,7 +289,8 @@ class TopicStats:
 class QueueProgress:
     """How far a group is in a queue; `last_time_ms`: when its last consumed message was stored.
 
-    Ours alone: `messages_at_risk` are unread and go with the next files, from `loss_time_ms` on.
+    Ours alone: `messages_at_risk` are unread and go with the next files, from `loss_time_ms` on;
+    `in_flight` are popped, and `extra` are before the group besides those from its offset on.
     """
 
     broker_offset: int = json("brokerOffset")
@@ -298,6 +299,8 @@ class QueueProgress:
     pull_offset: int = json("pullOffset", default=0)
     messages_at_risk: int = json("sluiceMessagesAtRisk", default=0, write=lambda it: it or None)
     loss_time_ms: int = json("sluiceLossTime", default=0, write=lambda it: it or None)
+    in_flight: int = json("sluiceInFlight", default=0, write=lambda it: it or None)
+    extra: int = json("sluiceExtra", default=0, write=lambda it: it or None)
 
 
 @body
@@ -505,7 +508,8 @@ class OpenTransaction:
 class QueueMatching:
     """One queue: of the messages from `committed` (-1: nothing is) to `offset_max` so many match,
     None when the subscription is not known. `eta_ms`: in how long none will be left at the present
-    pace; None when that is not known, or never."""
+    pace; None when that is not known, or never. `in_flight` are popped; `extra` messages are before
+    the group besides those from `committed` on."""
 
     queue_id: int = json("queueId")
     committed: int = json("committed")
@@ -513,6 +517,23 @@ class QueueMatching:
     offset_max: int = json("maxOffset")
     matching: int | None = json("matching")
     eta_ms: int | None = json("eta", default=None)
+    in_flight: int = json("inFlight", default=0)
+    extra: int = json("extra", default=0)
+
+
+@body
+class InFlightMessage:
+    """900134: a message that a group has popped, and not acknowledged. Times are ms since 1970, of
+    its pop and when it is visible again; `client_id` is "" when that is not known. It has come
+    `times` times."""
+
+    topic: str = json("topic")
+    queue_id: int = json("queueId")
+    queue_offset: int = json("queueOffset")
+    popped_ms: int = json("popTime")
+    visible_ms: int = json("visibleTime")
+    client_id: str = json("clientId")
+    times: int = json("times")
 
 
 @body
@@ -558,6 +579,9 @@ encode_waiting, decode_waiting = member_codec(
 )
 encode_open_transactions, decode_open_transactions = member_codec(
     "transactions", list[OpenTransaction], "list of transactions"
+)
+encode_in_flight, decode_in_flight = member_codec(
+    "messages", list[InFlightMessage], "list of popped messages"
 )
 encode_group_matching, decode_group_matching = member_codec(
     "topics", list[GroupMatching], "matches of a group"

@@ -97,6 +97,17 @@ class NotificationRequest(PollingInfoRequest):
     expression: str | None = text("exp", default=None)
 
 
+@request(Code.SLUICE_IN_FLIGHT)
+class InFlightRequest:
+    """What a group has popped; None: of all topics, queues, offsets."""
+
+    group: str = text("consumerGroup")
+    topic: str | None = text("topic", default=None)
+    queue_id: int | None = int32("queueId", default=None)
+    offset: int | None = int64("queueOffset", default=None)
+    count_max: int | None = int32("maxMsgNums", default=None)
+
+
 @answer(Code.NOTIFICATION)
 class NotificationResponse:
     has_messages: bool = boolean("hasMsg", default=False)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.consume.clients import Watch
+from sluicemq.broker.consume.filters import Watch
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.wire import bodies

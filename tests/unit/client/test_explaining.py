@@ -6,15 +6,13 @@ import dataclasses
 import pytest
 
 from sluicemq.client.core.operations.groups import QueueProgress, TopicMatching
-from sluicemq.client.core.operations.messages import GroupTrace
+from sluicemq.client.core.operations.messages import Copy, GroupTrace, MessageFacts
 from sluicemq.client.core.operations.rules import (
     Code,
-    Copy,
     Fate,
     GroupFacts,
     LaneFacts,
     MemberFacts,
-    MessageFacts,
     explain_group,
     explain_message,
 )
@@ -23,9 +21,16 @@ from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.wire.bodies import GroupMatching, LaneMatching, QueueMatching, QueueState
+from sluicemq.wire.bodies import (
+    GroupMatching,
+    InFlightMessage,
+    LaneMatching,
+    QueueMatching,
+    QueueState,
+)
 
 QUEUE = MessageQueue("T", "b", 0)
+HELD = InFlightMessage("T", 0, 5, 998_000, 1_003_000, "c1", 2)
 HOST = Host("127.0.0.1", 10911)
 NOW_MS = 1_000_000
 SQL = Subscription("T", "price > 30 AND region = 'hz'", "SQL92")
@@ -86,6 +91,9 @@ def test_what_members_do_not_tell_is_not_guessed() -> None:
         ({"copies": [Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
         ({"copies": [Copy(1, True), Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
         ({"copies": [Copy(1, True)]}, (Fate.CONSUMED, [])),
+        ({"held": HELD, "committed": 9}, (Fate.IN_FLIGHT, [Code.IN_FLIGHT])),
+        ({"copies": [Copy(1, True, None, HELD, True)]}, (Fate.IN_FLIGHT, [Code.IN_FLIGHT])),
+        ({"copies": [Copy(1, False, is_popped=True)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
         ({"traced": GroupTrace("G", 1, True)}, (Fate.CONSUMED, [])),
         ({"committed": 6}, (Fate.CONSUMED, [Code.OFFSET_PAST])),
         ({"members": ()}, (Fate.OFFLINE, [Code.NO_MEMBER])),
@@ -111,6 +119,27 @@ def test_each_fact_has_its_finding(
     changes: dict[str, object], expected: tuple[Fate, list[Code]]
 ) -> None:
     assert told(group(**changes)) == expected
+
+
+def test_who_has_a_message_is_said_and_until_when() -> None:
+    found = explain_message(about(), group(held=HELD))
+    assert found.cause is not None
+    assert found.cause.what == (
+        "c1 popped it 2 s ago, the 2. time that it came: unless it is acknowledged, it comes again "
+        "in 3 s."
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "code"),
+    [
+        (QueueProgress(QUEUE, 10, 10, in_flight=2, extra=2), Code.IN_FLIGHT),
+        (QueueProgress(QUEUE, 9, 10, in_flight=2, extra=2), Code.BEHIND),
+    ],
+)
+def test_a_group_that_has_all_in_flight_is_not_behind(queue: QueueProgress, code: Code) -> None:
+    found = explain_group(whole(group(), queue)).findings
+    assert [finding.code for finding in found] == [code]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
-from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.offsets import Offsets, Unfinished
 from sluicemq.broker.produce.send import Send
 from sluicemq.broker.registration import credentials_of
 from sluicemq.broker.settings import Settings
@@ -230,6 +230,7 @@ class Admin:
     runtime: RuntimeInfo
     rates: Rates
     watch: GroupWatch
+    unfinished: Callable[[str, str, int], Unfinished]
     files: Files
     clock: Clock
     version: DataVersion = field(init=False)
@@ -303,7 +304,8 @@ class Admin:
     def consume_stats(
         self, header: GetConsumeStatsRequest, command: Command, peer: Peer
     ) -> Command:
-        """208: a topic, some topics, or all on which the group has offsets."""
+        """208: a topic, some topics, or all on which the group has offsets. As in RocketMQ they say
+        nothing of what is in flight; that is ours."""
         names = set(filter(None, (header.topic_list or "").split(";")))
         if header.topic:
             names.add(header.topic)
@@ -323,10 +325,15 @@ class Admin:
                 risk = self.watch.risk(name, queue_id, known)
                 committed = max(known, 0)
                 time_ms = self.store.reader.store_time_ms(name, queue_id, committed - 1)
-                fetched = max(committed, self.offsets.fetched(header.group, name, queue_id))
+                start, in_flight, extra = self.unfinished(header.group, name, queue_id)
+                fetched = max(start, committed, self.offsets.fetched(header.group, name, queue_id))
+                extra -= max(start, 0) - committed
                 queues[MessageQueue(name, self.settings.broker.broker_name, queue_id)] = (
-                    bodies.QueueProgress(end, committed, max(time_ms, 0), fetched, *(risk or ()))
-                )
+                    bodies.QueueProgress(
+                        end, committed, max(time_ms, 0), fetched, *(risk or (0, 0)), in_flight,
+                        extra,
+                    )
+                )  # fmt: skip
         rate = sum(self.rates.rate(f"out:{name}@{header.group}", 60) for name in names)
         stats = bodies.ConsumeStats(queues, rate)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))

@@ -13,6 +13,9 @@ decides, its attribute `sluice.contract`; RocketMQ keeps an attribute that it do
     strict       the second, different subscription is refused at its heartbeat, with both
                  expressions, the client ids and what differs
 
+A group that pops has no lanes: who pops a topic moves the whole group on there, so one filter
+counts (`pop/assignment.py`), and its members are waited for as in a strict group.
+
 A member leaves with its request 35, its connection, or 120 s after its last heartbeat. One whose
 connection breaks has not left: a stalled Java client closes its socket after 3 s and
 sends its next heartbeat up to 30 s later. In a strict group its subscription stays *claimed* until
@@ -30,16 +33,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from sluicemq.broker.consume.filters import ConsumerFilters
-from sluicemq.broker.lanes.rules import normal_atom, parse_key, subscription_key
+from sluicemq.broker.consume.filters import ConsumerFilters, Watch
+from sluicemq.broker.lanes.rules import difference, normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import LaneReader, Lanes
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
-from sluicemq.errors import FilterError
-from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import is_tag_kind, make_filter, subscribe
-from sluicemq.model.subscription import MessageFilter, Subscription
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import CONTRACT, CONTRACTS, MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
@@ -79,38 +79,6 @@ class Member:
     key: str = ""
     fingerprint: int = 0
     wanted: dict[str, Subscription] = field(default_factory=dict)
-
-
-class Watch:
-    """A group's subscription to a topic with its compiled filter.
-
-    `is_broken` says that the SQL92 expression does not compile: then pulls are refused.
-    """
-
-    __slots__ = ("filter", "is_broken", "is_by_tags", "subscription")
-
-    def __init__(self, subscription: Subscription) -> None:
-        self.subscription = subscription
-        self.is_by_tags = is_tag_kind(subscription.kind)
-        self.is_broken = False
-        self.filter: MessageFilter | None = None
-        try:
-            if self.is_by_tags and not subscription.codes:
-                # Some clients leave the codes to the broker.
-                parsed = subscribe(
-                    subscription.topic, subscription.expression, version=subscription.version
-                )
-                self.subscription = subscription = parsed
-            self.filter = make_filter(subscription)
-        except FilterError as error:
-            self.is_broken = True
-            log.warning("subscription to %s does not compile: %s", subscription.topic, error)
-        else:
-            if isinstance(self.filter, Selector) and self.filter.ignored:
-                log.warning(
-                    "subscription to %s: %r is ignored at the end of %r, as in RocketMQ",
-                    subscription.topic, self.filter.ignored, subscription.expression,
-                )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -220,6 +188,10 @@ class Contracts:
     """Subscriptions that differed from their group's, by group."""
     refused: dict[tuple[str, str], Refusal] = field(default_factory=dict)
     """(group, client id) -> why it is not a member, until it is one or its connection ends."""
+    popping: set[str] = field(default_factory=set)
+    """Groups of which somebody has popped."""
+    popped_by: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """(group, topic) -> kind and expression of its pops."""
     _claims: dict[str, dict[str, Claim]] = field(default_factory=dict)
     _warned: set[tuple[str, str]] = field(default_factory=set)
 
@@ -231,9 +203,13 @@ class Contracts:
 
     # ------------------------------------------------------------------------------- claims
 
+    def _has_claims(self, group: str) -> bool:
+        """Does the group wait for members that have not said that they leave?"""
+        return group in self.popping or self.of(group) == STRICT
+
     def lost(self, group: str, client_id: str, key: str, seen_ms: int) -> None:
         """A member's connection is gone, and it has not said that it leaves."""
-        if key and self.of(group) == STRICT:
+        if key and self._has_claims(group):
             claims = self._claims.setdefault(group, {})
             if len(claims) < CLAIMS_MAX:
                 claims[client_id] = Claim(key, seen_ms)
@@ -252,7 +228,7 @@ class Contracts:
         limit_ms = self.clock.now_ms() - self.settings.broker.client_expiry_ms
         for client_id in [client_id for client_id, c in held.items() if c.seen_ms < limit_ms]:
             del held[client_id]
-        if not held or self.of(group) != STRICT:
+        if not held or not self._has_claims(group):
             del self._claims[group]
             return {}
         return held
@@ -284,6 +260,11 @@ class Contracts:
             f"them: {difference(said, key)}. Give it another group, the same subscription, or set "
             f"the contract to lanes: sluice group update {group} --contract lanes"
         )
+        self.note(group, client_id, why, peer)
+        raise ContractError(why)
+
+    def note(self, group: str, client_id: str, why: str, peer: Peer) -> None:
+        """Somebody is refused: tools show it, and the log says it now and then."""
         known = self.refused.get((group, client_id))
         now_s = self.clock.monotonic_s()
         if known is None:
@@ -294,7 +275,6 @@ class Contracts:
             now_s = known.logged_s
         if known is not None or len(self.refused) < REFUSED_MAX:
             self.refused[group, client_id] = Refusal(why, peer, now_s)
-        raise ContractError(why)
 
     def why_refused(self, group: str, peer: Peer, client_id: str | None) -> str:
         """Why a request's client is not a member; "" when it was not refused."""
@@ -331,20 +311,16 @@ class Contracts:
         for item in [item for item in self.refused if item[0] == group]:
             del self.refused[item]
 
+    def pops(self, group: str) -> list[tuple[str, str, str]]:
+        """What the group pops: topic, kind and expression."""
+        if group not in self.popping:
+            return []
+        return [(topic, *said) for (name, topic), said in self.popped_by.items() if name == group]
 
-def difference(old: str, new: str) -> str:
-    """Two subscriptions, topic by topic where they differ."""
-    before, after = parse_key(old), parse_key(new)
-
-    def show(atom: Iterable[str] | None) -> str:
-        kind, text = atom or ("", "")
-        return f"{kind} {text!r}" if kind else "nothing"
-
-    return "; ".join(
-        f"{topic}: {show(before.get(topic))} -> {show(after.get(topic))}"
-        for topic in sorted({*before, *after})
-        if before.get(topic) != after.get(topic)
-    )
+    def deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """The topic, or the group, is no more."""
+        for item in [item for item in self.popped_by if item[0] == group or item[1] == topic]:
+            del self.popped_by[item]
 
 
 @dataclass(slots=True, eq=False)
@@ -363,6 +339,12 @@ class Consumers:
         found = self.groups.get(group)
         return found.watches.get(topic) if found is not None else None
 
+    def name_of(self, name: str, peer: Peer) -> str:
+        """The client id of a member; the address of somebody else. HOT."""
+        group = self.groups.get(name)
+        member = group.members.get(peer) if group is not None else None
+        return member.client_id if member is not None else str(peer.remote)
+
     def groups_of(self, topic: str) -> set[str]:
         """Groups online that subscribe to the topic."""
         return {name for name, group in self.groups.items() if topic in group.watches}
@@ -376,6 +358,13 @@ class Consumers:
         if lanes is None or member is None or member.key not in lanes.lanes:
             return None
         return LaneReader(lanes, member.client_id, member.key)
+
+    def end_lanes(self, name: str) -> None:
+        """The group pops, and nobody has read by its lanes."""
+        if name in self.lanes.table:
+            self.lanes.forget_group(name)
+            if name in self.groups:
+                self.groups[name].unite()
 
     def sharing(self, name: str, peer: Peer, fields: Mapping[str, str] | None) -> list[str]:
         """Client ids among whom a client shares the queues; in a group with lanes: those of the
@@ -418,7 +407,7 @@ class Consumers:
         key = subscription_key(data.group, data.subscriptions) if is_shared else ""
         try:
             if key:
-                counting = self._claimed(group.name, member.client_id)
+                counting = self.claimed(group.name, member.client_id)
                 lanes = self.lanes.table.get(group.name)
                 if lanes is not None:  # in a strict group the oldest lane's subscription counts
                     claimed = {claim.key for claim in self.contracts.claims(group.name).values()}
@@ -454,7 +443,7 @@ class Consumers:
             self._notify(group, keys)
         return old not in {0, fingerprint}
 
-    def _claimed(self, name: str, client_id: str) -> dict[str, str]:
+    def claimed(self, name: str, client_id: str) -> dict[str, str]:
         """Client id -> subscription of the members besides this client, with those that are waited
         for."""
         group = self.groups.get(name)
@@ -470,6 +459,8 @@ class Consumers:
         members have to balance anew, None for all."""
         others = group.others(member)
         key = member.key
+        if not others and not self.contracts.claims(group.name):
+            self.contracts.popping.discard(group.name)
         if group.name not in self.lanes.table and set(others.values()) <= {key}:
             if key and key != group.key:
                 is_first = group.consume_from_where == FROM_FIRST_OFFSET
@@ -480,6 +471,9 @@ class Consumers:
             return None if group.replace(member.wanted) else set()
         if not key:
             return set()
+        if group.name in self.contracts.popping:
+            group.unite()
+            return None if before != key else set()
         is_new = self.lanes.enter(group.name, key, member.client_id, before, others)
         if is_new:
             self.contracts.split(group.name, member.client_id, key, others)
@@ -513,7 +507,7 @@ class Consumers:
         Raises ContractError.
         """
         mine = normal_atom(subscription.kind, subscription.expression)
-        for other, said in self._claimed(name, client_id).items():
+        for other, said in self.claimed(name, client_id).items():
             if parse_key(said).get(subscription.topic) != mine:
                 key = subscription_key(name, [subscription])
                 self.contracts.refuse(name, client_id, key, {other: said}, peer)

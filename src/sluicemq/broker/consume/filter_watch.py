@@ -6,6 +6,8 @@ again, in slices, for evaluations that failed (`Troubles`), and those before it 
 match (`Matching`). So the way of a message costs nothing more, and the figures are exact: each
 message is looked at once for each time that a group has passed it.
 
+Of a group that pops, what is in flight counts too: it matches, and is not done.
+
 The own offset of a group with lanes is the least of its lanes': from there on most may be delivered
 already. A lane's messages are those from its place on that its rules there want. The rules of a
 group exclude each other, so the sum over the lanes is what nobody was given yet.
@@ -34,7 +36,7 @@ from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
 from sluicemq.broker.lanes.rules import atoms_of
 from sluicemq.broker.lanes.table import show, shown
-from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.offsets import Offsets, Unfinished
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
@@ -42,6 +44,7 @@ from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
@@ -119,7 +122,7 @@ class Troubles:
 
 class QueueMatches(NamedTuple):
     """One queue of a group. `tally` is None when it is not known what the group wants; `lanes`: of
-    each lane from its own offset on."""
+    each lane from its own offset on; `in_flight` and `extra` as in `Unfinished`."""
 
     queue_id: int
     committed: int
@@ -127,6 +130,8 @@ class QueueMatches(NamedTuple):
     offset_max: int
     tally: Tally | None
     lanes: tuple[tuple[Lane, Tally], ...] = ()
+    in_flight: int = 0
+    extra: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +149,7 @@ class FilterWatch:
     delivered: dict[Pair, Delivered]
     background: Background
     clock: Clock
+    unfinished: Callable[[str, str, int], Unfinished]
     troubles: dict[Pair, Troubles] = field(default_factory=dict)
     matches: dict[Pair, tuple[int, float | None]] = field(default_factory=dict)
     matching: Matching = field(init=False)
@@ -159,10 +165,14 @@ class FilterWatch:
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
         """What its members say; else the SQL92 expression that is kept of it; None: not known."""
-        watch = self.consumers.watch(group, topic)
+        origin = pop_origin(topic, group)  # what comes again is wanted as it was
+        for popped, kind, expression in self.consumers.contracts.pops(group):
+            if popped == origin:
+                return _parsed(topic, expression, kind)
+        watch = self.consumers.watch(group, topic) or self.consumers.watch(group, origin)
         if watch is not None:
             return watch.subscription
-        kept = self.filters.table.get(group, {}).get(topic)
+        kept = self.filters.table.get(group, {}).get(origin)
         if kept is None:
             return None
         return Subscription(topic, kept.expression, kept.kind, version=kept.version)
@@ -196,16 +206,16 @@ class FilterWatch:
         known = self.topics.get(topic)
         wanted = None if subscription is None else (yield from self.wanted(subscription))
         for queue_id in range(known.config.read_queues if known is not None else 0):
-            committed = self.offsets.committed(group, topic, queue_id)
+            start, in_flight, extra = self.unfinished(group, topic, queue_id)
             tally = None
             if wanted is not None:
                 now_s = self.clock.monotonic_s()
-                tally = yield from self.matching.lag(
-                    group, topic, queue_id, wanted, committed, now_s
-                )
+                tally = yield from self.matching.lag(group, topic, queue_id, wanted, start, now_s)
             first, end = self.store.queue_offsets(topic, queue_id)
             end = end if tally is None else tally.end
-            found.append(QueueMatches(queue_id, committed, first, end, tally))
+            found.append(
+                QueueMatches(queue_id, start, first, end, tally, in_flight=in_flight, extra=extra)
+            )
             yield None
         return found
 
@@ -214,7 +224,11 @@ class FilterWatch:
         made = self.consumers.lanes.table.get(group)
         known = self.topics.get(topic)
         if made is None or known is None:
-            return (yield from self.lag(group, topic, self.subscription(group, topic)))
+            counted = yield from self.lag(group, topic, self.subscription(group, topic))
+            return [
+                it._replace(tally=it.tally and replace(it.tally, count=it.tally.count + it.extra))
+                for it in counted
+            ]
         found = []
         for queue_id in range(known.config.read_queues):
             now_s = self.clock.monotonic_s()
@@ -462,6 +476,7 @@ class FilterWatch:
             "contract": contracts.of(name),
             "forgotten": list(made.forgotten) if made is not None else [],
             "lanes": show(made) if made is not None else [],
+            "pops": contracts.pops(name),
             "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
             "unmatched": made.unmatched if made is not None else 0,
         }
@@ -503,6 +518,8 @@ def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
         queue.offset_max,
         tally.count if tally is not None else None,
         None if eta_s is None else round(eta_s * 1000),
+        queue.in_flight,
+        queue.extra,
     )
 
 

@@ -31,6 +31,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.files import Files
+from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation, subscribe
 from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
 from sluicemq.store.gather import Judgement, PostponedError
@@ -74,6 +75,38 @@ class RequestFilters:
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                 f"parse the consumer's subscription failed: {error}",
             ) from error
+
+
+class Watch:
+    """A group's subscription to a topic with its compiled filter.
+
+    `is_broken` says that the SQL92 expression does not compile: then pulls are refused.
+    """
+
+    __slots__ = ("filter", "is_broken", "is_by_tags", "subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.is_by_tags = is_tag_kind(subscription.kind)
+        self.is_broken = False
+        self.filter: MessageFilter | None = None
+        try:
+            if self.is_by_tags and not subscription.codes:
+                # Some clients leave the codes to the broker.
+                parsed = subscribe(
+                    subscription.topic, subscription.expression, version=subscription.version
+                )
+                self.subscription = subscription = parsed
+            self.filter = make_filter(subscription)
+        except FilterError as error:
+            self.is_broken = True
+            log.warning("subscription to %s does not compile: %s", subscription.topic, error)
+        else:
+            if isinstance(self.filter, Selector) and self.filter.ignored:
+                log.warning(
+                    "subscription to %s: %r is ignored at the end of %r, as in RocketMQ",
+                    subscription.topic, self.filter.ignored, subscription.expression,
+                )  # fmt: skip
 
 
 class ConsumerFilters:

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Background, after
-from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers, Watch
+from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
-from sluicemq.broker.consume.filters import RequestFilters
+from sluicemq.broker.consume.filters import RequestFilters, Watch
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.group import GroupLanes

@@ -469,6 +469,15 @@ class GroupLanes:
 
     # ------------------------------------------------------------------------------ a member
 
+    def is_pulled(self, topic: str) -> bool:
+        """Has somebody read the topic by a lane?"""
+        return any(
+            place.reader
+            for lane in self.lanes.values()
+            for queue, place in lane.places.items()
+            if queue[0] == topic
+        )
+
     def place(self, key: str, queue: Queue) -> Place | None:
         """None when the lane does not want the topic."""
         lane = self.lanes.get(key)

@@ -300,6 +300,21 @@ def parse_key(key: str) -> dict[str, Atom]:
     return {topic: Atom(kind, text) for topic, kind, text in orjson.loads(key)}
 
 
+def difference(old: str, new: str) -> str:
+    """Two subscriptions, topic by topic where they differ."""
+    before, after = parse_key(old), parse_key(new)
+
+    def show(atom: Atom | None) -> str:
+        kind, text = atom or ("", "")
+        return f"{kind} {text!r}" if kind else "nothing"
+
+    return "; ".join(
+        f"{topic}: {show(before.get(topic))} -> {show(after.get(topic))}"
+        for topic in sorted({*before, *after})
+        if before.get(topic) != after.get(topic)
+    )
+
+
 @kept(_text_bytes)
 def lane_id(key: str) -> str:
     """A short name of a subscription, the same at every broker and after every restart."""

@@ -1,26 +1,33 @@
-"""What becomes of popped messages: 200051, 200151, 200053 (spec/grpc.md §8).
+"""What becomes of popped messages: 200051, 200151, 200053 (spec/grpc.md §8); which are in flight,
+for the lag of groups, and who has them (900134).
 
     acknowledged    done. One that comes late, or a second time, changes nothing and is no error
     changed         invisible for another time, from now on: its handle is another one then
+    in flight       from the pop until it is acknowledged, or visible again
 
 The handle says which pop the message is of. Those of ordinary pops are in flight in
-`pop/checkpoints.py`, and the answer leaves when that is stored; those in order in `order.py`.
+`pop/checkpoints.py`, and the answer leaves when that is stored; those in order in `order.py`. The
+former lie before the group's place in their queue, so they count besides what follows it; the
+latter behind its offset, where some may be done already. Who popped a message is known since the
+broker's start.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluicemq.broker.background import Steps
-from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.background import Background, Steps
+from sluicemq.broker.offsets import SEPARATOR, Offsets, Unfinished
 from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.order import ConsumerOrder
-from sluicemq.broker.topics import Topics, no_queue, no_topic
+from sluicemq.broker.pop.order import ConsumerOrder, hidden_ms
+from sluicemq.broker.topics import Groups, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Durable, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_topic
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
+from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
@@ -29,10 +36,14 @@ from sluicemq.wire.pop_headers import (
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
+    InFlightRequest,
 )
 from sluicemq.wire.popping import Handle, PopAck, decode_pop_acks
 
 ACKS_A_STEP: Final = 64
+LISTED_MAX: Final = 1000
+LOOKED_AT_A_STEP: Final = 1000
+READ_A_STEP: Final = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -146,3 +157,76 @@ class Acknowledge:
             invisible_ms=handle.invisible_ms,
             revive_queue=handle.revive_queue,
         )
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """The request family of those who ask for popped messages."""
+
+    groups: Groups
+    checkpoints: Checkpoints
+    order: ConsumerOrder
+    clock: Clock
+    background: Background
+
+    def unfinished(self, group: str, topic: str, queue_id: int) -> Unfinished:
+        """What a group has before it in a queue."""
+        start = self.checkpoints.place(group, topic, queue_id)
+        count = extra = self.checkpoints.in_flight(group, topic, queue_id)
+        info = self.order.table.get(f"{topic}{SEPARATOR}{group}", {}).get(queue_id)
+        if info is not None:
+            now_ms, hidden = self.clock.now_ms(), hidden_ms(info)
+            count += sum(until_ms > now_ms for until_ms in hidden.values())
+            extra -= sum(one >= start and one not in hidden for one in info.offsets)
+        return Unfinished(start, count, extra)
+
+    def listed(self, header: InFlightRequest, command: Command, peer: Peer) -> Command | None:
+        """900134: ours. Those that come again soonest are not first: the order is that of pops."""
+        self.groups.check(header.group)
+
+        def steps() -> Steps[Command]:
+            found: list[bodies.InFlightMessage] = []
+            for number, one in enumerate(self._all(header)):
+                if one is not None:
+                    found.append(one)
+                if len(found) >= min(header.count_max or LISTED_MAX, LISTED_MAX):
+                    break
+                if number % LOOKED_AT_A_STEP == 0 or len(found) % READ_A_STEP == 1:
+                    yield None
+            return Command(ResponseCode.SUCCESS, {}, bodies.encode_in_flight(found))
+
+        return self.background.answer(steps(), command, peer)
+
+    def _all(self, header: InFlightRequest) -> Iterator[bodies.InFlightMessage | None]:
+        """None for what is looked at and not asked for."""
+        group, now_ms = header.group, self.clock.now_ms()
+        for popped in [*self.checkpoints.table]:
+            topic, own, queue_id, *_ = checkpoint = popped.checkpoint
+            if own != group or not _is_asked(header, topic, queue_id):
+                yield None
+                continue
+            for offset in popped.waiting:
+                if header.offset in (None, offset):
+                    record = self.checkpoints.record(topic, queue_id, offset)
+                    times = 1 if record is None else record.reconsume_times + 1
+                    yield bodies.InFlightMessage(
+                        topic, queue_id, offset, checkpoint.pop_ms, checkpoint.deadline_ms,
+                        popped.holder, times,
+                    )  # fmt: skip
+        for name, queues in [*self.order.table.items()]:
+            topic, _, own = name.partition(SEPARATOR)
+            for queue_id, info in queues.items():
+                if own != group or not _is_asked(header, topic, queue_id):
+                    continue
+                holder = self.order.holders.get((name, queue_id), "")
+                for offset, until_ms in hidden_ms(info).items():
+                    if until_ms > now_ms and header.offset in (None, offset):
+                        times = (info.counts or {}).get(offset, 0) + 1
+                        yield bodies.InFlightMessage(
+                            topic, queue_id, offset, info.pop_ms, until_ms, holder, times
+                        )
+            yield None
+
+
+def _is_asked(header: InFlightRequest, topic: str, queue_id: int) -> bool:
+    return header.topic in (None, topic) and header.queue_id in (None, queue_id)

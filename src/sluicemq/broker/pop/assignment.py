@@ -1,4 +1,5 @@
-"""Who reads what, decided by the broker: 400 share of a client, 401 set, 402 show who pops.
+"""Who reads what, decided by the broker: 400 share of a client, 401 set, 402 show who pops; and by
+which filter (`admit`).
 
 Only push consumers with clientRebalance=false ask (spec/grpc.md §8); the others balance by
 themselves. The queues are those of all brokers of the topic, so the name servers are asked, once
@@ -14,6 +15,10 @@ this broker's alone.
 No answer to keep what one has is no set at all; an empty set takes everything away. There is none
 when the topic is not known, nobody of the group is online, or the strategy is another one.
 
+A pop passes over what its filter does not want, for all members of the group; in RocketMQ the
+others lose it unseen. Here the filter of the first pop of a topic holds as long as another member,
+who is online or may come back, subscribes to that. Who asks for another is refused, and told why.
+
 How a group reads a topic is what 401 has set (`config/messageRequestMode.json`, RocketMQ's), else
 defaultMessageRequestMode; retry topics are always pulled.
 """
@@ -23,8 +28,9 @@ from contextlib import suppress
 from typing import Final
 
 from sluicemq.broker.background import Steps
-from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.clients import STRICT, Consumers
 from sluicemq.broker.documents import Document
+from sluicemq.broker.lanes.rules import normal_atom, parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Postponed
@@ -32,6 +38,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.allocation import Strategy, allocate_average, allocate_circle, read_queues
+from sluicemq.model.subscription import ALL, TAG
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue, QueueData, TopicRoute
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.wire import bodies, tables
@@ -104,6 +111,42 @@ class Assignments:
     def load(self) -> None:
         """Raises StoreDamagedError."""
         self._modes = self.document.load(tables.decode_request_modes) or {}
+
+    # ----------------------------------------------------------------------------- by which filter
+
+    def admit(
+        self, group: str, topic: str, kind: str | None, expression: str | None, peer: Peer
+    ) -> None:
+        """May somebody pop a topic through this filter? HOT. Raises RequestError."""
+        contracts, said = self._consumers.contracts, (kind or TAG, expression or ALL)
+        known = contracts.popped_by.get((group, topic))
+        if known == said and group in contracts.popping:
+            return
+        client_id = self._consumers.name_of(group, peer)
+        why = contracts.why_refused(group, peer, client_id) if contracts.of(group) == STRICT else ""
+        lanes = self._consumers.lanes.table.get(group)
+        if lanes is not None and lanes.is_pulled(topic):
+            why = (
+                f"group {group} pulls {topic} in lanes, since its members subscribe to different "
+                f"things, and {client_id} pops it. Give it another group."
+            )
+        held = normal_atom(*known) if known is not None else None
+        if not why and held is not None and held != normal_atom(*said):
+            for other, key in self._consumers.claimed(group, client_id).items():
+                if parse_key(key).get(topic) == held:
+                    why = (
+                        f"group {group} pops {topic} by {held.kind} {held.text!r}, to which "
+                        f"{other} subscribes, and {client_id} asks for {said[0]} {said[1]!r}: what "
+                        "one of the two does not want would be lost for the other. Give it another "
+                        "group, or the same subscription."
+                    )
+        if why:
+            contracts.note(group, client_id, why, peer)
+            raise RequestError(ResponseCode.NO_PERMISSION, why)
+        contracts.refused.pop((group, client_id), None)
+        self._consumers.end_lanes(group)
+        contracts.popping.add(group)
+        contracts.popped_by[group, topic] = said
 
     # ----------------------------------------------------------------------------- who reads what
 

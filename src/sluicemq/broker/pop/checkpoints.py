@@ -118,8 +118,12 @@ class Checkpoints:
         if queue in self._offsets.resets.table:
             self._offsets.resets.heard(*queue)
             self._pending.pop(queue, None)
-        pending = self._pending.get(queue)
-        committed = self._offsets.committed(*queue)
+        return self.place(*queue)
+
+    def place(self, group: str, topic: str, queue_id: int) -> int:
+        """How far the group has popped a queue; NONE when nothing is known."""
+        pending = self._pending.get((group, topic, queue_id))
+        committed = self._offsets.committed(group, topic, queue_id)
         return max(pending[-1].next_offset, committed) if pending else committed
 
     def open(
@@ -131,17 +135,19 @@ class Checkpoints:
         next_offset: int,
         pop_ms: int,
         invisible_ms: int,
+        holder: str = "",
     ) -> int:
-        """A pop gives these messages away, and the next one begins at `next_offset`. The turn's end
-        makes it so; returns the revive queue, the same for all queues of one pop. The checkpoint's
-        first offset is that of the first message. Raises StoreError, RequestError."""
+        """A pop of `holder` gives these messages away, and the next one begins at `next_offset`.
+        The turn's end makes it so; returns the revive queue, the same for all queues of one pop.
+        The checkpoint's first offset is that of the first message. Raises StoreError,
+        RequestError."""
         revive_queue = pop_ms % self._queues
         broker = self._settings.broker.broker_name
         checkpoint = Checkpoint(
             topic, group, queue_id, broker, offsets[0], pop_ms, invisible_ms, tuple(offsets),
             revive_queue,
         )  # fmt: skip
-        stored = self._open(checkpoint, next_offset)
+        stored = self._open(checkpoint, next_offset, holder)
         pending = self._pending.setdefault((group, topic, queue_id), deque())
         pending.append(Pending(next_offset, stored.physical_offset, stored.queue_offset))
         self._turns.own(pending.pop)
@@ -185,7 +191,7 @@ class Checkpoints:
         changed = old._replace(
             start_offset=offset, pop_ms=pop_ms, invisible_ms=invisible_ms, offsets=(offset,)
         )
-        self._open(changed, 0)
+        self._open(changed, 0, popped.holder)
         self._finish(popped, [offset])
         return handle._replace(
             start_offset=offset, pop_ms=pop_ms, invisible_ms=invisible_ms,
@@ -218,7 +224,7 @@ class Checkpoints:
     def _queues(self) -> int:
         return max(self._topics.ensure(self.topic, REVIVE_QUEUES).config.write_queues, 1)
 
-    def _open(self, checkpoint: Checkpoint, next_offset: int) -> Stored:
+    def _open(self, checkpoint: Checkpoint, next_offset: int, holder: str) -> Stored:
         """Append a checkpoint, which says where the group goes on, 0 when it does not move."""
         known = self.table.table.get(checkpoint.key)
         held = known.waiting if known is not None else ()
@@ -227,7 +233,7 @@ class Checkpoints:
         stored = self._append(
             checkpoint, CHECKPOINT, checkpoint.revive_queue, due_ms, {NEXT: str(next_offset)}
         )
-        popped = self.table.add(checkpoint, stored.queue_offset)
+        popped = self.table.add(checkpoint, stored.queue_offset, holder)
         new = [offset for offset in checkpoint.offsets if offset not in held]
         self._turns.own(lambda: self.table.done(popped, new))
         if self.table.next_ms == checkpoint.deadline_ms:
@@ -298,14 +304,16 @@ class Checkpoints:
                 if done:
                     self._finish(popped, done)
 
+    def record(self, topic: str, queue_id: int, offset: int) -> Record | None:
+        """A message that was popped; None when it is deleted."""
+        unit = self._store.reader.sound_units(topic, queue_id, offset, 1)
+        position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
+        return read_record(self._store.reader.view_at(position)) if size != BLANK_SIZE else None
+
     def _come_back(self, checkpoint: Checkpoint, offset: int) -> None:
         """Put one message into the retry topic, made when it is missing."""
         topic, group, queue_id = checkpoint.topic, checkpoint.group, checkpoint.queue_id
-        unit = self._store.reader.sound_units(topic, queue_id, offset, 1)
-        position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
-        record = None
-        if size != BLANK_SIZE:
-            record = read_record(self._store.reader.view_at(position))
+        record = self.record(topic, queue_id, offset)
         if record is None:
             log.warning(
                 "message %d of %s:%d is deleted: it does not come back to group %s",

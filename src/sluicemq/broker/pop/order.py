@@ -82,6 +82,8 @@ class ConsumerOrder:
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._clock, self._wake, self._call_later = clock, wake, call_later
         self.table: dict[str, dict[int, OrderInfo]] = {}
+        self.holders: dict[Key, str] = {}
+        """Who popped last, since the start."""
         self._rings: list[tuple[int, Key]] = []
         self._ring_of: dict[Key, int] = {}
         """When to look at a queue: one entry of the heap counts for each."""
@@ -116,6 +118,9 @@ class ConsumerOrder:
             self.table[name] = kept
             if not kept:
                 del self.table[name]
+        for name, queue_id in [*self.holders]:
+            if queue_id not in self.table.get(name, ()):
+                del self.holders[name, queue_id]
         return partial(encode_order_file, {name: {**found} for name, found in self.table.items()})
 
     # ------------------------------------------------------------------------------- a consumer
@@ -138,8 +143,9 @@ class ConsumerOrder:
         attempt_id: str | None,
         pop_ms: int,
         invisible_ms: int,
+        holder: str = "",
     ) -> Counts:
-        """A pop answers with the messages at `offsets` (ascending, at least one)."""
+        """A pop of `holder` answers with the messages at `offsets` (ascending, at least one)."""
         before = self._find(group, topic, queue_id)
         counts: Mapping[int, int] | None = None
         if before is not None:
@@ -153,6 +159,7 @@ class ConsumerOrder:
             tuple(offsets), pop_ms, invisible_ms, self._clock.now_ms(), attempt_id, counts=counts
         )
         self._put(group, topic, queue_id, info)
+        self.holders[f"{topic}@{group}", queue_id] = holder
         self._offsets.resets.heard(group, topic, queue_id)
         least = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
         return Counts(hash_map_of_integers(counts or {}, DEFAULT_BUCKETS), least)
@@ -177,7 +184,7 @@ class ConsumerOrder:
             )
         info = replace(info, done=info.done | 1 << info.offsets.index(offset))
         self._put(group, topic, queue_id, info)
-        first = next(iter(_left(info)), info.offsets[-1] + 1)
+        first = next(iter(hidden_ms(info)), info.offsets[-1] + 1)
         self._offsets.commit(group, topic, queue_id, first)
         if free_ms(info) <= self._clock.now_ms():
             self._wake(topic, queue_id)
@@ -265,13 +272,17 @@ class ConsumerOrder:
             self._alarm = None
 
 
-def _left(info: OrderInfo) -> list[int]:
-    """The offsets that are not acknowledged."""
-    return [one for index, one in enumerate(info.offsets) if not info.done >> index & 1]
+def hidden_ms(info: OrderInfo) -> dict[int, int]:
+    """The offsets that are not acknowledged, each with the time until when it is hidden."""
+    until_ms = info.pop_ms + info.invisible_ms
+    return {
+        one: info.visible_ms.get(one, until_ms)
+        for index, one in enumerate(info.offsets)
+        if not info.done >> index & 1
+    }
 
 
 def free_ms(info: OrderInfo) -> int:
     """When the queue is free: the last of what is not acknowledged is no longer hidden; 0 when all
     is done."""
-    hidden_ms = info.pop_ms + info.invisible_ms
-    return max((info.visible_ms.get(one, hidden_ms) for one in _left(info)), default=0)
+    return max(hidden_ms(info).values(), default=0)

@@ -25,6 +25,7 @@ from random import Random
 from typing import Any, Final
 
 from sluicemq.broker.background import Background, Steps, after
+from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
@@ -86,6 +87,8 @@ _ELSEWHERE: Final = (
 )  # fmt: skip
 Source = tuple[str, int, int]
 """Topic, queue id, kind of the topic."""
+Admit = Callable[[str, str, str | None, str | None, Peer], None]
+"""Raises RequestError unless who is connected there may pop: group, topic, kind and expression."""
 
 
 def _contest(group: str, *, is_order: bool) -> str:
@@ -154,6 +157,8 @@ class Pop:
     delivered: Deliveries
     filters: RequestFilters
     random: Random
+    consumers: Consumers
+    admit: Admit
 
     # ------------------------------------------------------------------------------- requests
 
@@ -164,6 +169,7 @@ class Pop:
         try:
             self._check_pop(header, peer, now_ms - until_ms)
             wanted = self._filter(header.expression_kind, header.expression)
+            self._admit(header, peer)
         except PostponedError as postponed:
             again = partial(self.pop, header, command, peer)
             return Postponed(after(postponed.judgement, again))
@@ -286,6 +292,10 @@ class Pop:
     def _filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
         """Raises RequestError, PostponedError."""
         return self.filters.of(kind, expression) if expression else None
+
+    def _admit(self, header: PopMessageRequest, peer: Peer) -> None:
+        """HOT. Raises RequestError."""
+        self.admit(header.group, header.topic, header.expression_kind, header.expression, peer)
 
     # -------------------------------------------------------------------------------- looking
 
@@ -425,12 +435,14 @@ class Pop:
         group, invisible_ms = header.group, header.invisible_ms
         records = list(_records_in(result.data))
         offsets = [one for one, _ in records]
+        holder = self.consumers.name_of(group, popping.peer)
         if popping.is_look:
             pass
         elif header.order:
             counts = self.order.took(
-                group, topic, queue_id, offsets, header.attempt_id, found.pop_ms, invisible_ms
-            )
+                group, topic, queue_id, offsets, header.attempt_id, found.pop_ms, invisible_ms,
+                holder,
+            )  # fmt: skip
             found.orders += [
                 (kind, f"qo{queue_id}%{one}", count) for one, count in counts.by_offset.items()
             ]
@@ -438,8 +450,9 @@ class Pop:
         else:
             try:
                 found.revive_queue = self.checkpoints.open(
-                    group, topic, queue_id, offsets, result.next_offset, found.pop_ms, invisible_ms
-                )
+                    group, topic, queue_id, offsets, result.next_offset, found.pop_ms, invisible_ms,
+                    holder,
+                )  # fmt: skip
             except StoreError as error:
                 if not found.count:
                     raise
@@ -500,6 +513,7 @@ class Pop:
                 yield None
                 if self.clock.now_ms() >= popping.until_ms:
                     break
+            self._admit(popping.header, popping.peer)
             found = self._look(popping)
         return self._outcome(popping, found)
 
@@ -542,12 +556,15 @@ class Pop:
     ) -> bytes | Durable | None:
         """There may be something for a pop that waits, or its time is over: whoever has had the
         offer passes it on. HOT."""
-        if is_last:
-            try:
+        try:
+            if is_last:
                 self._check_target(popping.header, popping.peer)
-            except RequestError as refusal:
-                fields = encode_header(PopMessageResponse())
-                return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
+            else:
+                self._admit(popping.header, popping.peer)
+        except RequestError as refusal:
+            fields = encode_header(PopMessageResponse())
+            return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
+        if is_last:
             is_full = self._is_refused(parked)
             code = ResponseCode.POLLING_FULL if is_full else ResponseCode.POLLING_TIMEOUT
             return self._answer(popping, Look(self.clock.now_ms(), 0.0), code)

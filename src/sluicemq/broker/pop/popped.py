@@ -26,13 +26,15 @@ Queue = tuple[str, str, int]
 class Popped:
     """A checkpoint that is not settled. `waiting` are the offsets of its messages that are not
     done; `timer_offset` is where it stands in the timer's queue, NONE when that is not known;
-    `revive_offset` where in its revive queue, NONE before it is delivered."""
+    `revive_offset` where in its revive queue, NONE before it is delivered; `holder` who popped it,
+    "" when that was before the broker's start."""
 
     checkpoint: Checkpoint
     waiting: tuple[int, ...]
     timer_offset: int
     revive_offset: int = NONE
     is_planned: bool = False
+    holder: str = ""
 
     @property
     def queue(self) -> Queue:
@@ -57,7 +59,7 @@ class PoppedTable:
     def __len__(self) -> int:
         return len(self.table)
 
-    def add(self, checkpoint: Checkpoint, timer_offset: int) -> Popped:
+    def add(self, checkpoint: Checkpoint, timer_offset: int, holder: str = "") -> Popped:
         """A checkpoint is opened. One that has the key already (a reset, and two pops within the
         same ms) becomes part of it."""
         known, revive_offset = self.table.get(checkpoint.key), NONE
@@ -67,7 +69,7 @@ class PoppedTable:
             timer_offset, revive_offset = known.timer_offset, known.revive_offset
             self.counts[known.queue] -= len(known.waiting)
             known.waiting = ()
-        popped = Popped(checkpoint, checkpoint.offsets, timer_offset, revive_offset)
+        popped = Popped(checkpoint, checkpoint.offsets, timer_offset, revive_offset, holder=holder)
         self.table[checkpoint.key] = popped
         self.counts[popped.queue] += len(popped.waiting)
         self.plan(popped)

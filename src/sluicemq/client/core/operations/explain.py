@@ -10,8 +10,8 @@ messages here, the newest of each queue.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -24,24 +24,25 @@ from sluicemq.client.core.operations.groups import (
     contract,
     groups,
     matching,
+    popped,
     progress_at,
 )
 from sluicemq.client.core.operations.messages import (
     COUNT_MAX,
+    Copy,
     GroupTrace,
+    MessageFacts,
     message_by_id,
     messages_by_id,
     read_range,
     trace,
 )
 from sluicemq.client.core.operations.rules import (
-    Copy,
     GroupExplained,
     GroupFacts,
     LaneFacts,
     MemberFacts,
     MessageExplained,
-    MessageFacts,
 )
 from sluicemq.client.core.operations.topics import (
     ask_each,
@@ -83,6 +84,8 @@ from sluicemq.model.topic import (
     RETRY_PREFIX,
     GroupConfig,
     MessageQueue,
+    pop_origin,
+    pop_retry_topic,
 )
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -154,6 +157,7 @@ def explain_group(directory: Directory, name: str) -> Talk[GroupExplained]:
             routed[topic] = yield from _routed(directory, topic)
     counts = yield from matching(directory, name)
     contracts = yield from _contracts(directory, name)
+    members = _without_queues(members) if _pops(contracts) else members
     facts = GroupFacts(
         name, config, members, subscriptions, now_ms=now_ms, queues=queues, routed=routed,
         matching=counts, contracts=contracts,
@@ -198,20 +202,49 @@ def _group_facts(
         for own in (yield from progress_at(here, name, message.topic, absent=None)):
             if own.queue == about.queue:
                 fetched = own.fetched
-    lanes = []  # at the message's broker, from the oldest on; none of RocketMQ's
-    for known in (yield from _contracts(directory, name)):
-        for lane in known.lanes if known.broker == message.broker else ():
-            said = lane["subscriptions"].get(message.topic)
-            wanted = None if said is None else subscribe(message.topic, said[1], said[0])
-            places = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
-            offset = places.get((message.topic, message.queue_id))
-            lanes.append(LaneFacts(lane["lane"], wanted, lane["clientIds"], offset))
+    contracts = yield from _contracts(directory, name)
+    if _pops(contracts):  # its offset is known when the log is on disk
+        members, committed, fetched = _without_queues(members), fetched, None
+    lanes = _lanes(contracts, about.queue)
     copies = yield from _copies(directory, name, message, brokers)
+    held = yield from _held(brokers, name, about.queue, message.queue_offset)
     dead = yield from messages_by_id(brokers, DLQ_PREFIX + name, message.message_id, None)
     return GroupFacts(
         name, config, members, subscriptions, committed, fetched, copies, dead, traced, now_ms,
-        lanes,
+        lanes, held,
     )  # fmt: skip
+
+
+def _lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[LaneFacts]:
+    """Those at a queue's broker, from the oldest on; none of RocketMQ's."""
+    found = []
+    for lane in [
+        lane for known in contracts if known.broker == queue.broker for lane in known.lanes
+    ]:
+        said = lane["subscriptions"].get(queue.topic)
+        wanted = None if said is None else subscribe(queue.topic, said[1], said[0])
+        places = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
+        offset = places.get((queue.topic, queue.queue_id))
+        found.append(LaneFacts(lane["lane"], wanted, lane["clientIds"], offset))
+    return found
+
+
+def _pops(contracts: Iterable[GroupContract]) -> bool:
+    """Does the group pop? Then any member may get any message, of any queue."""
+    return any(known.pops for known in contracts)
+
+
+def _without_queues(members: Iterable[MemberFacts]) -> list[MemberFacts]:
+    return [replace(member, queues=None) for member in members]
+
+
+def _held(
+    brokers: Brokers, name: str, queue: MessageQueue, offset: int
+) -> Talk[bodies.InFlightMessage | None]:
+    """The message of the queue, when it is popped."""
+    here = {own: address for own, address in brokers.items() if own == queue.broker}
+    found = yield from popped(here, name, queue.topic, queue.queue_id, offset)
+    return found[0] if found else None
 
 
 def _contracts(directory: Directory, name: str) -> Talk[list[GroupContract]]:
@@ -253,22 +286,28 @@ def _members(
 def _copies(
     directory: Directory, name: str, message: StoredMessage, brokers: Brokers
 ) -> Talk[list[Copy]]:
-    """Copies that wait, and those in the retry topic."""
+    """Copies that wait, and those in the retry topics."""
     topic, message_id = RETRY_PREFIX + name, message.message_id
+    origin = pop_origin(message.topic, name)
+    pops = [pop_retry_topic(name, origin, is_v2=it) for it in (False, True)]
     command = requests.list_delayed(topic=topic, key=message_id, cursor=None, count_max=COUNT_MAX)
     due: dict[str, int] = {}
     for broker, _, answer in (yield from ask_each(brokers, command, absent=None)):
         times = [item.due_ms for item in bodies.decode_waiting(answer.body)]
         due |= {broker: max(times)} if times else {}
-    arrived = yield from messages_by_id(brokers, topic, message_id, None)
+    arrived: list[StoredMessage] = []
+    for retries in (topic, *pops):
+        arrived += yield from messages_by_id(brokers, retries, message_id, None)
     found = []
     for copy in arrived:
-        offset = None
+        offset, held = None, None
+        queue = MessageQueue(copy.topic, copy.broker, copy.queue_id)
         with contextlib.suppress(RequestError, RouteNotFoundError):
-            queue = MessageQueue(topic, copy.broker, copy.queue_id)
             offset = yield from committed_offset(directory, name, queue)
+        if copy.topic in pops:
+            held = yield from _held(brokers, name, queue, copy.queue_offset)
         is_past = offset is not None and offset > copy.queue_offset
-        found.append(Copy(copy.reconsume_times, is_past))
+        found.append(Copy(copy.reconsume_times, is_past, None, held, copy.topic in pops))
     times_arrived = {copy.reconsume_times for copy in arrived}
     for copy in (yield from messages_by_id(brokers, DELAYED_TOPIC, message_id, None)):
         is_ours = copy.properties.get(REAL_TOPIC) == topic

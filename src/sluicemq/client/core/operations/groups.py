@@ -98,7 +98,7 @@ def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
 class GroupContract:
     """A group's contract at one broker. `lanes` from the oldest on, as 900133 says them;
     `unmatched` messages that no lane wants; `refused` client id -> why; `forgotten` subscriptions
-    that left and had to be given up, as 900133 says them."""
+    that left and had to be given up, as 900133 says them; `pops` topic -> kind and expression."""
 
     broker: str
     contract: str
@@ -106,6 +106,7 @@ class GroupContract:
     refused: dict[str, str] = field(default_factory=dict)
     unmatched: int = 0
     forgotten: tuple[dict[str, Any], ...] = ()
+    pops: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def contract(directory: Directory, group: str) -> Talk[list[GroupContract]]:
@@ -123,6 +124,7 @@ def contract(directory: Directory, group: str) -> Talk[list[GroupContract]]:
                 known["refused"],
                 known["unmatched"],
                 tuple(known.get("forgotten", ())),
+                {topic: (kind, text) for topic, kind, text in known.get("pops", ())},
             )
         )
     return found
@@ -164,7 +166,9 @@ def members(directory: Directory, group: str) -> Talk[list[str]]:
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
     """One queue of a group: committed offset, next offset of the queue, time of the last consumed
-    message (ms, 0 when unknown), how far it was fetched (None when the broker does not tell)."""
+    message (ms, 0 when unknown), how far it was fetched (None when the broker does not tell). Of a
+    group that pops: how many messages are in flight, and how many there are besides those from
+    `committed` on (`extra`; of what is popped in order some may be done, then it is below 0)."""
 
     queue: MessageQueue
     committed: int
@@ -173,11 +177,14 @@ class QueueProgress:
     messages_at_risk: int = 0
     loss_time_ms: int = 0
     fetched: int | None = None
+    in_flight: int = 0
+    extra: int = 0
 
     @property
     def lag(self) -> int:
-        """Messages not yet committed; a filter's misses count until they are passed."""
-        return max(0, self.offset_max - self.committed)
+        """Messages not yet committed, or popped and not acknowledged; a filter's misses count until
+        they are passed."""
+        return max(0, self.offset_max - self.committed + self.extra)
 
 
 def progress(
@@ -202,6 +209,7 @@ def progress_at(
             found[queue] = QueueProgress(
                 queue, item.consumer_offset, item.broker_offset, item.last_time_ms,
                 item.messages_at_risk, item.loss_time_ms, item.pull_offset or None,
+                item.in_flight, item.extra,
             )  # fmt: skip
     return [found[queue] for queue in sorted(found)]
 
@@ -327,7 +335,8 @@ class QueueLag:
     both 0 when none is in danger, or when the broker is not ours and does not tell).
     `matching` of them get through the group's filter, exactly; None when it is not known: on a
     RocketMQ broker, or of a group that is away and subscribed by tags. `eta_ms`: in how long none
-    will be left at the present pace; None when not known, or never.
+    will be left at the present pace; None when not known, or never. `in_flight` and `extra` as in
+    `QueueProgress`: `matching` has them.
     """
 
     group: str
@@ -342,11 +351,14 @@ class QueueLag:
     lanes: tuple[LaneLag, ...] = ()
     """Of a group whose members want different things: then `committed` is the least of them, and
     `matching` the sum."""
+    in_flight: int = 0
+    extra: int = 0
 
     @property
     def lag(self) -> int:
-        """Messages that are there and not committed; a filter's misses count until passed."""
-        return max(0, self.offset_max - max(self.committed, self.offset_min))
+        """Messages that are there and not committed, or popped and not acknowledged; a filter's
+        misses count until passed."""
+        return max(0, self.offset_max - max(self.committed, self.offset_min) + self.extra)
 
     @property
     def lost(self) -> int:
@@ -385,6 +397,7 @@ def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
                     QueueLag(
                         name, item.queue, max(of_queue.committed, 0), of_queue.offset_min,
                         of_queue.offset_max, *risk, of_queue.matching, of_queue.eta_ms, lanes,
+                        of_queue.in_flight, of_queue.extra,
                     )
                 )  # fmt: skip
                 continue
@@ -395,12 +408,31 @@ def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
                     for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
                         first[topic][queue] = stats.offset_min
             low = first[topic].get(item.queue, 0)
-            found.append(QueueLag(name, item.queue, item.committed, low, item.offset_max, *risk))
+            found.append(
+                QueueLag(
+                    name, item.queue, item.committed, low, item.offset_max, *risk,
+                    in_flight=item.in_flight, extra=item.extra,
+                )
+            )  # fmt: skip
     if group is not None and not found:
         known_groups = yield from groups(directory)
         if group not in known_groups:
             raise unknown_group(group, known_groups)
     return found
+
+
+def popped(
+    brokers: Mapping[str, str],
+    group: str,
+    topic: str | None = None,
+    queue_id: int | None = None,
+    offset: int | None = None,
+) -> Talk[list[bodies.InFlightMessage]]:
+    """What a group has popped and not acknowledged at brokers, given by name and address; None: of
+    any. A RocketMQ broker does not tell."""
+    command = requests.in_flight(group=group, topic=topic, queue_id=queue_id, offset=offset)
+    answers = yield from ask_each(brokers, command, absent=None)
+    return [one for _, _, answer in answers for one in bodies.decode_in_flight(answer.body)]
 
 
 # ------------------------------------------------------------------------------- consumers

@@ -9,6 +9,7 @@ answer sharper.
 holds:
 
     dead        its copy is in the dead letters
+    in flight   it is popped, or its copy is, and not acknowledged: by whom, and until when
     retry       a copy of it waits, or is to be consumed again: the n-th time
     filtered    the group's filter does not let it through: the atoms that decide are named
     consumed    the group's offset is past it, and nothing speaks against it
@@ -30,14 +31,14 @@ from operator import itemgetter
 from typing import Any, Final
 
 from sluicemq.client.core.operations.groups import GroupContract, QueueProgress, TopicMatching
-from sluicemq.client.core.operations.messages import GroupTrace
+from sluicemq.client.core.operations.messages import Copy, GroupTrace, MessageFacts
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.selector import Explanation, Outcome, deciding, explain
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, GroupConfig, MessageQueue
-from sluicemq.wire.bodies import GroupMatching, QueueState
+from sluicemq.wire.bodies import GroupMatching, InFlightMessage, QueueState
 
 
 class Code(StrEnum):
@@ -66,6 +67,7 @@ class Code(StrEnum):
     NO_LANE = "no-lane-matches"
     REFUSED = "refused-by-contract"
     FORGOTTEN = "subscription-forgotten"
+    IN_FLIGHT = "in-flight"
 
 
 class Fate(StrEnum):
@@ -75,6 +77,7 @@ class Fate(StrEnum):
     FILTERED = "filtered"
     WAITING = "waiting"
     RETRY = "retry"
+    IN_FLIGHT = "in-flight"
     DEAD = "dead"
     OFFLINE = "offline"
     UNKNOWN = "unknown"
@@ -103,16 +106,6 @@ class MemberFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a message in a group's retry topic or on its way there. `is_past`: the group's
-    offset is beyond it; `due_ms`: until when it waits, None when it does not or is not known."""
-
-    times: int
-    is_past: bool
-    due_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LaneFacts:
     """Members of a group with one subscription, at the broker of a message. `subscription`: to the
     message's topic, None for another topic; `offset` in its queue, None without a place there."""
@@ -121,21 +114,6 @@ class LaneFacts:
     subscription: Subscription | None
     members: Sequence[str]
     offset: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """A stored message and its queue, which holds [offset_min, offset_max). `routed` are the
-    brokers on which clients find its topic to read, None without a route."""
-
-    message: StoredMessage
-    offset_min: int
-    offset_max: int
-    routed: frozenset[str] | None
-
-    @property
-    def queue(self) -> MessageQueue:
-        return MessageQueue(self.message.topic, self.message.broker, self.message.queue_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +134,8 @@ class GroupFacts:
     traced: GroupTrace | None = None
     now_ms: int = 0
     lanes: Sequence[LaneFacts] = ()
+    held: InFlightMessage | None = None
+    """The message is popped."""
     queues: Sequence[QueueProgress] = ()
     """Of a whole group, as what follows."""
     routed: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
@@ -278,6 +258,19 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
     (Code.RETRY_PENDING, "counted"): (
         "{count} messages on which handlers of {group} failed are to be consumed again.",
         "The consumers' logs say why they failed.",
+    ),
+    (Code.RETRY_PENDING, "popped"): (
+        "{group} popped it {times} times and did not acknowledge it in time; a copy {when}.",
+        "The consumer's log says why, or its invisible time is too short.",
+    ),
+    (Code.IN_FLIGHT, ""): (
+        "{who} popped it {since:.0f} s ago, the {times}. time that it came: unless it is "
+        "acknowledged, it comes again in {left:.0f} s.",
+        "",
+    ),
+    (Code.IN_FLIGHT, "counted"): (
+        "All {lag} messages before the group are popped and not acknowledged.",
+        "If they stay: the consumers' logs say why they do not finish.",
     ),
     (Code.DEAD_LETTER, ""): (
         "{group} gave it up after {times} retries: it is in {topic}.",
@@ -476,14 +469,23 @@ def _fate(
         dead = _finding(Code.DEAD_LETTER, group=group.name, times=times, topic=topic)
         return Fate.DEAD, times, [dead]
     last = max(group.copies, key=lambda copy: copy.times, default=None)
+    held = group.held if last is None else last.held
+    if held is not None:
+        flying = _finding(
+            Code.IN_FLIGHT, who=held.client_id or "a client, before the broker's start,",
+            since=(group.now_ms - held.popped_ms) / 1000, times=held.times,
+            left=max(held.visible_ms - group.now_ms, 0) / 1000,
+        )  # fmt: skip
+        return Fate.IN_FLIGHT, held.times, [flying]
     if last is not None and not last.is_past:
         when = "waits in the retry topic"
         if last.due_ms is not None:
             when = f"comes again in {max((last.due_ms - group.now_ms) / 1000, 0):.0f} s"
         times_max = group.config.retry_times_max if group.config is not None else 16
         pending = _finding(
-            Code.RETRY_PENDING, group=group.name, times=last.times, times_max=times_max, when=when
-        )
+            Code.RETRY_PENDING, "popped" if last.is_popped else "", group=group.name,
+            times=last.times, times_max=times_max, when=when,
+        )  # fmt: skip
         return Fate.RETRY, last.times, [pending]
     if last is not None or (group.traced is not None and group.traced.consumed):
         return Fate.CONSUMED, last.times if last is not None else 0, []
@@ -633,18 +635,19 @@ def explain_group(group: GroupFacts) -> GroupExplained:
         for broker, one in filters
         if any(one.errors.values())
     ]
-    if lag and not found and matching == 0:
-        found.append(_finding(Code.ONLY_FILTERED, lag=lag))
-    elif lag and not found:
+    if lag and not found:
         of_them = "" if matching is None else f", of which {matching} get through its filters"
-        found.append(_finding(Code.BEHIND, "group", lag=lag, matching=of_them))
+        case = (Code.BEHIND, "group") if matching != 0 else (Code.ONLY_FILTERED, "")
+        if lag == sum(item.in_flight for item in group.queues):
+            case = Code.IN_FLIGHT, "counted"
+        found.append(_finding(*case, lag=lag, matching=of_them))
     return GroupExplained(group.name, tuple(found), lag, matching)
 
 
 def _of_topic(group: GroupFacts, topic: str, *, is_laned: bool) -> Iterator[Finding]:
     own = [item for item in group.queues if item.queue.topic == topic]
     if topic.startswith(RETRY_PREFIX):
-        if waiting := sum(item.lag for item in own):
+        if waiting := sum(item.lag - item.in_flight for item in own):
             yield _finding(Code.RETRY_PENDING, "counted", group=group.name, count=waiting)
         return
     yield from _unequal(group, topic, lanes=is_laned)
