@@ -122,9 +122,9 @@ class Proxy:
         return self._runner is not None
 
     @property
-    def connections(self) -> int:
-        """How many there are."""
-        return len(self._server.connections)
+    def peers(self) -> tuple[Peer, ...]:
+        """Everyone who is connected."""
+        return self._server.peers
 
     async def start(self, host: str | None, port: int) -> None:
         """Serve. Raises ConfigurationError when the port cannot be had, or a certificate cannot be
@@ -158,7 +158,7 @@ class Proxy:
                 calls[call.headers.get(CLIENT_ID, "")][name] += 1
         return {
             "mode": "local" if isinstance(self.config, BrokerConfig) else "cluster",
-            "connections": self.connections,
+            "connections": len(self.peers),
             "warnings": self.backend.warnings(),
             "methods": [
                 {
@@ -234,7 +234,7 @@ class ProxyCollector:
             (GaugeMetricFamily, "rocketmq_proxy_up", "1 while it serves.", (),
              [(int(proxy.is_serving),)]),
             (GaugeMetricFamily, "rocketmq_proxy_connections", "Connections of clients.", (),
-             [(proxy.connections,)]),
+             [(len(proxy.peers),)]),
             (GaugeMetricFamily, "rocketmq_proxy_clients", "Clients by language and version.",
              ("language", "version"), [(*key, count) for key, count in clients.items()]),
             (GaugeMetricFamily, "rocketmq_proxy_calls_in_flight", "Calls without an answer yet.",

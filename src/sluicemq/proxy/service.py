@@ -227,12 +227,15 @@ class Calls:
         """Who signed a call; None: somebody who may do all. Raises StatusError."""
         if self.guard is None:
             return None
-        headers, host = call.headers, call.connection.peer.remote.address
+        headers, peer = call.headers, call.connection.peer
         verdict = self.guard.identify_call(
-            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), host
+            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), peer.remote.address
         )
         if not verdict.is_allowed:
+            if not peer.is_trusted:
+                peer.count_refusal()
             raise StatusError(Code.UNAUTHORIZED, verdict.reason)
+        peer.is_trusted = True
         return verdict.account
 
     def _handle(self, method: Method, tally: Tally, data: bytes, call: Call) -> None:

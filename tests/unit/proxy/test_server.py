@@ -13,6 +13,7 @@ pytest.importorskip("google.protobuf")
 
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.net.grpc import Call, CallError, StatusCode, ask
+from sluicemq.net.limits import REFUSED_MAX
 from sluicemq.proxy import STATUS, server
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
@@ -36,14 +37,16 @@ def at_a_port(scene: Callable[[EmbeddedSluice], Any], **options: Any) -> None:
     asyncio.run(main())
 
 
-def route(channel: Any, topic: str = "TBW102") -> m.QueryRouteResponse:
+def route(channel: Any, topic: str = "TBW102", *metadata: tuple[str, str]) -> m.QueryRouteResponse:
     method = channel.unary_unary(
         PATH + "QueryRoute",
         request_serializer=m.QueryRouteRequest.SerializeToString,
         response_deserializer=m.QueryRouteResponse.FromString,
     )
     request = m.QueryRouteRequest(topic=m.Resource(name=topic))
-    answer: m.QueryRouteResponse = method(request, metadata=[(CLIENT_ID, "me")], timeout=10)
+    answer: m.QueryRouteResponse = method(
+        request, metadata=[(CLIENT_ID, "me"), *metadata], timeout=10
+    )
     return answer
 
 
@@ -163,6 +166,33 @@ def test_its_status_is_for_administrators(tmp_path: Any) -> None:
 
     async def scene(mq: EmbeddedSluice) -> None:
         await asyncio.to_thread(conversation, mq.servers.proxy_address)
+
+    settings = {"aclEnable": "true", "plainAclFile": str(rules)}
+    at_a_port(scene, settings=settings, store=tmp_path / "store")
+
+
+def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trusted(
+    tmp_path: Any,
+) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text("accounts:\n- {accessKey: somebody, secretKey: '12345678'}\n")
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        proxy = mq.servers.proxies["broker-a"]
+        with grpc.insecure_channel(mq.servers.proxy_address) as channel:
+            answer = await asyncio.to_thread(route, channel, "TBW102", *sign("somebody", "", "now"))
+            assert answer.status.code == Code.UNAUTHORIZED
+            (peer,) = proxy.peers
+            assert not peer.is_trusted
+            for _ in range(REFUSED_MAX - 1):
+                await asyncio.to_thread(route, channel)
+            with pytest.raises(grpc.RpcError):
+                await asyncio.to_thread(route, channel)
+            assert peer.closed
+        with grpc.insecure_channel(mq.servers.proxy_address) as channel:
+            signed = sign("somebody", "12345678", "now")
+            await asyncio.to_thread(route, channel, "TBW102", *signed)
+            assert any(peer.is_trusted for peer in proxy.peers)
 
     settings = {"aclEnable": "true", "plainAclFile": str(rules)}
     at_a_port(scene, settings=settings, store=tmp_path / "store")
