@@ -22,7 +22,9 @@ from sluicemq.cli.output import (
     print_records,
     print_result,
     show_time,
+    show_version,
 )
+from sluicemq.cli.serve import print_proxy_clients, proxy_status
 from sluicemq.client.core.operations.groups import (
     EARLIEST_MS,
     LATEST_MS,
@@ -116,10 +118,21 @@ def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
 
 @group.command("show")
 @click.argument("name")
+@click.option(
+    "--proxy", "proxies", multiple=True,
+    help="Show what the proxy at host:port knows of its members too; repeat for more.",
+)  # fmt: skip
 @admin_options
-def show(admin: Admin, name: str, as_json: bool) -> None:
+def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> None:
     """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
     report, contracts = admin.group(name), admin.contract(name)
+    clients = admin.consumers(name) if report.members else []
+    of_proxies = [
+        one | {"proxy": address}
+        for address in proxies
+        for one in proxy_status(address, admin.credentials)["clients"]
+        if one["group"] == name
+    ]
     filters = [(one.broker, topic) for one in admin.matching(name) for topic in one.topics]
     unequal = [one for one in admin.explain_group(name).findings if one.code is Code.UNEQUAL]
     if as_json:
@@ -127,6 +140,8 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
             "group": name,
             "lag": report.lag,
             "members": report.members,
+            "clients": [_client(one) | {"version": one.version} for one in clients],
+            "proxy_clients": of_proxies,
             "queues": [_progress(item) for item in report.progress],
             "notes": report.notes,
             "filters": [_filter_record(broker, topic) for broker, topic in filters],
@@ -134,7 +149,9 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
             "contract": [_contract(item) for item in contracts],
         })  # fmt: skip
         return
-    _print_progress(report)
+    _print_progress(report, clients)
+    if of_proxies:
+        print_proxy_clients(of_proxies, f"Members of {name} by {', '.join(proxies)}")
     _print_filters(
         [
             (broker, topic)
@@ -149,16 +166,19 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
         click.echo(f"{finding.what} {finding.instead}")
 
 
-def _print_progress(report: GroupReport) -> None:
+def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
+    known = {one.client_id: one for one in clients}
     members = [
         {
             "member": member.client_id,
+            "language": one.language if (one := known.get(member.client_id)) else "",
+            "version": show_version(one.version) if one else "",
             "queues": ", ".join("/".join(map(str, queue)) for queue in member.queues),
             "idle_because": member.idle_because,
         }
         for member in report.members
     ]
-    columns = "member queues idle_because=idle_because"
+    columns = "member language version queues idle_because=idle_because"
     print_records(members, columns=columns, title=f"Members of {report.name}")
     owners = {queue: member.client_id for member in report.members for queue in member.queues}
     queues = [
@@ -406,7 +426,9 @@ def list_consumers(admin: Admin, name: str, as_json: bool) -> None:
         }
         for client in admin.consumers(name)
     ]
-    print_records(records, as_json=as_json, empty=f"No consumer of {name} is online.")
+    columns = "client=client_id address language version:version kind model"
+    empty = f"No consumer of {name} is online."
+    print_records(records, as_json=as_json, columns=columns, empty=empty)
 
 
 _client_argument = click.argument("client_id", metavar="[CLIENT]", required=False)

@@ -231,7 +231,8 @@ def print_records(
     """Records as JSON lines, or as a table; `empty` is said on stderr when there is none.
 
     `columns`: which fields a table has, all without it: `field`, or `Heading=field` where _ stands
-    for a blank; `:time` or `:span` behind it shows milliseconds as a date, as a duration.
+    for a blank; `:time` or `:span` behind it shows milliseconds as a date, as a duration,
+    `:version` RocketMQ's number of a version.
     """
     if as_json:
         for record in records:
@@ -299,8 +300,19 @@ def show_span(time_ms: int | None) -> str:
     return f"{seconds:.0f} s"
 
 
+def show_version(number: int) -> str:
+    """A version as requests carry it, an ordinal of RocketMQ's table (spec/remoting.md §4); from
+    4.0.0 on each has two of them, the first for snapshots."""
+    patches, is_release = divmod(number - _V4_0_0_SNAPSHOT, 2)
+    if patches < 0:
+        return f"{number}"
+    major, rest = divmod(patches, 100)
+    return f"{4 + major}.{rest // 10}.{rest % 10}" + ("" if is_release else "-SNAPSHOT")
+
+
+_V4_0_0_SNAPSHOT: Final = 212
 _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
-    "": lambda value: value, "time": show_time, "span": show_span,
+    "": lambda value: value, "time": show_time, "span": show_span, "version": show_version,
 }  # fmt: skip
 
 

@@ -57,6 +57,7 @@ from sluicemq.wire.signature import sign_call
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
+    from sluicemq.client.core.names import Credentials
 
 LOOPBACK = "127.0.0.1"
 PROXY_PORT = 8081
@@ -238,35 +239,11 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
 @json_option
 def status(address: str, access: Access, as_json: bool) -> None:
     """Clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
-    from sluicemq.net.grpc import CallError, StatusCode, ask  # noqa: PLC0415 - not for `--help`
-
-    now = f"{SYSTEM_CLOCK.now_ms()}"
-    metadata = sign_call(*access.credentials, now) if access.credentials else ()
-    try:
-        answer = ask(address, STATUS, b"", metadata, tls=Tls.of(None))
-    except CallError as error:
-        if error.code != StatusCode.UNIMPLEMENTED:
-            raise
-        raise ConfigurationError(
-            f"{address} is no proxy of SluiceMQ: {error}", cure="Name one of `sluice up`."
-        ) from error
-    found = orjson.loads(answer)
+    found = proxy_status(address, access.credentials)
     if as_json:
         print_json(found)
         return
-    clients = [
-        it
-        | {
-            "address": it["addresses"],
-            "wants": "; ".join(f"{t} {e}".rstrip() for t, e in it["topics"].items()),
-        }
-        for it in found["clients"]
-    ]
-    columns = (
-        "client=client_id kind language version address since=since_ms:time group "
-        "topics=wants in_flight=in_flight waiting_polls=polls stream=has_stream"
-    )
-    print_records(clients, columns=columns, title=f"Clients of {address}")
+    print_proxy_clients(found["clients"], f"Clients of {address}")
     methods = [
         it | {"answers": ", ".join(f"{name} {count:,}" for name, count in it["codes"].items())}
         for it in found["methods"]
@@ -277,9 +254,43 @@ def status(address: str, access: Access, as_json: bool) -> None:
         click.echo(f"warning: {warning}")
     polls = sum(it["polls"] for it in found["clients"])
     click.echo(
-        f"{found['connections']} connections, {len(clients)} clients, {polls} waiting polls; "
-        f"the proxy is {'in its broker' if found['mode'] == 'local' else 'alone'}."
+        f"{found['connections']} connections, {len(found['clients'])} clients, {polls} waiting "
+        f"polls; the proxy is {'in its broker' if found['mode'] == 'local' else 'alone'}."
     )
+
+
+def proxy_status(
+    address: str, credentials: "Credentials | tuple[str, str] | None"
+) -> dict[str, Any]:
+    """What a proxy does now. Raises ConfigurationError for something that is none of ours."""
+    from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - not for `--help`
+    from sluicemq.net.grpc import CallError, StatusCode, ask  # noqa: PLC0415
+
+    account, now = Credentials.of(credentials), f"{SYSTEM_CLOCK.now_ms()}"
+    metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
+    try:
+        found: dict[str, Any] = orjson.loads(ask(address, STATUS, b"", metadata, tls=Tls.of(None)))
+    except CallError as error:
+        if error.code != StatusCode.UNIMPLEMENTED:
+            raise
+        raise ConfigurationError(
+            f"{address} is no proxy of SluiceMQ: {error}", cure="Name one of `sluice up`."
+        ) from error
+    return found
+
+
+def print_proxy_clients(clients: list[dict[str, Any]], title: str) -> None:
+    """A line each."""
+    shown = [
+        it
+        | {"wants": "; ".join(f"{topic} {wish}".rstrip() for topic, wish in it["topics"].items())}
+        for it in clients
+    ]
+    columns = (
+        "client=client_id kind language version address=addresses since=since_ms:time group "
+        "topics=wants in_flight=in_flight waiting_polls=polls stream=has_stream"
+    )
+    print_records(shown, columns=columns, title=title)
 
 
 # ---------------------------------------------------------------------------------- servers
