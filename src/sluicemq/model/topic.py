@@ -26,6 +26,8 @@ MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 """A topic's attribute and its values: which messages it is for. Only RocketMQ's proxy holds senders
 to it; brokers, ours too, take every message."""
+MIXED = "MIXED"
+"""The value of a topic that takes all of them."""
 QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 COMPACTION = "COMPACTION"

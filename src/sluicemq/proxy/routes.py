@@ -14,6 +14,7 @@ from sluicemq.model.topic import (
     MASTER_ID,
     MESSAGE_TYPE,
     MESSAGE_TYPES,
+    MIXED,
     PERM_READ,
     PERM_WRITE,
     QueueData,
@@ -27,7 +28,6 @@ from sluicemq.proxy.limits import group_of, topic_of
 from sluicemq.proxy.messages import AddressScheme, Code, MessageType, Permission
 
 ANY_QUEUE: Final = -1
-MIXED: Final = "MIXED"
 _PERMISSIONS: Final = {
     0: Permission.NONE, PERM_READ: Permission.READ, PERM_WRITE: Permission.WRITE,
     PERM_READ | PERM_WRITE: Permission.READ_WRITE,

@@ -32,6 +32,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
 from sluicemq.proxy.clients import CLIENT_ID, Clients
 from sluicemq.proxy.pulling import Pulling
+from sluicemq.proxy.receiving import Receiving
 from sluicemq.proxy.routes import Routing
 from sluicemq.proxy.service import PATH, Calls, Method
 from sluicemq.proxy.telemetry import Telemetry
@@ -52,6 +53,7 @@ def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
     """Which method is whose."""
     routing, pulling = Routing(backend), Pulling(backend)
     telemetry = Telemetry(backend, clients)
+    receiving = Receiving(backend, clients)
     return {
         "Telemetry": Method(
             m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_dialogue=True
@@ -65,6 +67,18 @@ def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
         "QueryRoute": Method(m.QueryRouteRequest, m.QueryRouteResponse, routing.query_route),
         "QueryAssignment": Method(
             m.QueryAssignmentRequest, m.QueryAssignmentResponse, routing.query_assignment
+        ),
+        "ReceiveMessage": Method(
+            m.ReceiveMessageRequest, m.ReceiveMessageResponse, receiving.receive, streams=True
+        ),
+        "AckMessage": Method(m.AckMessageRequest, m.AckMessageResponse, receiving.acknowledge),
+        "ChangeInvisibleDuration": Method(
+            m.ChangeInvisibleDurationRequest, m.ChangeInvisibleDurationResponse, receiving.change
+        ),
+        "ForwardMessageToDeadLetterQueue": Method(
+            m.ForwardMessageToDeadLetterQueueRequest,
+            m.ForwardMessageToDeadLetterQueueResponse,
+            receiving.forward,
         ),
         "UpdateOffset": Method(m.UpdateOffsetRequest, m.UpdateOffsetResponse, pulling.update),
         "GetOffset": Method(m.GetOffsetRequest, m.GetOffsetResponse, pulling.get),

@@ -133,6 +133,8 @@ _FLAGS_AT: Final = RECORD_HEAD.at("sys_flag")
 _LENGTH_AT: Final = {kind: head.at("body_length") for kind, head in RECORD_HEADS.items()}
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+"""A body that a client of gRPC has compressed is gzip's, and a broker calls it like the others."""
 _PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
 
 
@@ -368,7 +370,7 @@ def decompress(body: Buffer, sys_flag: int) -> bytes:
             decompressor = (
                 _package("lz4.frame").LZ4FrameDecompressor()
                 if kind == COMPRESSION_LZ4
-                else zlib.decompressobj()
+                else zlib.decompressobj(_GZIP_OR_ZLIB)
             )
             data = bytes(decompressor.decompress(bytes(body), limit))
         if not decompressor.eof or len(data) > limit:

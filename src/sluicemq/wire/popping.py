@@ -13,7 +13,7 @@ without differences mean messages that follow one another.
 """
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -278,6 +278,23 @@ def _pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
         int(kind), broker, take_integer(values, "q"),
     )  # fmt: skip
     return PopAck(take_text(values, "c"), take_text(values, "t"), handle, offsets)
+
+
+def encode_pop_acks(broker: str, acks: Iterable[PopAck]) -> bytes:
+    """The inverse. The offsets are not below the first one of their pop."""
+    return fastjson.dumps({"acks": [_pop_ack_object(ack) for ack in acks], "brokerName": broker})
+
+
+def _pop_ack_object(ack: PopAck) -> dict[str, Any]:
+    handle, bits = ack.handle, 0
+    for offset in ack.offsets:
+        bits |= 1 << offset - handle.start_offset
+    data = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+    return {
+        "b": b64encode(data).decode(), "c": ack.group, "it": handle.invisible_ms,
+        "pt": handle.pop_ms, "q": handle.queue_id, "r": str(handle.kind),
+        "rq": handle.revive_queue, "so": handle.start_offset, "t": ack.topic,
+    }  # fmt: skip
 
 
 def queue_info(entries: Iterable[tuple[int, object, object]]) -> str:

@@ -1,0 +1,539 @@
+"""Messages for consumers: received by pops, acknowledged, hidden for longer, given up.
+
+A receive is a pop of all queues of one broker (spec/grpc.md §5): it waits there, not here. A
+message goes to the client with a handle, which names the pop and the message, and the place in the
+log as well: so every proxy can do with it what the client wants, without having seen it before.
+
+What the broker gives is looked at once more: it knows tags by their hash only, so one that only has
+the same hash is acknowledged in the client's stead; and what has been tried too often goes to the
+dead letters. A client that does not wait any more when messages come gives them back.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from sluicemq.client.core import requests, talks
+from sluicemq.client.core.requests import expect_success, fields_of, request_error
+from sluicemq.client.core.talks import Talk
+from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
+from sluicemq.filter.subscriptions import subscribe, tag_matches
+from sluicemq.model.message import POP_CK, StoredMessage
+from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.topic import PERM_READ, GroupConfig, pop_kind, pop_topic
+from sluicemq.net.grpc import Call
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.backend import Backend, masters_of
+from sluicemq.proxy.clients import Client, Clients, StatusError
+from sluicemq.proxy.convert import message_of, milliseconds, put_time
+from sluicemq.proxy.limits import group_of, topic_of
+from sluicemq.proxy.messages import Code, FilterType
+from sluicemq.proxy.renewal import FIRST_MS, GIVEN_BACK_MS, Held, Renewal
+from sluicemq.proxy.service import status_of
+from sluicemq.record.codec import decode_records
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import SendBackRequest
+from sluicemq.wire.pop_headers import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+    PopMessageRequest,
+    PopMessageResponse,
+)
+from sluicemq.wire.popping import NONE, Handle, PopAck, encode_pop_acks
+
+BATCH_MAX: Final = 32
+POLL_MS_MIN: Final = 5_000
+POLL_MS_MAX: Final = 20_000
+RESERVE_MS: Final = 500
+"""So long before the client's deadline the broker is told to answer: it looks every 200 ms."""
+ANSWER_S: Final = 3.0
+"""So long a broker may take for an answer besides its waiting."""
+INVISIBLE_MS_MIN: Final = 10_000
+INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
+FROM_END: Final = 1
+SPAN_MAX: Final = 4096
+"""Messages so far from the first of their pop are acknowledged alone: of a batch's bits each offset
+between them takes one."""
+ANY_QUEUE: Final = -1
+ATTEMPTS_MAX: Final = GroupConfig("").retry_times_max + 1
+POLLING_TIME_SINCE: Final = "5.0.3"
+"""Clients before that do not know the code ILLEGAL_POLLING_TIME."""
+_UNKNOWN_HANDLE: Final = (
+    ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST,
+)  # fmt: skip
+"""What brokers say of a handle that names nothing."""
+_SETTLED: Final = (Code.OK, Code.INVALID_RECEIPT_HANDLE)
+
+
+class Popped(NamedTuple):
+    """A message as a pop gave it: `handle` names it, `times` says how often it was tried before."""
+
+    stored: StoredMessage
+    handle: Handle
+    times: int
+
+
+class Receiving:
+    """The family of consumers that receive."""
+
+    def __init__(self, backend: Backend, clients: Clients) -> None:
+        self._backend = backend
+        self._clock = backend.clock
+        self._turn = 0
+        self._waiting: dict[Call, None] = {}
+        self.renewal = Renewal(backend, self._changed)
+        clients.on_gone.append(self.renewal.gone)
+
+    def run(self) -> None:
+        """What clients work on stays invisible."""
+        self.renewal.run()
+
+    def drain(self) -> None:
+        """Who waits is told that nothing came."""
+        for call in tuple(self._waiting):
+            answers = self._nothing("the proxy is about to end")
+            call.reply_all([answer.SerializeToString() for answer in answers])
+
+    # -------------------------------------------------------------------------------- receive
+
+    def receive(
+        self, client: Client, request: m.ReceiveMessageRequest, call: Call
+    ) -> Talk[list[m.ReceiveMessageResponse]]:
+        """ReceiveMessage: status, messages, time. Raises StatusError. HOT."""
+        poll_ms = polling_ms(client, request, call.remaining_s)
+        topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+        invisible_ms = FIRST_MS
+        if not request.auto_renew:
+            invisible_ms = invisible_ms_of(request.invisible_duration, INVISIBLE_MS_MIN)
+        elif not self.renewal.has_room(client):
+            raise StatusError(
+                Code.TOO_MANY_REQUESTS,
+                f"there are {self.renewal.count} messages that clients of this proxy work on, too "
+                "many of them this one's: acknowledge some.",
+            )
+        wanted = wanted_of(topic, request.filter_expression)
+        broker, address = yield from self._broker(topic, request.message_queue.broker.name)
+        config = yield from self._backend.group(group)
+        header = PopMessageRequest(
+            group=group, topic=topic, queue_id=ANY_QUEUE, broker=broker,
+            count_max=min(request.batch_size, BATCH_MAX), invisible_ms=invisible_ms,
+            poll_ms=poll_ms, init_mode=FROM_END, expression_kind=wanted.kind,
+            expression=wanted.expression,
+            order=config is not None and config.consume_message_orderly,
+            attempt_id=request.attempt_id or None,
+        )  # fmt: skip
+        pop = requests.request(RequestCode.POP_MESSAGE, header)
+        self._waiting[call] = None
+        try:
+            answer = yield talks.Call(address, pop, poll_ms / 1000 + ANSWER_S)
+        finally:
+            del self._waiting[call]
+        if answer.code != ResponseCode.SUCCESS:
+            return self._nothing_of(answer)
+        found = list(popped_in(answer, broker))
+        if call.is_over:
+            yield from self._give_back(group, topic, address, found)
+            return []
+        times_max = config.retry_times_max + 1 if config is not None else ATTEMPTS_MAX
+        kept = yield from self._wanted(group, wanted, times_max, address, found)
+        if not kept:
+            return self._nothing("no match message")
+        answers = [m.ReceiveMessageResponse(status=m.Status(code=Code.OK, message="OK"))]
+        for stored, handle, times in kept:
+            one, text = m.ReceiveMessageResponse(), handle.text()
+            message_of(stored, text, topic=topic, reconsume_times=times, into=one.message)
+            answers.append(one)
+            if request.auto_renew:
+                self.renewal.keep(client, group, topic, text, handle, times)
+        answers.append(self._time())
+        return answers
+
+    def _broker(self, topic: str, wanted: str) -> Talk[tuple[str, str]]:
+        """Name and address of the broker to ask: the one that is wanted, or the next one in turn.
+        Raises StatusError, RouteNotFoundError."""
+        route = yield from self._backend.route(topic)
+        masters = masters_of(route)
+        names = [it.broker for it in route.queues if it.perm & PERM_READ and it.broker in masters]
+        if not names:
+            raise StatusError(Code.FORBIDDEN, "no readable queue")
+        if wanted not in names:
+            self._turn += 1
+            wanted = names[self._turn % len(names)]
+        return wanted, masters[wanted]
+
+    def _nothing_of(self, answer: Command) -> list[m.ReceiveMessageResponse]:
+        """What a client is told of an answer without messages. Raises StatusError, RequestError."""
+        if answer.code == ResponseCode.POLLING_FULL:
+            return self._nothing("polling full", Code.TOO_MANY_REQUESTS)
+        if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+            raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, answer.remark or "")
+        if answer.code not in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+            raise request_error(answer)
+        return self._nothing("no new message")
+
+    def _nothing(
+        self, text: str, code: Code = Code.MESSAGE_NOT_FOUND
+    ) -> list[m.ReceiveMessageResponse]:
+        status = m.Status(code=code, message=text)
+        return [m.ReceiveMessageResponse(status=status), self._time()]
+
+    def _time(self) -> m.ReceiveMessageResponse:
+        answer = m.ReceiveMessageResponse()
+        put_time(answer.delivery_timestamp, self._clock.now_ms())
+        return answer
+
+    # ----------------------------------------------------------- what the client does not get
+
+    def _give_back(self, group: str, topic: str, address: str, found: list[Popped]) -> Talk[None]:
+        """Nobody waits for them any more."""
+        for one in found:
+            command = change_request(group, topic, one.handle, GIVEN_BACK_MS)
+            yield talks.Call(address, command)
+
+    def _wanted(
+        self, group: str, wanted: Subscription, times_max: int, address: str, found: list[Popped]
+    ) -> Talk[list[Popped]]:
+        """What the client gets of them. One that has the hash of a tag that is wanted, and not the
+        tag, is done; one that was tried too often is a dead letter. HOT."""
+        kept, topic = [], wanted.topic
+        for one in found:
+            if not tag_matches(wanted, one.stored.tag):
+                yield talks.Call(address, ack_request(group, topic, one.handle))
+            elif one.times < times_max:
+                kept.append(one)
+            else:
+                bury = bury_request(group, topic, one.handle, one.stored.message_id)
+                answer = yield talks.Call(address, bury)
+                if answer.code == ResponseCode.SUCCESS:  # else it comes again
+                    yield talks.Call(address, ack_request(group, topic, one.handle))
+        return kept
+
+    # -------------------------------------------------------------------- what becomes of them
+
+    def acknowledge(
+        self, client: Client, request: m.AckMessageRequest, call: Call
+    ) -> Talk[m.AckMessageResponse]:
+        """AckMessage: a status for each entry, and one for all. Raises StatusError. HOT."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        masters = masters_of((yield from self._backend.route(topic)))
+        statuses: dict[int, m.Status] = {}
+        taken: dict[int, Held] = {}
+        single: list[tuple[int, str, Handle]] = []
+        for number, entry in enumerate(request.entries):
+            try:
+                held = yield from self.renewal.take(client, group, entry.receipt_handle)
+                handle = self._current(entry.receipt_handle, held)
+                single.append((number, address_of(masters, handle), handle))
+            except StatusError as error:
+                statuses[number] = status_of(error)
+            else:
+                if held is not None:
+                    taken[number] = held
+        if len(single) > 1:
+            single, batches = divided(single)
+            for (address, broker), batch in batches.items():
+                handles = [handle for _, handle in batch]
+                status = yield from self._asked(
+                    address, batch_request(group, topic, broker, handles)
+                )
+                statuses.update((number, status) for number, _ in batch)
+        for number, address, handle in single:
+            statuses[number] = yield from self._asked(address, ack_request(group, topic, handle))
+        for number, held in taken.items():
+            if statuses[number].code not in _SETTLED:
+                self.renewal.put(held)
+        return acknowledged(request, statuses)
+
+    def _asked(self, address: str, command: Command) -> Talk[m.Status]:
+        """How an acknowledgement went."""
+        try:
+            answer = yield talks.Call(address, command)
+            if answer.code == ResponseCode.SUCCESS:
+                return m.Status(code=Code.OK, message="OK")
+            raise refused(answer)
+        except SluiceError as error:
+            return status_of(error)
+
+    def change(
+        self, client: Client, request: m.ChangeInvisibleDurationRequest, call: Call
+    ) -> Talk[m.ChangeInvisibleDurationResponse]:
+        """ChangeInvisibleDuration: the message has another handle then. Raises StatusError."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        time_ms = invisible_ms_of(request.invisible_duration, 0)
+        held = yield from self.renewal.take(client, group, request.receipt_handle)
+        handle = self._current(request.receipt_handle, held)
+        try:
+            changed = yield from self._changed(
+                group, topic, handle, time_ms, suspend=request.suspend
+            )
+        except SluiceError as error:
+            if held is not None and not isinstance(error, StatusError):
+                self.renewal.put(held)
+            raise
+        return m.ChangeInvisibleDurationResponse(
+            status=m.Status(code=Code.OK, message="OK"), receipt_handle=changed.text()
+        )
+
+    def _changed(
+        self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
+    ) -> Talk[Handle]:
+        """The handle that counts now. Raises StatusError, SluiceError."""
+        address = address_of(masters_of((yield from self._backend.route(topic))), handle)
+        command = change_request(group, topic, handle, time_ms, suspend=suspend)
+        answer = yield talks.Call(address, command, ANSWER_S)
+        if answer.code != ResponseCode.SUCCESS:
+            raise refused(answer)
+        header = decode_header(ChangeInvisibleTimeResponse, fields_of(answer))
+        if not header.pop_ms:  # its group is beyond it, in order: nothing has changed
+            return handle
+        return handle._replace(
+            start_offset=handle.offset, pop_ms=header.pop_ms, invisible_ms=header.invisible_ms,
+            revive_queue=header.revive_queue,
+        )  # fmt: skip
+
+    def forward(
+        self, client: Client, request: m.ForwardMessageToDeadLetterQueueRequest, call: Call
+    ) -> Talk[m.ForwardMessageToDeadLetterQueueResponse]:
+        """ForwardMessageToDeadLetterQueue: stored there, then acknowledged. Also with a handle
+        whose time is over, as RocketMQ has it: the client would ask for ever. Raises
+        StatusError."""
+        topic, group = topic_of(request.topic), group_of(request.group)
+        held = yield from self.renewal.take(client, group, request.receipt_handle)
+        handle = parse_handle(request.receipt_handle) if held is None else held.handle
+        if handle.physical_offset < 0:
+            raise StatusError(
+                Code.INVALID_RECEIPT_HANDLE,
+                f"the handle {request.receipt_handle!r} does not say where the message lies.",
+            )
+        address = address_of(masters_of((yield from self._backend.route(topic))), handle)
+        command = bury_request(group, topic, handle, request.message_id)
+        try:
+            expect_success((yield talks.Call(address, command)), address)
+        except SluiceError:
+            if held is not None:
+                self.renewal.put(held)
+            raise
+        yield from self._asked(address, ack_request(group, topic, handle))
+        return m.ForwardMessageToDeadLetterQueueResponse(
+            status=m.Status(code=Code.OK, message="OK")
+        )
+
+    def _current(self, text: str, held: Held | None) -> Handle:
+        """The handle that counts of the one that the client has. Raises StatusError, also when its
+        time is over."""
+        handle = parse_handle(text) if held is None else held.handle
+        late_ms = self._clock.now_ms() - handle.deadline_ms
+        if late_ms >= 0:
+            raise StatusError(
+                Code.INVALID_RECEIPT_HANDLE,
+                f"the handle {text!r} is expired since {late_ms} ms: the message comes again.",
+            )
+        return handle
+
+
+# --------------------------------------------------------------------------- what a client asks
+
+
+def polling_ms(client: Client, request: m.ReceiveMessageRequest, remaining_s: float | None) -> int:
+    """How long a broker may wait for messages. Raises StatusError (ILLEGAL_POLLING_TIME) when the
+    client will not wait long enough."""
+    left_ms = None if remaining_s is None else int(remaining_s * 1000)
+    if request.HasField("long_polling_timeout"):
+        wait_ms = milliseconds(request.long_polling_timeout)
+    elif left_ms is None:
+        wait_ms = POLL_MS_MAX
+    else:
+        settings = client.settings
+        timeout_ms = 0 if settings is None else milliseconds(settings.request_timeout)
+        wait_ms = left_ms - timeout_ms // 2
+    wait_ms = min(max(wait_ms, POLL_MS_MIN), POLL_MS_MAX)
+    if left_ms is None:
+        return wait_ms
+    if wait_ms > left_ms < POLL_MS_MIN:
+        is_known = client.version >= POLLING_TIME_SINCE
+        raise StatusError(
+            Code.ILLEGAL_POLLING_TIME if is_known else Code.BAD_REQUEST,
+            f"the call ends in {left_ms} ms, and a receive waits for at least {POLL_MS_MIN} ms: "
+            "give it a later deadline.",
+        )
+    return min(wait_ms, left_ms - RESERVE_MS)
+
+
+def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
+    """The filter of a receive. Its SQL92 is left to the broker to compile. Raises StatusError
+    (ILLEGAL_FILTER_EXPRESSION)."""
+    text = expression.expression
+    if expression.type == FilterType.SQL:
+        if not text:
+            raise StatusError(
+                Code.ILLEGAL_FILTER_EXPRESSION, "an expression of SQL92 cannot be empty."
+            )
+        return Subscription(topic, text, SQL92)
+    try:
+        return subscribe(topic, text, TAG)
+    except FilterSyntaxError as error:
+        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
+
+
+def invisible_ms_of(duration: m.Duration, least_ms: int) -> int:
+    """An invisible time. Raises StatusError (ILLEGAL_INVISIBLE_TIME)."""
+    time_ms = milliseconds(duration)
+    if not least_ms <= time_ms <= INVISIBLE_MS_MAX:
+        raise StatusError(
+            Code.ILLEGAL_INVISIBLE_TIME,
+            f"the invisible duration of {time_ms} ms is not from {least_ms} to "
+            f"{INVISIBLE_MS_MAX} ms.",
+        )
+    return time_ms
+
+
+def parse_handle(text: str) -> Handle:
+    """Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    try:
+        return Handle.parse(text)
+    except ProtocolError as error:
+        raise StatusError(Code.INVALID_RECEIPT_HANDLE, str(error)) from error
+
+
+def address_of(masters: dict[str, str], handle: Handle) -> str:
+    """Of the broker that has given it. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    address = masters.get(handle.broker)
+    if address is None:
+        raise StatusError(
+            Code.INVALID_RECEIPT_HANDLE,
+            f"the topic is not on the broker {handle.broker!r}, of which the handle is.",
+        )
+    return address
+
+
+# ---------------------------------------------------------------------- what brokers are asked
+
+
+def _place(group: str, topic: str, handle: Handle) -> dict[str, Any]:
+    return {
+        "group": group, "topic": pop_topic(topic, group, handle.kind), "queue_id": handle.queue_id,
+        "broker": handle.broker, "handle": handle.text(), "offset": handle.offset,
+    }  # fmt: skip
+
+
+def ack_request(group: str, topic: str, handle: Handle) -> Command:
+    """The message is done. HOT."""
+    header = AckMessageRequest(**_place(group, topic, handle))
+    return requests.request(RequestCode.ACK_MESSAGE, header)
+
+
+def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
+    """Several messages of one broker are done."""
+    pops: dict[Handle, list[int]] = {}
+    for handle in handles:
+        pops.setdefault(handle._replace(offset=NONE, physical_offset=NONE), []).append(
+            handle.offset
+        )
+    acks = [PopAck(group, topic, handle, tuple(offsets)) for handle, offsets in pops.items()]
+    body = encode_pop_acks(broker, acks)
+    return requests.request(RequestCode.BATCH_ACK_MESSAGE, body=body)
+
+
+def change_request(
+    group: str, topic: str, handle: Handle, invisible_ms: int, *, suspend: bool = False
+) -> Command:
+    """The message is invisible for another time, from now on. `suspend`: this is no failed attempt;
+    for brokers that know it."""
+    header = ChangeInvisibleTimeRequest(
+        **_place(group, topic, handle), invisible_ms=invisible_ms, suspend=suspend
+    )
+    return requests.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+
+
+def bury_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:
+    """The message becomes a dead letter, whatever its group allows."""
+    header = SendBackRequest(
+        physical_offset=handle.physical_offset, group=group, delay_level=-1,
+        origin_message_id=message_id, origin_topic=pop_topic(topic, group, handle.kind),
+        reconsume_times_max=0, broker=handle.broker,
+    )  # fmt: skip
+    return requests.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+def divided(
+    items: list[tuple[int, str, Handle]],
+) -> tuple[list[tuple[int, str, Handle]], dict[tuple[str, str], list[tuple[int, Handle]]]]:
+    """Acknowledgements (a number, an address, a handle): those to be sent alone, and those that go
+    together, by address and broker."""
+    single, batches = [], dict[tuple[str, str], list[tuple[int, Handle]]]()
+    for item in items:
+        number, address, handle = item
+        if 0 <= handle.offset - handle.start_offset < SPAN_MAX:
+            batches.setdefault((address, handle.broker), []).append((number, handle))
+        else:
+            single.append(item)
+    for (address, _), batch in [*batches.items()]:
+        if len(batch) == 1:
+            ((number, handle),) = batches.pop((address, batch[0][1].broker))
+            single.append((number, address, handle))
+    return single, batches
+
+
+# ----------------------------------------------------------------------------- what they answer
+
+
+def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
+    """The messages of a pop. Raises ProtocolError. HOT."""
+    header = decode_header(PopMessageResponse, answer.fields)
+    starts, times = _by_queue(header.start_offset_info), _by_queue(header.order_count_info)
+    for stored in decode_records(answer.body, decompress=False):
+        queue_id, offset = stored.queue_id, stored.queue_offset
+        given = stored.properties.get(POP_CK)
+        if given is not None:  # it comes again
+            handle = Handle.parse(given)
+        else:
+            kind = pop_kind(stored.topic)
+            handle = Handle(
+                starts.get(f"{kind} {queue_id}", offset), header.pop_ms, header.invisible_ms,
+                header.revive_queue, kind, broker, queue_id, offset,
+            )  # fmt: skip
+        handle = handle._replace(physical_offset=stored.physical_offset)
+        count = stored.reconsume_times
+        if times:
+            place = f"{handle.kind} qo{queue_id}%{offset}"
+            count = times.get(place) or times.get(f"{handle.kind} {queue_id}") or count
+        yield Popped(stored, handle, count)
+
+
+def _by_queue(info: str | None) -> dict[str, int]:
+    """`kind queue number;…` as kind and queue -> number."""
+    if not info:
+        return {}
+    try:
+        pairs = [part.rpartition(" ") for part in info.split(";")]
+        return {place: int(number) for place, _, number in pairs}
+    except ValueError:
+        raise ProtocolError(f"{info!r} does not say what a pop has found.") from None
+
+
+def refused(answer: Command) -> StatusError | RequestError:
+    """What a broker says against a handle. Clients ask again for ever, unless the handle is what is
+    wrong (spec/grpc.md §7)."""
+    if answer.code in _UNKNOWN_HANDLE:
+        return StatusError(Code.INVALID_RECEIPT_HANDLE, answer.remark or "no such message")
+    return request_error(answer)
+
+
+def acknowledged(
+    request: m.AckMessageRequest, statuses: Mapping[int, m.Status]
+) -> m.AckMessageResponse:
+    """The answer: of each entry its status, by number. Raises StatusError when there are none."""
+    if not statuses:
+        raise StatusError(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
+    answer = m.AckMessageResponse()
+    for number, entry in enumerate(request.entries):
+        answer.entries.add(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle,
+            status=statuses[number],
+        )  # fmt: skip
+    codes = {Code(status.code) for status in statuses.values()}
+    code = codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS
+    answer.status.code, answer.status.message = code, code.name
+    return answer

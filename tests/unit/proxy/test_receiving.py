@@ -1,0 +1,371 @@
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from proxied import Proxied, Speaker, proxied
+from sluicemq.model.topic import GroupConfig
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.messages import Code
+from sluicemq.proxy.receiving import polling_ms
+from sluicemq.testing.virtual import VirtualClock
+
+TOPIC, GROUP = "orders", "g"
+Scene = Callable[[Proxied, Speaker], Awaitable[None]]
+
+
+def play(scene: Scene, **settings: str) -> None:
+    """The scene with a topic of two queues, on virtual time."""
+
+    async def run() -> None:
+        async with proxied(VirtualClock(), **settings) as proxy:
+            await proxy.mq.admin.create_topic(TOPIC, queues=2)
+            await proxy.mq.admin.create_group(GroupConfig(GROUP))
+            await scene(proxy, proxy.speaker())
+
+    asyncio.run(run())
+
+
+def receive_request(**fields: Any) -> m.ReceiveMessageRequest:
+    fields.setdefault("invisible_duration", m.Duration(seconds=30))
+    fields.setdefault("long_polling_timeout", m.Duration(seconds=5))
+    return m.ReceiveMessageRequest(
+        group=m.Resource(name=GROUP),
+        message_queue=m.MessageQueue(topic=m.Resource(name=TOPIC)),
+        **{"batch_size": 32, **fields},
+    )
+
+
+def tagged(expression: str, kind: int = 1) -> m.FilterExpression:
+    return m.FilterExpression(type=kind, expression=expression)
+
+
+def outcome(answers: list[m.ReceiveMessageResponse]) -> tuple[int, list[m.Message]]:
+    """Status and messages; the time of delivery stands behind them."""
+    first, *others, last = answers
+    assert first.HasField("status")
+    assert last.HasField("delivery_timestamp")
+    assert all(answer.HasField("message") for answer in others)
+    return first.status.code, [answer.message for answer in others]
+
+
+async def receive(client: Speaker, **fields: Any) -> list[m.Message]:
+    code, messages = outcome(await client.ask("ReceiveMessage", receive_request(**fields)))
+    assert code == (Code.OK if messages else Code.MESSAGE_NOT_FOUND)
+    return messages
+
+
+async def ack(client: Speaker, *handles: str) -> m.AckMessageResponse:
+    entries = [
+        m.AckMessageEntry(message_id=f"id{i}", receipt_handle=it) for i, it in enumerate(handles)
+    ]
+    answer = await client.ask(
+        "AckMessage",
+        m.AckMessageRequest(
+            group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC), entries=entries
+        ),
+    )
+    assert isinstance(answer, m.AckMessageResponse)
+    assert [it.receipt_handle for it in answer.entries] == list(handles)
+    return answer
+
+
+def handles_of(messages: list[m.Message]) -> list[str]:
+    return [message.system_properties.receipt_handle for message in messages]
+
+
+def bodies(messages: list[m.Message]) -> set[bytes]:
+    return {message.body for message in messages}
+
+
+def test_what_is_received_and_acknowledged_is_done() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        for number in range(5):
+            await proxy.mq.send(TOPIC, b"%d" % number, tag="a")
+        messages = await receive(client)
+        assert bodies(messages) == {b"0", b"1", b"2", b"3", b"4"}
+        answer = await ack(client, *handles_of(messages))
+        assert answer.status.code == Code.OK
+        assert [entry.status.code for entry in answer.entries] == 5 * [Code.OK]
+        await proxy.mq.clock.advance(minutes=2)
+        assert await receive(client) == []
+
+    play(scene)
+
+
+def test_what_is_not_acknowledged_comes_again() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        (first,) = await receive(client)
+        await proxy.mq.clock.advance(seconds=31)
+        (second,) = await receive(client)
+        assert second.system_properties.delivery_attempt == 2
+        assert second.topic.name == TOPIC
+        old, new = handles_of([first, second])
+        assert (await ack(client, old)).status.code == Code.INVALID_RECEIPT_HANDLE
+        assert (await ack(client, new)).status.code == Code.OK
+        await proxy.mq.clock.advance(minutes=2)
+        assert await receive(client) == []
+
+    play(scene)
+
+
+def test_a_receive_waits_until_something_comes() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        call = client.call("ReceiveMessage", receive_request())
+        await proxy.mq.clock.advance(seconds=2)
+        assert not call.is_over
+        await proxy.mq.send(TOPIC, b"1")
+        await call.ended
+        assert bodies(outcome(call.answers)[1]) == {b"1"}
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("polling_s", "timeout_s", "waited_ms"),
+    [(7, 10.0, 7000), (1, 8.0, 5000), (60, 100.0, 20_000), (20, 7.0, 6500), (None, 10.0, 8500),
+     (7, None, 7000), (None, None, 20_000), (9, 9.2, 8700)],
+)  # fmt: skip
+def test_a_receive_waits_as_long_as_it_is_told(
+    polling_s: int | None, timeout_s: float | None, waited_ms: int
+) -> None:
+    async def scene(proxy: Proxied, speaker: Speaker) -> None:
+        client = proxy.service.clients.of(speaker.call("QueryRoute", m.QueryRouteRequest()))  # type: ignore[arg-type]
+        client.settings = m.Settings(request_timeout=m.Duration(seconds=3))
+        request = receive_request()
+        request.ClearField("long_polling_timeout")
+        if polling_s is not None:
+            request.long_polling_timeout.seconds = polling_s
+        assert polling_ms(client, request, timeout_s) == waited_ms
+
+    play(scene)
+
+
+def refused_with(
+    code: Code, *, timeout_s: float = 8.0, headers: dict[str, str] | None = None, **fields: Any
+) -> None:
+    async def scene(proxy: Proxied, _client: Speaker) -> None:
+        client = proxy.speaker("other", **(headers or {}))
+        answers = await client.ask("ReceiveMessage", receive_request(**fields), timeout_s)
+        assert [answer.status.code for answer in answers] == [code]
+        assert answers[0].status.message
+
+    play(scene)
+
+
+def test_a_deadline_that_is_too_near_is_refused() -> None:
+    version = {"x-mq-client-version": "5.0.3"}
+    refused_with(Code.ILLEGAL_POLLING_TIME, timeout_s=4.0, headers=version)
+    version = {"x-mq-client-version": "5.0.2"}
+    refused_with(Code.BAD_REQUEST, timeout_s=4.0, headers=version)
+
+
+@pytest.mark.parametrize("seconds", [9, 43_201])
+def test_an_invisible_time_has_limits(seconds: int) -> None:
+    refused_with(Code.ILLEGAL_INVISIBLE_TIME, invisible_duration=m.Duration(seconds=seconds))
+
+
+@pytest.mark.parametrize(("expression", "kind"), [("||", 1), ("", 2), ("a = ", 2)])
+def test_an_expression_that_does_not_parse_is_refused(expression: str, kind: int) -> None:
+    refused_with(Code.ILLEGAL_FILTER_EXPRESSION, filter_expression=tagged(expression, kind))
+
+
+def test_filters_give_exactly_what_matches() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        for tag in ("a", "b", "Aa", "BB", None):  # Aa and BB have the same hash
+            await proxy.mq.send(TOPIC, (tag or "none").encode(), tag=tag, properties={"n": "1"})
+        assert bodies(await receive(client, filter_expression=tagged("a || Aa"))) == {b"a", b"Aa"}
+        await proxy.mq.send(TOPIC, b"x", properties={"n": "7"})
+        await proxy.mq.send(TOPIC, b"y", properties={"n": "8"})
+        assert bodies(await receive(client, filter_expression=tagged("n > 7", 2))) == {b"y"}
+        # What has only the hash of a tag is done with, and does not come again.
+        await proxy.mq.clock.advance(minutes=1)
+        found = await receive(client, filter_expression=tagged("*"))
+        assert bodies(found) == {b"a", b"Aa", b"y"}
+
+    play(scene)
+
+
+def test_a_batch_is_of_32_at_most() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        for number in range(40):
+            await proxy.mq.send(TOPIC, b"%d" % number)
+        assert len(await receive(client, batch_size=64)) == 32
+        assert len(await receive(client, batch_size=5)) == 5
+
+    play(scene)
+
+
+def test_a_broker_that_is_not_there_is_any() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        request = receive_request()
+        request.message_queue.broker.name = "nowhere"
+        request.message_queue.id = 7
+        assert len(outcome(await client.ask("ReceiveMessage", request))[1]) == 1
+
+    play(scene)
+
+
+def test_handles_that_name_nothing_are_said_to() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        (message,) = await receive(client)
+        (good,) = handles_of([message])
+        parts = good.split()
+        bad = ["", "nonsense", " ".join([*parts[:5], "elsewhere", *parts[6:]]),
+               " ".join([*parts[:6], "77", *parts[7:]]),
+               " ".join([*parts[:7], "77", *parts[8:]])]  # fmt: skip
+        for handle in bad:
+            answer = await ack(client, handle)
+            assert answer.status.code == Code.INVALID_RECEIPT_HANDLE, handle
+        answer = await ack(client, good, "nonsense")
+        assert answer.status.code == Code.MULTIPLE_RESULTS
+        assert [it.status.code for it in answer.entries] == [Code.OK, Code.INVALID_RECEIPT_HANDLE]
+        assert (await ack(client)).status.code == Code.INTERNAL_SERVER_ERROR
+
+    play(scene)
+
+
+def change_request(handle: str, seconds: int, **fields: Any) -> m.ChangeInvisibleDurationRequest:
+    return m.ChangeInvisibleDurationRequest(
+        group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC), receipt_handle=handle,
+        invisible_duration=m.Duration(seconds=seconds), **fields,
+    )  # fmt: skip
+
+
+def test_a_change_gives_another_handle() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        (old,) = handles_of(await receive(client))
+        answer = await client.ask("ChangeInvisibleDuration", change_request(old, 3600))
+        assert answer.status.code == Code.OK
+        assert answer.receipt_handle.split()[-2:] == old.split()[-2:]
+        again = await client.ask("ChangeInvisibleDuration", change_request(old, 3600))
+        assert again.status.code == Code.INVALID_RECEIPT_HANDLE
+        await proxy.mq.clock.advance(minutes=59)
+        assert await receive(client) == []
+        assert (await ack(client, answer.receipt_handle)).status.code == Code.OK
+        await proxy.mq.clock.advance(minutes=59)
+        assert await receive(client) == []
+
+    play(scene)
+
+
+def test_a_change_brings_a_message_back_soon() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        (handle,) = handles_of(await receive(client))
+        for seconds in (-1, 43_201):
+            answer = await client.ask("ChangeInvisibleDuration", change_request(handle, seconds))
+            assert answer.status.code == Code.ILLEGAL_INVISIBLE_TIME
+        await client.ask("ChangeInvisibleDuration", change_request(handle, 0))
+        assert bodies(await receive(client)) == {b"1"}
+
+    play(scene)
+
+
+def forward_request(handle: str) -> m.ForwardMessageToDeadLetterQueueRequest:
+    return m.ForwardMessageToDeadLetterQueueRequest(
+        group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC), receipt_handle=handle,
+        message_id="id", delivery_attempt=1, max_delivery_attempts=1,
+    )  # fmt: skip
+
+
+async def dead_letters(proxy: Proxied) -> int:
+    store = proxy.mq.servers.broker.store
+    return store.queue_offsets(f"%DLQ%{GROUP}", 0)[1]
+
+
+def test_a_message_that_is_given_up_is_a_dead_letter() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        (handle,) = handles_of(await receive(client))
+        short = " ".join(handle.split()[:8])
+        answer = await client.ask("ForwardMessageToDeadLetterQueue", forward_request(short))
+        assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
+        answer = await client.ask("ForwardMessageToDeadLetterQueue", forward_request(handle))
+        assert answer.status.code == Code.OK
+        assert await dead_letters(proxy) == 1
+        await proxy.mq.clock.advance(minutes=1)
+        assert await receive(client) == []
+
+    play(scene)
+
+
+def test_what_was_tried_too_often_is_a_dead_letter() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.admin.create_group(GroupConfig(GROUP, retry_times_max=1))
+        await proxy.mq.send(TOPIC, b"1")
+        for attempt in (1, 2):
+            (message,) = await receive(client)
+            assert message.system_properties.delivery_attempt == attempt
+            await proxy.mq.clock.advance(seconds=31)
+        assert await receive(client) == []
+        assert await dead_letters(proxy) == 1
+        await proxy.mq.clock.advance(minutes=2)
+        assert await receive(client) == []
+
+    play(scene)
+
+
+def test_what_nobody_waits_for_is_given_back() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        call = client.call("ReceiveMessage", receive_request())
+        call.lose()
+        await proxy.mq.send(TOPIC, b"1")
+        begin_s = proxy.mq.clock.monotonic_s()
+        assert bodies(await receive(client)) == {b"1"}
+        assert proxy.mq.clock.monotonic_s() - begin_s < 1.5
+
+    play(scene)
+
+
+def test_a_client_that_is_gone_waits_no_more() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        client.call("ReceiveMessage", receive_request())
+        client.close()
+        await proxy.mq.send(TOPIC, b"1")
+        (message,) = await receive(proxy.speaker("other"))
+        assert message.system_properties.delivery_attempt == 1
+
+    play(scene)
+
+
+def test_the_end_of_the_proxy_answers_who_waits() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        call = client.call("ReceiveMessage", receive_request())
+        proxy.proxy._each("drain")
+        assert outcome(call.answers) == (Code.MESSAGE_NOT_FOUND, [])
+        await proxy.mq.send(TOPIC, b"1")
+        await proxy.mq.clock.advance(seconds=2)
+        assert bodies(await receive(client)) == {b"1"}
+
+    play(scene)
+
+
+def test_in_order_one_at_a_time_of_a_queue() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.admin.create_group(GroupConfig(GROUP, consume_message_orderly=True))
+        for number in range(3):
+            await proxy.mq.send(TOPIC, b"%d" % number, sharding_key="k")
+        (first,) = await receive(client, batch_size=1, attempt_id="x")
+        assert first.body == b"0"
+        assert first.system_properties.message_group == "k"
+        assert await receive(client) == []  # the queue is with somebody
+        (again,) = await receive(client, batch_size=1, attempt_id="x")
+        assert (again.body, again.system_properties.delivery_attempt) == (b"0", 1)
+        await proxy.mq.clock.advance(seconds=31)
+        found = await receive(client)
+        assert [message.body for message in found] == [b"0", b"1", b"2"]
+        assert [it.system_properties.delivery_attempt for it in found] == [2, 1, 1]
+        assert (await ack(client, *handles_of(found))).status.code == Code.OK
+        assert await receive(client) == []
+
+    play(scene)
