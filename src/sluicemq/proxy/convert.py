@@ -33,6 +33,11 @@ DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 _DELAY_S, _DELAY_MS, _DELIVER_MS = TIMER_PROPERTIES
 _DELAYS: Final = frozenset({DELAY, *TIMER_PROPERTIES})
+_RARE: Final = _DELAYS | {
+    TRAN_MSG, SHARDING_KEY, TRACE_CONTEXT, DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, LITE_TOPIC,
+    PRIORITY,
+}  # fmt: skip
+_IDENTITY, _MD5, _NORMAL = int(Encoding.IDENTITY), int(DigestType.MD5), int(MessageType.NORMAL)
 _DIGITS_MAX: Final = 15
 """Times and delays of more digits are no times; what is shorter fits into a Timestamp."""
 
@@ -53,7 +58,10 @@ def message_of(
     message = m.Message() if into is None else into
     properties = stored.properties
     message.topic.name = topic or stored.topic
-    message.body, encoding = _readable(stored)
+    body, encoding = stored.body, _IDENTITY
+    if stored.sys_flag & COMPRESSED:
+        body, encoding = _readable(stored)
+    message.body = body
     user = message.user_properties
     for name, value in properties.items():
         if name not in SYSTEM_PROPERTIES:
@@ -66,10 +74,14 @@ def message_of(
         system.keys.extend(keys.split())
     system.message_id = stored.message_id
     digest = system.body_digest
-    digest.type = DigestType.MD5
-    digest.checksum = hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper()
+    digest.type = _MD5
+    digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
     system.body_encoding = encoding
-    system.message_type = type_of(stored)
+    if _RARE.isdisjoint(properties):
+        system.message_type = _NORMAL
+    else:
+        system.message_type = type_of(stored)
+        _put_rare(system, stored)
     put_time(system.born_timestamp, stored.born_time_ms)
     system.born_host = properties.get(BORN_HOST) or stored.born_host.address
     put_time(system.store_timestamp, stored.store_time_ms)
@@ -79,8 +91,6 @@ def message_of(
     system.queue_offset = stored.queue_offset
     times = stored.reconsume_times if reconsume_times is None else reconsume_times
     system.delivery_attempt = times + 1
-    if len(user) != len(properties):
-        _put_rare(system, stored)
     return message
 
 
@@ -149,11 +159,9 @@ def _number(stored: StoredMessage, name: str) -> int | None:
     return int(text) if is_number else None
 
 
-def _readable(stored: StoredMessage) -> tuple[bytes, Encoding]:
-    """The body for clients, and how they are told to read it."""
-    if not stored.sys_flag & COMPRESSED:
-        return stored.body, Encoding.IDENTITY
+def _readable(stored: StoredMessage) -> tuple[bytes, int]:
+    """A compressed body for clients, and how they are told to read it."""
     try:
-        return decompress(stored.body, stored.sys_flag), Encoding.IDENTITY
+        return decompress(stored.body, stored.sys_flag), _IDENTITY
     except ProtocolError:
         return stored.body, Encoding.GZIP

@@ -10,7 +10,8 @@ dead letters. A client that does not wait any more when messages come gives them
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests, talks
 from sluicemq.client.core.requests import expect_success, fields_of, request_error
@@ -35,10 +36,7 @@ from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import SendBackRequest
 from sluicemq.wire.pop_headers import (
-    AckMessageRequest,
-    ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
-    PopMessageRequest,
     PopMessageResponse,
 )
 from sluicemq.wire.popping import NONE, Handle, PopAck, encode_pop_acks
@@ -52,11 +50,11 @@ ANSWER_S: Final = 3.0
 """So long a broker may take for an answer besides its waiting."""
 INVISIBLE_MS_MIN: Final = 10_000
 INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
-FROM_END: Final = 1
+FROM_END: Final = "1"
 SPAN_MAX: Final = 4096
 """Messages so far from the first of their pop are acknowledged alone: of a batch's bits each offset
 between them takes one."""
-ANY_QUEUE: Final = -1
+ANY_QUEUE: Final = "-1"
 ATTEMPTS_MAX: Final = GroupConfig("").retry_times_max + 1
 POLLING_TIME_SINCE: Final = "5.0.3"
 """Clients before that do not know the code ILLEGAL_POLLING_TIME."""
@@ -116,15 +114,10 @@ class Receiving:
         wanted = wanted_of(topic, request.filter_expression)
         broker, address = yield from self._broker(topic, request.message_queue.broker.name)
         config = yield from self._backend.group(group)
-        header = PopMessageRequest(
-            group=group, topic=topic, queue_id=ANY_QUEUE, broker=broker,
-            count_max=min(request.batch_size, BATCH_MAX), invisible_ms=invisible_ms,
-            poll_ms=poll_ms, init_mode=FROM_END, expression_kind=wanted.kind,
-            expression=wanted.expression,
-            order=config is not None and config.consume_message_orderly,
-            attempt_id=request.attempt_id or None,
+        pop = pop_request(
+            group, wanted, broker, min(request.batch_size, BATCH_MAX), invisible_ms, poll_ms,
+            request.attempt_id, is_order=config is not None and config.consume_message_orderly,
         )  # fmt: skip
-        pop = requests.request(RequestCode.POP_MESSAGE, header)
         self._waiting[call] = None
         try:
             answer = yield talks.Call(address, pop, poll_ms / 1000 + ANSWER_S)
@@ -365,12 +358,15 @@ def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
     """The filter of a receive. Its SQL92 is left to the broker to compile. Raises StatusError
     (ILLEGAL_FILTER_EXPRESSION)."""
     text = expression.expression
-    if expression.type == FilterType.SQL:
-        if not text:
-            raise StatusError(
-                Code.ILLEGAL_FILTER_EXPRESSION, "an expression of SQL92 cannot be empty."
-            )
-        return Subscription(topic, text, SQL92)
+    if expression.type != FilterType.SQL:
+        return _tags_of(topic, text)
+    if not text:
+        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, "an expression of SQL92 cannot be empty.")
+    return Subscription(topic, text, SQL92)
+
+
+@lru_cache(maxsize=1024)
+def _tags_of(topic: str, text: str) -> Subscription:
     try:
         return subscribe(topic, text, TAG)
     except FilterSyntaxError as error:
@@ -411,17 +407,34 @@ def address_of(masters: dict[str, str], handle: Handle) -> str:
 # ---------------------------------------------------------------------- what brokers are asked
 
 
-def _place(group: str, topic: str, handle: Handle) -> dict[str, Any]:
-    return {
-        "group": group, "topic": pop_topic(topic, group, handle.kind), "queue_id": handle.queue_id,
-        "broker": handle.broker, "handle": handle.text(), "offset": handle.offset,
+def pop_request(
+    group: str, wanted: Subscription, broker: str, count_max: int, invisible_ms: int, poll_ms: int,
+    attempt_id: str, *, is_order: bool,
+) -> Command:  # fmt: skip
+    """Messages of any queue of the broker; a group that begins has those that come from now on.
+    HOT: a literal of a PopMessageRequest."""
+    fields = {
+        "consumerGroup": group, "topic": wanted.topic, "queueId": ANY_QUEUE, "bname": broker,
+        "maxMsgNums": str(count_max), "invisibleTime": str(invisible_ms),
+        "pollTime": str(poll_ms), "bornTime": "0", "initMode": FROM_END,
+        "expType": wanted.kind, "exp": wanted.expression, "order": "true" if is_order else "false",
     }  # fmt: skip
+    if attempt_id:
+        fields["attemptId"] = attempt_id
+    return Command(RequestCode.POP_MESSAGE, fields)
 
 
 def ack_request(group: str, topic: str, handle: Handle) -> Command:
-    """The message is done. HOT."""
-    header = AckMessageRequest(**_place(group, topic, handle))
-    return requests.request(RequestCode.ACK_MESSAGE, header)
+    """The message is done. HOT: a literal of an AckMessageRequest."""
+    return Command(RequestCode.ACK_MESSAGE, _place(group, topic, handle))
+
+
+def _place(group: str, topic: str, handle: Handle) -> dict[str, str]:
+    return {
+        "consumerGroup": group, "topic": pop_topic(topic, group, handle.kind),
+        "queueId": str(handle.queue_id), "bname": handle.broker, "extraInfo": handle.text(),
+        "offset": str(handle.offset),
+    }  # fmt: skip
 
 
 def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
@@ -441,10 +454,9 @@ def change_request(
 ) -> Command:
     """The message is invisible for another time, from now on. `suspend`: this is no failed attempt;
     for brokers that know it."""
-    header = ChangeInvisibleTimeRequest(
-        **_place(group, topic, handle), invisible_ms=invisible_ms, suspend=suspend
-    )
-    return requests.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+    fields = _place(group, topic, handle)
+    fields |= {"invisibleTime": str(invisible_ms), "suspend": "true" if suspend else "false"}
+    return Command(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
 
 
 def bury_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:

@@ -105,7 +105,7 @@ class Renewal:
         self._plan(held)
 
     def _plan(self, held: Held, earliest: int = 0) -> None:
-        held.due = max((held.handle.deadline_ms - AHEAD_MS) // PERIOD_MS, earliest)
+        held.due = max(-((AHEAD_MS - held.handle.deadline_ms) // PERIOD_MS), earliest)
         self._due.setdefault(held.due, {})[held] = None
 
     def take(self, client: Client, group: str, text: str) -> Talk[Held | None]:

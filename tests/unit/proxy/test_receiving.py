@@ -25,7 +25,22 @@ from proxied import Proxied, Speaker
 from sluicemq.model.topic import GroupConfig
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code
-from sluicemq.proxy.receiving import polling_ms
+from sluicemq.proxy.receiving import (
+    ack_request,
+    batch_request,
+    divided,
+    polling_ms,
+    pop_request,
+    wanted_of,
+)
+from sluicemq.proxy.receiving import change_request as change_request_of
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.pop_headers import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    PopMessageRequest,
+)
+from sluicemq.wire.popping import Handle, decode_pop_acks
 
 
 def test_what_is_received_and_acknowledged_is_done() -> None:
@@ -295,3 +310,35 @@ def test_in_order_one_at_a_time_of_a_queue() -> None:
         assert await receive(client) == []
 
     play(scene)
+
+
+HANDLE = Handle(1, 1_700_000_000_000, 60_000, 3, 1, "broker-a", 2, 7, 4711)
+
+
+def test_requests_are_what_their_headers_say() -> None:
+    pop = pop_request(GROUP, wanted_of(TOPIC, tagged("a")), "b", 3, 4, 5, "try", is_order=True)
+    header = PopMessageRequest(
+        group=GROUP, topic=TOPIC, queue_id=-1, broker="b", count_max=3, invisible_ms=4, poll_ms=5,
+        init_mode=1, expression_kind="TAG", expression="a", order=True, attempt_id="try",
+    )  # fmt: skip
+    assert (pop.code, pop.fields) == (200050, encode_header(header))
+    change = change_request_of(GROUP, TOPIC, HANDLE, 9, suspend=True)
+    place: dict[str, Any] = {
+        "group": GROUP, "topic": "%RETRY%g_orders", "queue_id": 2, "broker": "broker-a",
+        "handle": HANDLE.text(), "offset": 7,
+    }  # fmt: skip
+    changed = ChangeInvisibleTimeRequest(**place, invisible_ms=9, suspend=True)
+    assert (change.code, change.fields) == (200053, encode_header(changed))
+    ack = ack_request(GROUP, TOPIC, HANDLE)
+    assert (ack.code, ack.fields) == (200051, encode_header(AckMessageRequest(**place)))
+
+
+def test_many_of_one_pop_are_acknowledged_together() -> None:
+    near = [HANDLE._replace(offset=it) for it in (1, 5, 7)]
+    far, other = HANDLE._replace(offset=1 << 20), HANDLE._replace(broker="other")
+    items = [(i, it.broker, it) for i, it in enumerate([*near, far, other])]
+    single, batches = divided(items)
+    assert {number for number, _, _ in single} == {3, 4}
+    assert [number for number, _ in batches["broker-a", "broker-a"]] == [0, 1, 2]
+    (pop,) = decode_pop_acks(batch_request(GROUP, TOPIC, "broker-a", near).body)
+    assert (pop.group, pop.topic, pop.offsets) == (GROUP, TOPIC, (1, 5, 7))
