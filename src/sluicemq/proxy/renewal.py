@@ -6,7 +6,7 @@ gets another handle, but its client goes on with the one that it knows: here sta
 counts. That is in memory; another proxy takes the client's handle as long as it has not been
 renewed. What comes after a client that is gone gets its messages a second later.
 
-    kept -> due 5 to 10 s before its time -> renewed, and due again -> taken by what the client does
+    kept -> due 10 s before its time -> renewed, and due again -> taken by what the client does
 
 Requests go over a link of the proxy's own, some at a time.
 """
@@ -38,8 +38,10 @@ KEPT_MS: Final = 3 * 3600 * 1000
 GIVEN_BACK_MS: Final = 1_000
 """After so long somebody else gets what a client has left."""
 AHEAD_MS: Final = 10_000
-PERIOD_MS: Final = 5_000
 FAILURES_MAX: Final = 3
+PERIOD_MS: Final = 1_000
+AGAIN: Final = 3
+"""Periods until what has failed is tried again: three times before its time is over."""
 HELD_MAX: Final = 100_000
 CLIENT_HELD_MAX: Final = 25_000
 UNDER_WAY_MAX: Final = 64
@@ -105,7 +107,7 @@ class Renewal:
         self._plan(held)
 
     def _plan(self, held: Held, earliest: int = 0) -> None:
-        held.due = max(-((AHEAD_MS - held.handle.deadline_ms) // PERIOD_MS), earliest)
+        held.due = max((held.handle.deadline_ms - AHEAD_MS) // PERIOD_MS, earliest)
         self._due.setdefault(held.due, {})[held] = None
 
     def take(self, client: Client, group: str, text: str) -> Talk[Held | None]:
@@ -182,7 +184,7 @@ class Renewal:
         elif is_last:
             self._forget(held)
         else:
-            self._plan(held, now_ms // PERIOD_MS + 1)
+            self._plan(held, now_ms // PERIOD_MS + AGAIN)
         if renewing is not None:
             renewing.set_result(None)
 
