@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluicemq.client.core.balance import strategy
-from sluicemq.model.allocation import Strategy
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import MessageQueue, Strategy
 
 CASES = [
     json.loads(line)

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from sluicemq.client.core.consuming import InFlight
 from sluicemq.client.core.messages import Outgoing, prepare, split
 from sluicemq.client.core.sending import QueueChooser, avoid_s
-from sluicemq.model.allocation import allocate_average
 from sluicemq.model.message import RESERVED_PROPERTIES, Message
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import MessageQueue, allocate_average
 from sluicemq.record.codec import decode_properties
 
 names = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1)

@@ -33,7 +33,7 @@ from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.wire import headers as h
-from sluicemq.wire import pop_headers as p
+from sluicemq.wire import popping as p
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import decode_header
 

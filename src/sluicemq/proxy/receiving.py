@@ -35,11 +35,14 @@ from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import SendBackRequest
-from sluicemq.wire.pop_headers import (
+from sluicemq.wire.popping import (
+    NONE,
     ChangeInvisibleTimeResponse,
+    Handle,
+    PopAck,
     PopMessageResponse,
+    encode_pop_acks,
 )
-from sluicemq.wire.popping import NONE, Handle, PopAck, encode_pop_acks
 
 BATCH_MAX: Final = 32
 POLL_MS_MIN: Final = 5_000

@@ -20,9 +20,8 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start
 from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
-from sluicemq.model.allocation import Strategy
 from sluicemq.model.subscription import SQL92
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import MessageQueue, Strategy
 from sluicemq.rocketmq.clients import (
     Client,
     ConsumeConcurrentlyStatus,

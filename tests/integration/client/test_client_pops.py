@@ -20,8 +20,7 @@ from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.pop_headers import AckMessageRequest, PopMessageRequest
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import AckMessageRequest, Handle, PopMessageRequest
 
 
 @pytest.fixture

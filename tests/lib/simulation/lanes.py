@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.allocation import allocate_average
 from sluicemq.model.message import RETRY_TOPIC, StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
-from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.model.topic import RETRY_PREFIX, MessageQueue, allocate_average
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import FLAG_ONEWAY

@@ -10,8 +10,15 @@ import pytest
 from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.broker.pop.assignment import share
 from sluicemq.config import BrokerConfig
-from sluicemq.model.allocation import allocate_average, allocate_circle
-from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicConfig, TopicRoute
+from sluicemq.model.topic import (
+    BrokerData,
+    MessageQueue,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+    allocate_average,
+    allocate_circle,
+)
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
 from sluicemq.wire.tables import RequestMode

@@ -14,8 +14,7 @@ from sluicemq.client.core.balance import (
     strategy,
 )
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.allocation import Strategy
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import MessageQueue, Strategy
 
 ROOMS = ("hz", "sh")
 EXACT: dict[str, Strategy] = {

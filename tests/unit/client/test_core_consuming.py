@@ -38,8 +38,14 @@ from sluicemq.errors import (
     SubscriptionConflictError,
     TopicNotFoundError,
 )
-from sluicemq.model.allocation import allocate_average, read_queues
-from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
+from sluicemq.model.topic import (
+    BrokerData,
+    MessageQueue,
+    QueueData,
+    TopicRoute,
+    allocate_average,
+    read_queues,
+)
 from sluicemq.wire.bodies import ClusterInfo
 from sluicemq.wire.frames import Command
 

@@ -35,12 +35,13 @@ from sluicemq.proxy.receiving import (
 )
 from sluicemq.proxy.receiving import change_request as change_request_of
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.pop_headers import (
+from sluicemq.wire.popping import (
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
+    Handle,
     PopMessageRequest,
+    decode_pop_acks,
 )
-from sluicemq.wire.popping import Handle, decode_pop_acks
 
 
 def test_what_is_received_and_acknowledged_is_done() -> None:

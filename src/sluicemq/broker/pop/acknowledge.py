@@ -31,14 +31,16 @@ from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
-from sluicemq.wire.pop_headers import (
+from sluicemq.wire.popping import (
     UNSET,
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
+    Handle,
     InFlightRequest,
+    PopAck,
+    decode_pop_acks,
 )
-from sluicemq.wire.popping import Handle, PopAck, decode_pop_acks
 
 ACKS_A_STEP: Final = 64
 LISTED_MAX: Final = 1000

@@ -37,9 +37,17 @@ from sluicemq.broker.turns import Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files
-from sluicemq.model.allocation import Strategy, allocate_average, allocate_circle, read_queues
 from sluicemq.model.subscription import ALL, TAG
-from sluicemq.model.topic import RETRY_PREFIX, MessageQueue, QueueData, TopicRoute
+from sluicemq.model.topic import (
+    RETRY_PREFIX,
+    MessageQueue,
+    QueueData,
+    Strategy,
+    TopicRoute,
+    allocate_average,
+    allocate_circle,
+    read_queues,
+)
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode

@@ -56,8 +56,10 @@ from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
-from sluicemq.wire.pop_headers import (
+from sluicemq.wire.popping import (
+    ORDERED,
     UNSET,
+    Handle,
     NotificationRequest,
     NotificationResponse,
     PeekMessageRequest,
@@ -65,8 +67,8 @@ from sluicemq.wire.pop_headers import (
     PollingInfoResponse,
     PopMessageRequest,
     PopMessageResponse,
+    queue_info,
 )
-from sluicemq.wire.popping import ORDERED, Handle, queue_info
 
 log = logging.getLogger(__name__)
 

@@ -47,9 +47,8 @@ from sluicemq.errors import (
     SluiceError,
     SubscriptionConflictError,
 )
-from sluicemq.model.allocation import read_queues
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute
+from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute, read_queues
 from sluicemq.wire.bodies import (
     BROADCASTING,
     CLUSTERING,

@@ -28,8 +28,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.allocation import Strategy, allocate_average, allocate_circle
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import MessageQueue, Strategy, allocate_average, allocate_circle
 
 VIRTUAL_NODES: Final = 10
 _ROOM_MARK: Final = "@"

@@ -45,7 +45,6 @@ from sluicemq.client.core.names import check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
-from sluicemq.model.allocation import Strategy
 from sluicemq.model.message import (
     COMPRESSED,
     COMPRESSION_ZLIB,
@@ -58,7 +57,7 @@ from sluicemq.model.message import (
     StoredMessage,
 )
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, Strategy
 from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP, TopicRates
 
 COUNT_MAX: Final = 1000

@@ -32,7 +32,7 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicConfig,
 )
-from sluicemq.wire import bodies, headers, pop_headers, tables
+from sluicemq.wire import bodies, headers, popping, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
@@ -110,7 +110,7 @@ consumer_list = _of(Code.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupReques
 consumer_connections = _of(Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupRequest)
 consume_stats = _of(Code.GET_CONSUME_STATS, headers.GetConsumeStatsRequest)
 filtered_lag = _of(Code.SLUICE_FILTERED_LAG, headers.FilteredLagRequest)
-in_flight = _of(Code.SLUICE_IN_FLIGHT, pop_headers.InFlightRequest)
+in_flight = _of(Code.SLUICE_IN_FLIGHT, popping.InFlightRequest)
 clone_offsets = _of(Code.CLONE_GROUP_OFFSET, headers.CloneGroupOffsetRequest)
 running_info = _of(Code.GET_CONSUMER_RUNNING_INFO, headers.GetConsumerRunningInfoRequest)
 consume_directly = _of(Code.CONSUME_MESSAGE_DIRECTLY, headers.ConsumeMessageDirectlyRequest)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import Columns as Batch
+from sluicemq.record.codec import HASH_MIN, ROLLBACK, keyed_hashes
 from sluicemq.record.layout import BLANK, INDEX_ENTRY, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.table import (
     POWERS,
@@ -43,7 +44,6 @@ from sluicemq.record.table import (
     leading_starts,
     rows_at,
 )
-from sluicemq.store.index.hashes import HASH_MIN, ROLLBACK, keyed_hashes
 from sluicemq.store.log import BLANK_BYTES
 
 logger = logging.getLogger(__name__)

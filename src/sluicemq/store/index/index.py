@@ -48,9 +48,14 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
+from sluicemq.record.codec import key_hash, keys_of
 from sluicemq.store.directory import DurableMark
-from sluicemq.store.index.file import NAME_DIGITS, Geometry, IndexFile, is_index_name
-from sluicemq.store.index.hashes import key_hash, keys_of
+from sluicemq.store.index.file import (
+    NAME_DIGITS,
+    Geometry,
+    IndexFile,
+    is_index_name,
+)
 from sluicemq.store.log import CommitLog
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ import numpy as np
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY
-from sluicemq.record.codec import decode_properties, decode_record, decompress, parse_head
+from sluicemq.record.codec import decode_properties, decode_record, decompress, key_hash, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
-from sluicemq.store.index.hashes import key_hash
 from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.tools.checks import (
     HEADER,

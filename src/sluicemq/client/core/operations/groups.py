@@ -40,9 +40,15 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
-from sluicemq.model.allocation import allocate_average
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig, MessageQueue
+from sluicemq.model.topic import (
+    CONTRACT,
+    CONTRACTS,
+    RETRY_PREFIX,
+    GroupConfig,
+    MessageQueue,
+    allocate_average,
+)
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 

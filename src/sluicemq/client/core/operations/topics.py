@@ -21,7 +21,6 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.allocation import read_queues
 from sluicemq.model.topic import (
     MASTER_ID,
     MESSAGE_TYPE,
@@ -29,6 +28,7 @@ from sluicemq.model.topic import (
     ORDER_TOPICS,
     MessageQueue,
     TopicConfig,
+    read_queues,
 )
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
