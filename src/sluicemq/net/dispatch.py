@@ -87,11 +87,12 @@ class Peer:
     `remote` is the client's address, `remote_bytes` its stored form; `local` is the address by
     which the client reached us. `idle_sweeps` counts the sweeps since a byte went either way.
     `is_trusted` when access rules have let a request of it pass; `refused` counts those before.
+    `has_queues`: it balances queues, and is told who else is in its groups.
     """
 
     __slots__ = (
-        "_asked", "_carrier", "_opaque", "closed", "idle_sweeps", "is_trusted", "labels", "local",
-        "refused", "remote", "remote_bytes",
+        "_asked", "_carrier", "_opaque", "closed", "has_queues", "idle_sweeps", "is_trusted",
+        "labels", "local", "refused", "remote", "remote_bytes",
     )  # fmt: skip
 
     def __init__(self, carrier: Carrier, remote: Host, local: Host) -> None:
@@ -103,6 +104,7 @@ class Peer:
         self.local = local
         self.labels: dict[str, Any] = {}
         self.closed = False
+        self.has_queues = True
         self.idle_sweeps = 0
         self.is_trusted = False
         self.refused = 0

@@ -115,7 +115,7 @@ class LocalLink:
     def __init__(
         self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
     ) -> None:
-        self.peer = Peer(_Carrier(self), remote, local)
+        self.peer = self._peer(remote, local)
         self._is_closed = False
         self._backend = backend
         self._on_request = on_request
@@ -128,7 +128,7 @@ class LocalLink:
             answered(ConnectionLostError("The client is gone."))
             return
         if self.peer.closed:
-            self.peer = Peer(_Carrier(self), self.peer.remote, self.peer.local)
+            self.peer = self._peer(self.peer.remote, self.peer.local)
         command = call.command
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         call.is_written = True
@@ -138,6 +138,13 @@ class LocalLink:
             return
         self._waiting[opaque] = answered
         self.received(self._backend.dispatcher.give(command, self.peer))
+
+    def _peer(self, remote: Host, local: Host) -> Peer:
+        """It is not told who else is in its groups: a thousand that come would hear it a million
+        times, and receive from all of the broker anyway."""
+        peer = Peer(_Carrier(self), remote, local)
+        peer.has_queues = False
+        return peer
 
     def close(self) -> None:
         self._is_closed = True

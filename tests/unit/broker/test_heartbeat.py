@@ -103,6 +103,15 @@ def test_the_notice_comes_before_the_answer_that_caused_it(client: SteppedClient
     assert [command.code for command in client.log] == [NOTICE, 0]
 
 
+def test_a_client_without_queues_is_not_notified(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    client.peer.has_queues = False
+    beat(client, ("T", "A", 1))
+    beat(broker.connect(), ("T", "A", 1), name="d")
+    assert notices(client) == 0
+
+
 def test_broadcasting_groups_are_not_notified(client: SteppedClient) -> None:
     beat(client, ("T", "A", 1), message_model="BROADCASTING")
     assert notices(client) == 0

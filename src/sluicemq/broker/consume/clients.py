@@ -523,7 +523,7 @@ class Consumers:
         ):
             fields = encode_header(ConsumerGroupRequest(group=group.name))
             for peer, member in tuple(group.members.items()):
-                if keys is None or member.key in keys:
+                if peer.has_queues and (keys is None or member.key in keys):
                     peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
 
     # -------------------------------------------------------------------------------- leaving
