@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,12 +223,18 @@ def test_a_proxy_stands_alone_before_a_cluster_and_leaves_with_0(
     _, line = processes.ready("up", *options)
     name_server = ":".join(map(str, address_in(line, "nameserver")))
     settings = tmp_path / "rmq-proxy.json"
-    settings.write_text(json.dumps({"namesrvAddr": name_server, "grpcServerPort": 1, "wrong": 1}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = {"namesrvAddr": name_server, "grpcServerPort": 1, "metricsPromExporterPort": port}
+    settings.write_text(json.dumps(said | {"wrong": 1}))
     process, line = processes.ready(
         "proxy", "--config", str(settings), "--host", "127.0.0.1", "--port", "0"
     )
     assert line.startswith("ready proxy=127.0.0.1:")
     socket.create_connection(address_in(line, "proxy"), timeout=TIMEOUT_S).close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as metrics:
+        assert b"rocketmq_proxy_up{" in metrics.read()
     process.terminate()
     rest, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, rest) == (0, "")

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
 from sluicemq.broker.turns import LATENCY_BOUNDS_S
+from sluicemq.config.settings import MeasuredConfig
 from sluicemq.errors import install_extra
+from sluicemq.model.addresses import join
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
@@ -291,11 +293,10 @@ class BrokerCollector:
         return []
 
 
-def serve(
-    collector: BrokerCollector, host: str, port: int
-) -> tuple[int, Callable[[], None]] | None:
-    """Opens the port; returns it with a function that closes it. None, with a warning in the log,
-    when it cannot be had: a broker lives without its metrics."""
+def serve(collector: Any, config: MeasuredConfig) -> tuple[int, Callable[[], None]] | None:
+    """Opens the port for what is collected; returns it with a function that closes it. None, with a
+    warning in the log, when it cannot be had: servers live without their metrics."""
+    host = config.metrics_host or ("127.0.0.1" if config.is_protected else config.listen_address)
     try:
         from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
     except ImportError:
@@ -304,11 +305,11 @@ def serve(
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:
-        server, thread = start_http_server(port, host, registry)
+        server, thread = start_http_server(config.metrics_port, host, registry)
     except OSError as error:
         log.warning(
             "no metrics: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
-            "or metricsExporterType=DISABLE.", port, error,
+            "or metricsExporterType=DISABLE.", config.metrics_port, error,
         )  # fmt: skip
         return None
 
@@ -317,4 +318,5 @@ def serve(
         server.server_close()
         thread.join(5)
 
+    log.info("metrics at http://%s/metrics", join(host, server.server_port))
     return server.server_port, close

@@ -209,13 +209,9 @@ class Broker:
         warn_of_protection(config)
 
     def _open_metrics(self) -> Callable[[], None] | None:
-        config = self.settings.broker
-        host = config.metrics_host or (
-            "127.0.0.1" if config.is_protected else config.listen_address
-        )
-        if opened := serve(BrokerCollector(self.core), host, config.metrics_port):
+        opened = serve(BrokerCollector(self.core), self.settings.broker)
+        if opened is not None:
             self.metrics_port = opened[0]
-            log.info("metrics at http://%s/metrics", join(host, self.metrics_port))
         return opened and opened[1]
 
     # --------------------------------------------------------------------------------- close

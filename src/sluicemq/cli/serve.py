@@ -213,6 +213,8 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     text = _read_file(path) if path else ""
+    if keys["grpcServerPort"] == 0 and METRICS_KEY not in text:
+        keys = keys | {METRICS_KEY: 0}
     config, warnings = load_proxy_config(
         text, overrides=_given(keys) | _tls_file("", Part.PROXY), path=path or ""
     )

@@ -63,9 +63,6 @@ def _wrong(text: str, why: str) -> ConfigurationError:
     )
 
 
-# --------------------------------------------------------------------------------- the keys
-
-
 class Kind(StrEnum):
     """How the text of a value is read."""
 
@@ -134,9 +131,6 @@ def _key(
     return field(**how, metadata={"key": key}, repr=not key.is_secret)
 
 
-# ------------------------------------------------------------------------------ the settings
-
-
 class Origin(NamedTuple):
     """Where settings come from: nothing that the settings themselves depend on."""
 
@@ -144,9 +138,6 @@ class Origin(NamedTuple):
     """Path with its variables replaced -> as the file writes it, which is what answers show."""
     command_line: frozenset[str] = frozenset()
     """Keys that the command line set, which wins over the file."""
-
-
-_UNKNOWN: Final = Origin()
 
 
 def host_name() -> str:
@@ -188,7 +179,7 @@ class TlsConfig:
     tls_config_file: str = _key("tls.config.file", "",
         "Properties file with these keys, which wins over this one. Default: "
         "/etc/rocketmq/tls.properties, if it is there.", kind=PATH)
-    origin: Origin = field(default=_UNKNOWN, compare=False, repr=False)
+    origin: Origin = field(default=Origin(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +225,21 @@ class ServerConfig(TlsConfig):
         return self.protected_mode and not (self.bind_address or self.acl_enable or is_mutual)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredConfig(ServerConfig):
+    """Of servers with metrics."""
+
+    metrics_enable: bool = _key("metricsExporterType", True,
+        "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
+        choices={"PROM": True, "DISABLE": False})
+    metrics_host: str = _key("metricsPromExporterHost", "",
+        "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
+    metrics_port: int = _key("metricsPromExporterPort", 5557,
+        "Port of `/metrics`. 0 takes a free port.", maximum=65_535)
+
+
 @dataclass(frozen=True, slots=True)
-class BrokerConfig(ServerConfig):
+class BrokerConfig(MeasuredConfig):
     """The settings of a broker without its store."""
 
     broker_name: str = _key("brokerName", host_name,
@@ -375,13 +379,6 @@ class BrokerConfig(ServerConfig):
         "How long it waits for their answer, in ms.", minimum=100)
     client_expiry_ms: int = _key("channelExpiredTimeout", 120_000,
         "A client without a heartbeat is forgotten after so many ms.", minimum=1000)
-    metrics_enable: bool = _key("metricsExporterType", True,
-        "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
-        choices={"PROM": True, "DISABLE": False})
-    metrics_host: str = _key("metricsPromExporterHost", "",
-        "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
-    metrics_port: int = _key("metricsPromExporterPort", 5557,
-        "Port of `/metrics`. 0 takes a free port.", maximum=65_535)
     pending_bytes_max: int = _key("sluicePendingBytesMax", 256 * 1024 * 1024,
         "Bytes of incomplete frames of all connections; with access control, connections without "
         "an allowed request share a quarter. The connection that exceeds it is closed.",
@@ -560,7 +557,7 @@ class StoreConfig:
     timer_log_file_bytes: int = _key("mappedFileSizeTimerLog", 100 * 1024 * 1024,
         "Size of a timer log file; that of existing files has to be the same.",
         minimum=4096, aliases=("mapedFileSizeTimerLog",))
-    origin: Origin = field(default=_UNKNOWN, compare=False, repr=False)
+    origin: Origin = field(default=Origin(), compare=False, repr=False)
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -666,14 +663,12 @@ class NameServerConfig(ServerConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyConfig(ServerConfig):
+class ProxyConfig(MeasuredConfig):
     """The settings of a proxy that stands alone."""
 
-    listen_port: int = _key("grpcServerPort", 8081,
-        "Port to listen at. 0 takes a free port.", maximum=65_535)
+    listen_port: int = _key("grpcServerPort", 8081, "Port. 0 takes a free one.", maximum=65_535)
     name_server_addresses: tuple[str, ...] = _key("namesrvAddr", (),
-        "Name servers of the cluster, `host:port;host:port`. Default: as for all client commands.",
-        kind=SERVERS)
+        "Name servers, `host:port;host:port`. Default: as for client commands.", kind=SERVERS)
     cluster: str | None = _key("rocketMQClusterName", None,
         "Settings of groups are asked of the brokers of this cluster. Default: of all.", kind=NAME)
     mode: str = _key("proxyMode", "CLUSTER",
@@ -681,11 +676,12 @@ class ProxyConfig(ServerConfig):
 # fmt: on
 
 
+_CONFIGS: Final = BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
+
+
 def _declared() -> Iterator[Key]:
     """Those of a class before those that it shares."""
-    for part, config in zip(
-        Part, (BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig), strict=True
-    ):
+    for part, config in zip(Part, _CONFIGS, strict=True):
         own: list[Field[Any]] = [item for item in fields(config) if "key" in item.metadata]
         base = {item.name for one in config.__bases__ if one is not object for item in fields(one)}
         for item in sorted(own, key=lambda item: item.name in base):

@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.lanes.rules import difference, subscription_key
+from sluicemq.broker.metrics import serve
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory, no_route
 from sluicemq.client.core.names import Credentials, signed
@@ -46,7 +47,7 @@ from sluicemq.net.limits import Shares
 from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
-from sluicemq.proxy.server import Proxy
+from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.wire.bodies import Heartbeat, decode_heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header
@@ -243,6 +244,10 @@ async def stand_alone(
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
         warn_of_protection(config)
+        if config.metrics_enable:
+            opened = await asyncio.to_thread(serve, ProxyCollector(proxy), config)
+            if opened is not None:
+                stack.callback(opened[1])
         yield proxy
 
 

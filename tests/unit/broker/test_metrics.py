@@ -13,6 +13,7 @@ from simulation.pops import POP, ack, fill, handles, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.admin.status import Days, Rates
 from sluicemq.broker.metrics import BrokerCollector, serve
+from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import TAG
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
@@ -126,7 +127,7 @@ def test_state_is_shown(broker: SteppedBroker, client: SteppedClient) -> None:
 
 
 def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
-    opened = serve(BrokerCollector(broker.core), "127.0.0.1", 0)
+    opened = serve(BrokerCollector(broker.core), BrokerConfig(metrics_port=0))
     assert opened is not None
     port, close = opened
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -144,7 +145,7 @@ def test_a_port_in_use_is_a_warning(
         taken.listen()
         port = taken.getsockname()[1]
         caplog.set_level(logging.WARNING)
-        assert serve(BrokerCollector(broker.core), "127.0.0.1", port) is None
+        assert serve(BrokerCollector(broker.core), BrokerConfig(metrics_port=port)) is None
     assert str(port) in caplog.text
     assert "metricsPromExporterPort" in caplog.text
 
