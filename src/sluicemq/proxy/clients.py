@@ -120,9 +120,9 @@ class Client:
     def wire_language(self) -> str:
         """As heartbeats name it. Settings come first: Node's metadata say HTTP."""
         said = self.settings.user_agent.language if self.settings is not None else 0
-        name = next((it.name for it in m.Language if it == said), "")
-        name = _LANGUAGES.get(name, name)
-        return next((it for it in (name, self.language) if it in LANGUAGES), "OTHER")
+        names = next((it.name for it in m.Language if it == said), ""), self.language.upper()
+        known = (_LANGUAGES.get(it, it) for it in names)
+        return next((it for it in known if it in LANGUAGES), "OTHER")
 
     @property
     def wire_version(self) -> int:
