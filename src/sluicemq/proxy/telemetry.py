@@ -22,6 +22,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.messages import BODY_BYTES_MAX
 from sluicemq.client.core.talks import Call as Ask
 from sluicemq.client.core.talks import Talk
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
@@ -32,15 +33,16 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.message import RESERVED_PROPERTIES, StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
 from sluicemq.proxy.clients import QUEUED_BYTES_MAX, Client, Clients, StatusError, kind_of
+from sluicemq.proxy.convert import message_of
 from sluicemq.proxy.limits import group_of, topic_of
 from sluicemq.proxy.messages import ClientType, Code, FilterType
+from sluicemq.proxy.receiving import BATCH_MAX, POLL_MS_MAX
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -63,10 +65,7 @@ ANSWER_S: Final = 4.0
 """Looked at once a second: so tools, which wait for 5 s (spec/grpc.md §4), hear of it."""
 OPEN_MAX: Final = 1024
 
-BODY_BYTES_MAX: Final = 4 << 20
 ATTEMPTS: Final = 3
-BATCH_SIZE: Final = 32
-POLLING_MS: Final = 20_000
 
 CONSUMERS: Final[Mapping[int, str]] = {
     ClientType.PUSH_CONSUMER: bodies.CONSUME_PASSIVELY,
@@ -135,8 +134,8 @@ def merged(said: m.Settings, group: GroupConfig | None) -> m.Settings:
         group = group or GroupConfig(said.subscription.group.name)
         policy = backoff_of(group)
         settings.subscription.fifo = group.consume_message_orderly
-        settings.subscription.receive_batch_size = BATCH_SIZE
-        settings.subscription.long_polling_timeout.CopyFrom(duration(POLLING_MS))
+        settings.subscription.receive_batch_size = BATCH_MAX
+        settings.subscription.long_polling_timeout.CopyFrom(duration(POLL_MS_MAX))
     settings.backoff_policy.CopyFrom(policy)
     return settings
 
@@ -338,7 +337,9 @@ class Telemetry:
         client.tell(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
-                    message=message_of(decode_record(command.body, broker=header.broker or "")),
+                    message=message_of(
+                        decode_record(command.body, broker=header.broker or "", decompress=False)
+                    ),
                     transaction_id=transaction_id_of(header),
                 )
             )
@@ -366,7 +367,9 @@ class Telemetry:
     def _verify(self, client: Client, command: Command, answer: Answer) -> None:
         """309: the client handles this message now."""
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
-        message = message_of(decode_record(command.body, broker=header.broker or ""))
+        message = message_of(
+            decode_record(command.body, broker=header.broker or "", decompress=False)
+        )
         began_s = self._backend.clock.monotonic_s()
 
         def report(said: m.TelemetryCommand) -> None:
@@ -450,22 +453,6 @@ def running_info(client: Client, group: str, stack: str | None) -> bodies.Runnin
     return bodies.RunningInfo(properties, subscriptions, stack=stack)
 
 
-# ---------------------------------------------------------------------------------------- messages
-
-
 def transaction_id_of(header: CheckTransactionStateRequest) -> str:
     """Until `sending` says it."""
     return header.transaction_id or header.unique_id or ""
-
-
-def message_of(stored: StoredMessage) -> m.Message:
-    """Until `convert` does it."""
-    system = m.SystemProperties(
-        message_id=stored.message_id, tag=stored.tag, keys=list(stored.keys),
-        queue_id=stored.queue_id, queue_offset=stored.queue_offset,
-    )  # fmt: skip
-    user = {k: v for k, v in stored.properties.items() if k not in RESERVED_PROPERTIES}
-    return m.Message(
-        topic=m.Resource(name=stored.topic), user_properties=user, system_properties=system,
-        body=stored.body,
-    )  # fmt: skip
