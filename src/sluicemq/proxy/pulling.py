@@ -1,19 +1,34 @@
-"""Where groups and queues are, for clients that read by offset (spec/grpc.md §4).
+"""Queues read by offset: PullMessage, and where groups and queues are (spec/grpc.md §4).
 
 The requests stand in the protocol, and RocketMQ's proxy serves none of them. Each names one queue
-of one broker, as the route tells it. Lite topics are not served here, and that is said.
+of one broker, as the route tells it. A pull is answered with a status, messages, and the next
+offset:
+
+    OK                 the messages
+    MESSAGE_NOT_FOUND  none for as long as the client waits; behind what its filter does not want
+    ILLEGAL_OFFSET     the queue has no such offset, or the group was sent elsewhere: the next one
+
+A pull waits at the broker, which wakes it. What is woken and finds nothing that the client wants
+goes on waiting, for the rest of the time. Lite topics are not served here, and that is said.
 """
 
+from collections.abc import Iterable
+
 from sluicemq.client.core import requests, talks
-from sluicemq.client.core.requests import expect_success, number
+from sluicemq.client.core.requests import PullStatus, expect_success, number, pull_answer
 from sluicemq.client.core.talks import Talk
+from sluicemq.filter.subscriptions import tag_matches
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import PERM_READ, MessageQueue
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
 from sluicemq.proxy.clients import Client, StatusError
+from sluicemq.proxy.convert import message_of, milliseconds
 from sluicemq.proxy.limits import group_of, topic_of
 from sluicemq.proxy.messages import Code, QueryOffsetPolicy
+from sluicemq.proxy.receiving import ANSWER_S, BATCH_MAX, POLL_MS_MAX, RESERVE_MS, wanted_of
+from sluicemq.record.codec import decode_records
 
 
 class Pulling:
@@ -21,6 +36,56 @@ class Pulling:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._waiting: dict[Call, None] = {}
+
+    def drain(self) -> None:
+        """Who waits is told that nothing came."""
+        for call in tuple(self._waiting):
+            status = m.Status(code=Code.MESSAGE_NOT_FOUND, message="the proxy is about to end")
+            call.reply_all([m.PullMessageResponse(status=status).SerializeToString()])
+
+    def pull(
+        self, client: Client, request: m.PullMessageRequest, call: Call
+    ) -> Talk[list[m.PullMessageResponse]]:
+        """PullMessage. Raises StatusError."""
+        group = group_of(request.group)
+        queue, address = yield from self._queue(request.message_queue)
+        wanted = wanted_of(queue.topic, request.filter_expression)
+        count = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
+        clock, wait_ms = self._backend.clock, milliseconds(request.long_polling_timeout)
+        if call.remaining_s is not None:
+            wait_ms = min(wait_ms, int(call.remaining_s * 1000) - RESERVE_MS)
+        until_ms = clock.now_ms() + min(wait_ms, POLL_MS_MAX)
+        offset = request.offset
+        while not call.is_over:
+            wait_ms = max(until_ms - clock.now_ms(), 0)
+            command = requests.pull(
+                group, queue, offset, count_max=count, subscription=wanted,
+                suspend_timeout_ms=wait_ms,
+            )  # fmt: skip
+            self._waiting[call] = None
+            try:
+                reply = yield talks.Call(address, command, wait_ms / 1000 + ANSWER_S)
+            finally:
+                del self._waiting[call]
+            answer = pull_answer(reply, address)
+            next_offset = answer.next_offset
+            if answer.status is PullStatus.OFFSET_ILLEGAL:
+                text = (
+                    f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
+                    f"{answer.offset_min} up to {answer.offset_max}; for {offset} go on at "
+                    f"{next_offset}."
+                )
+                return _answers(Code.ILLEGAL_OFFSET, text, next_offset)
+            records = decode_records(answer.data, broker=queue.broker, decompress=False)
+            found = [record for record in records if tag_matches(wanted, record.tag)]
+            if found:
+                return _answers(Code.OK, "OK", next_offset, found)
+            is_through = answer.status is PullStatus.NO_NEW_MSG or next_offset <= offset
+            offset = next_offset
+            if is_through or clock.now_ms() >= until_ms:
+                break
+        return _answers(Code.MESSAGE_NOT_FOUND, "no new message", offset)
 
     def update(
         self, client: Client, request: m.UpdateOffsetRequest, call: Call
@@ -91,3 +156,13 @@ class Pulling:
                 "readable queues.",
             )
         return MessageQueue(topic, broker, asked.id), address
+
+
+def _answers(
+    code: Code, text: str, next_offset: int, records: Iterable[StoredMessage] = ()
+) -> list[m.PullMessageResponse]:
+    answers = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
+    for record in records:
+        answers.append(m.PullMessageResponse())
+        message_of(record, into=answers[-1].message)
+    return [*answers, m.PullMessageResponse(next_offset=next_offset)]

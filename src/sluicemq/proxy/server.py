@@ -80,6 +80,9 @@ def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
             m.ForwardMessageToDeadLetterQueueResponse,
             receiving.forward,
         ),
+        "PullMessage": Method(
+            m.PullMessageRequest, m.PullMessageResponse, pulling.pull, streams=True
+        ),
         "UpdateOffset": Method(m.UpdateOffsetRequest, m.UpdateOffsetResponse, pulling.update),
         "GetOffset": Method(m.GetOffsetRequest, m.GetOffsetResponse, pulling.get),
         "QueryOffset": Method(m.QueryOffsetRequest, m.QueryOffsetResponse, pulling.query),
