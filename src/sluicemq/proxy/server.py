@@ -34,6 +34,7 @@ from sluicemq.proxy.clients import CLIENT_ID, Clients
 from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.receiving import Receiving
 from sluicemq.proxy.routes import Routing
+from sluicemq.proxy.sending import Sending
 from sluicemq.proxy.service import PATH, Calls, Method
 from sluicemq.proxy.telemetry import Telemetry
 from sluicemq.wire.codes import RequestCode
@@ -54,7 +55,15 @@ def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
     routing, pulling = Routing(backend), Pulling(backend)
     telemetry = Telemetry(backend, clients)
     receiving = Receiving(backend, clients)
+    sending = Sending(backend)
     return {
+        "SendMessage": Method(m.SendMessageRequest, m.SendMessageResponse, sending.send_message),
+        "EndTransaction": Method(
+            m.EndTransactionRequest, m.EndTransactionResponse, sending.end_transaction
+        ),
+        "RecallMessage": Method(
+            m.RecallMessageRequest, m.RecallMessageResponse, sending.recall_message
+        ),
         "Telemetry": Method(
             m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_dialogue=True
         ),

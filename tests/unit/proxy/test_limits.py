@@ -1,0 +1,176 @@
+"""What a call may say: each limit of spec/grpc.md §3, at it and beyond."""
+
+import gzip
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.clients import StatusError
+from sluicemq.proxy.limits import (
+    BODY_BYTES_MAX,
+    SYSTEM_PROPERTIES,
+    body_of,
+    check_delivery,
+    check_lite_topic,
+    check_recovery,
+    check_texts,
+    check_type,
+    group_of,
+    topic_of,
+)
+from sluicemq.proxy.messages import Code
+
+CONTROLS = [chr(number) for number in (*range(0x20), *range(0x7F, 0xA0))]
+
+
+def code_of(check: Any, *arguments: object) -> Code | None:
+    """What a check refuses with; None: nothing."""
+    try:
+        check(*arguments)
+    except StatusError as error:
+        return error.code
+    return None
+
+
+def texts(user: Mapping[str, str] | None = None, **fields: Any) -> Code | None:
+    fields.setdefault("message_id", "01ABC")
+    return code_of(check_texts, user or {}, m.SystemProperties(**fields))
+
+
+@pytest.mark.parametrize(
+    ("user", "fields", "code"),
+    [
+        ({}, {}, None),
+        ({"region": "a b", "漢": "😀"}, {"tag": "a b", "keys": ["k 1"]}, None),
+        ({"empty": ""}, {"keys": [""]}, None),
+        ({"__SHARDINGKEY": "as a consumer got it"}, {}, None),
+        ({}, {"message_id": ""}, Code.ILLEGAL_MESSAGE_ID),
+        ({}, {"message_id": " "}, Code.ILLEGAL_MESSAGE_ID),
+        ({}, {"message_id": "a\x02TRAN_MSG\x01true"}, Code.ILLEGAL_MESSAGE_ID),
+        ({}, {"tag": "a|b"}, Code.ILLEGAL_MESSAGE_TAG),
+        ({}, {"tag": "  "}, Code.ILLEGAL_MESSAGE_TAG),
+        ({}, {"keys": ["good", " "]}, Code.ILLEGAL_MESSAGE_KEY),
+        ({}, {"message_group": " "}, Code.ILLEGAL_MESSAGE_GROUP),
+        ({}, {"message_group": "x" * 63}, None),
+        ({}, {"message_group": "x" * 64}, Code.ILLEGAL_MESSAGE_GROUP),
+        ({}, {"message_group": "漢" * 21}, None),
+        ({}, {"message_group": "漢" * 22}, Code.ILLEGAL_MESSAGE_GROUP),
+        ({}, {"trace_context": "a\x02b"}, Code.BAD_REQUEST),
+        ({}, {"born_host": "a\x02b"}, Code.BAD_REQUEST),
+        ({"TAGS": "x"}, {}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"": "x"}, {}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"a\nb": "x"}, {}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"a": "x\ny"}, {}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({str(number): "x" for number in range(128)}, {}, None),
+        ({str(number): "x" for number in range(129)}, {}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"a": "x" * 16_382}, {"tag": "t"}, None),
+        ({"a": "x" * 16_382}, {"tag": "tt"}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"a": "漢" * 5_461}, {"keys": ["漢"]}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
+    ],
+)  # fmt: skip
+def test_texts_of_a_message(
+    user: dict[str, str], fields: dict[str, Any], code: Code | None
+) -> None:
+    assert texts(user, **fields) == code
+
+
+@pytest.mark.parametrize("name", sorted(SYSTEM_PROPERTIES))
+def test_a_property_of_the_system_is_not_the_users(name: str) -> None:
+    assert texts({name: "x"}) == Code.ILLEGAL_MESSAGE_PROPERTY_KEY
+
+
+WORDS = st.text(max_size=20)
+FIELDS = "tag", "message_id", "message_group", "born_host", "trace_context", "lite_topic"
+
+
+@given(
+    st.dictionaries(WORDS, WORDS, max_size=4),
+    st.dictionaries(st.sampled_from(FIELDS), WORDS, max_size=6),
+    st.lists(WORDS, max_size=3),
+)
+def test_nothing_that_controls_passes(
+    user: dict[str, str], fields: dict[str, str], keys: list[str]
+) -> None:
+    """Nor anything that would be taken apart into other properties."""
+    if texts(user, keys=keys, **fields) is None:
+        written = [*user, *user.values(), *fields.values(), *keys]
+        assert not any(control in text for control in CONTROLS for text in written)
+        assert "" not in user
+        assert not user.keys() & SYSTEM_PROPERTIES
+
+
+@given(st.sampled_from(CONTROLS), st.sampled_from(FIELDS), WORDS)
+def test_each_control_is_refused_in_each_field(control: str, field: str, text: str) -> None:
+    assert texts(**{field: text + control}) is not None
+    assert texts(keys=[text + control]) == Code.ILLEGAL_MESSAGE_KEY
+    assert texts({"name": text + control}) == Code.ILLEGAL_MESSAGE_PROPERTY_KEY
+
+
+def body(data: bytes, encoding: int = m.Encoding.IDENTITY) -> bytes:
+    system = m.SystemProperties(body_encoding=encoding)
+    return body_of(m.Message(body=data, system_properties=system))
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_a_body_is_stored_plain(data: bytes) -> None:
+    """RocketMQ's consumers take the flag of a compressed body for zlib."""
+    assert body(data) == data
+    assert body(gzip.compress(data), m.Encoding.GZIP) == data
+    assert body(zlib.compress(data), m.Encoding.GZIP) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "code"),
+    [
+        (b"", m.Encoding.IDENTITY, Code.MESSAGE_BODY_EMPTY),
+        (bytes(BODY_BYTES_MAX), m.Encoding.IDENTITY, None),
+        (bytes(BODY_BYTES_MAX + 1), m.Encoding.IDENTITY, Code.MESSAGE_BODY_TOO_LARGE),
+        (gzip.compress(bytes(BODY_BYTES_MAX)), m.Encoding.GZIP, None),
+        (gzip.compress(bytes(BODY_BYTES_MAX + 1)), m.Encoding.GZIP, Code.MESSAGE_BODY_TOO_LARGE),
+        (gzip.compress(bytes(1 << 26)), m.Encoding.GZIP, Code.MESSAGE_BODY_TOO_LARGE),
+        (gzip.compress(b""), m.Encoding.GZIP, Code.MESSAGE_BODY_EMPTY),
+        (b"plain", m.Encoding.GZIP, Code.MESSAGE_CORRUPTED),
+        (b"", m.Encoding.GZIP, Code.MESSAGE_CORRUPTED),
+        (gzip.compress(b"cut short")[:-3], m.Encoding.GZIP, Code.MESSAGE_CORRUPTED),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_refused(data: bytes, encoding: int, code: Code | None) -> None:
+    assert code_of(body, data, encoding) == code
+
+
+def test_times() -> None:
+    day_ms = 24 * 3600 * 1000
+    assert code_of(check_delivery, day_ms + 5, 5) is None
+    assert code_of(check_delivery, 0, 5) is None
+    assert code_of(check_delivery, day_ms + 6, 5) == Code.ILLEGAL_DELIVERY_TIME
+    assert code_of(check_recovery, 3600) is None
+    assert code_of(check_recovery, 3601) == Code.BAD_REQUEST
+
+
+def test_a_topic_takes_its_type() -> None:
+    assert code_of(check_type, "FIFO", "FIFO") is None
+    assert code_of(check_type, "MIXED", "DELAY") is None
+    assert code_of(check_type, "MIXED", "LITE") == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    with pytest.raises(StatusError) as caught:
+        check_type("NORMAL", "FIFO")
+    assert str(caught.value) == (
+        "TopicMessageType validate failed, the expected type is NORMAL, but actual type is FIFO"
+    )
+
+
+def test_names() -> None:
+    assert code_of(topic_of, m.Resource(name="t" * 127)) is None
+    assert code_of(topic_of, m.Resource(name="t" * 128)) == Code.ILLEGAL_TOPIC
+    assert code_of(group_of, m.Resource(name="g" * 120)) is None
+    assert code_of(group_of, m.Resource(name="g" * 121)) == Code.ILLEGAL_CONSUMER_GROUP
+    assert code_of(group_of, m.Resource(name="CID_RMQ_SYS_x")) == Code.ILLEGAL_CONSUMER_GROUP
+    assert code_of(check_lite_topic, "l" * 64) is None
+    assert code_of(check_lite_topic, "l" * 65) == Code.ILLEGAL_LITE_TOPIC
