@@ -69,6 +69,7 @@ they receive it. Other than RESERVED_PROPERTIES it leaves them `__SHARDINGKEY` a
 which RocketMQ's proxy gives to consumers, who may send on what they got."""
 
 _controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
+_GZIP: Final = int(m.Encoding.GZIP)
 _GZIP_OR_ZLIB: Final = 47
 """As zlib's window bits: whichever of the two heads is there."""
 
@@ -108,11 +109,10 @@ def check_type(expected: str, actual: str) -> None:
         )
 
 
-def body_of(message: m.Message) -> bytes:
+def body_of(body: bytes, encoding: int) -> bytes:
     """The body as it is stored. One that came as gzip is stored plain: consumers of the remoting
     protocol, whose flag says zlib, could not read it (spec/grpc.md §4)."""
-    body = message.body
-    if message.system_properties.body_encoding == m.Encoding.GZIP:
+    if encoding == _GZIP:
         inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         try:
             body = inflater.decompress(body, BODY_BYTES_MAX + 1)

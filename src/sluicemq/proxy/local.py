@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.state import BrokerState
 from sluicemq.client.core.talks import Call, Talk
+from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConnectionLostError, RouteNotFoundError
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import (
@@ -29,6 +30,7 @@ from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReade
 
 HERE: Final = "here"
 """The address of the broker, to a Call."""
+ROUTES_MAX: Final = 10_000
 CallSoon = Callable[[Callable[[], None]], object]
 
 
@@ -50,6 +52,8 @@ class LocalBackend:
         self.dispatcher = dispatcher
         self._call_soon = call_soon
         self._arrived: list[tuple[LocalLink, bytes]] = []
+        self._routes: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
+        """What each was made of, and the route: the same one while nothing changes."""
 
     def link(self, remote: Host, local: Host, on_request: OnRequest) -> "LocalLink":
         return LocalLink(self, remote, local, on_request)
@@ -62,7 +66,10 @@ class LocalBackend:
                 f"The topic {topic} does not exist.", cure=f"Create it: sluice topic create {topic}"
             )
         config, broker = found.config, self.state.settings.broker
-        return TopicRoute(
+        known = self._routes.get(topic)
+        if known is not None and known[0] is config and known[1] is broker:
+            return known[2]
+        route = TopicRoute(
             (BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: HERE}),),
             (
                 QueueData(
@@ -71,6 +78,10 @@ class LocalBackend:
                 ),
             ),
         )  # fmt: skip
+        if len(self._routes) >= ROUTES_MAX:
+            self._routes.clear()
+        self._routes[topic] = config, broker, route
+        return route
 
     def topic(self, name: str) -> Talk[TopicConfig | None]:
         yield from ()

@@ -18,12 +18,13 @@ remember it. RocketMQ's proxy gives the bare message id and keeps the rest for 3
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import write_queues
 from sluicemq.client.core.messages import Outgoing, join
-from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, fields_of
+from sluicemq.client.core.requests import SUCCESS, SendStatus, expect_success, fields_of
 from sluicemq.client.core.sending import QueueChooser
 from sluicemq.client.core.talks import Call as Ask
 from sluicemq.client.core.talks import Talk
@@ -34,7 +35,7 @@ from sluicemq.client.core.transactions import (
     place_of,
 )
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
-from sluicemq.model.ids import java_hash, parse_recall_handle
+from sluicemq.model.ids import Host, java_hash, parse_recall_handle
 from sluicemq.model.message import (
     CHECK_IMMUNITY,
     KEYS,
@@ -70,16 +71,23 @@ from sluicemq.proxy.routes import type_of
 from sluicemq.record.codec import as_text
 from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 DELIVER_MS: Final = TIMER_PROPERTIES[-1]
-_STATUSES: Final = {
-    SendStatus.OK: Code.OK,
-    SendStatus.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
-    SendStatus.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
-    SendStatus.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+TARGETS_MAX: Final = 10_000
+_TRANSACTION: Final = int(MessageType.TRANSACTION)
+_TYPES: Final = {
+    TRAN_MSG: "TRANSACTION", DELIVER_MS: "DELAY", SHARDING_KEY: "FIFO", LITE_TOPIC: "LITE",
+    PRIORITY: "PRIORITY",
+}  # fmt: skip
+"""Which property makes a message one of another type; the first one counts."""
+_UNSAFE: Final[Mapping[int, Code]] = {
+    SendStatus.FLUSH_DISK_TIMEOUT.value: Code.MASTER_PERSISTENCE_TIMEOUT,
+    SendStatus.FLUSH_SLAVE_TIMEOUT.value: Code.SLAVE_PERSISTENCE_TIMEOUT,
+    SendStatus.SLAVE_NOT_AVAILABLE.value: Code.HA_NOT_AVAILABLE,
 }
-_ALONE: Final = frozenset({MessageType.DELAY.name, MessageType.TRANSACTION.name})
+"""Stored, and it may get lost."""
 _STATES: Final[Mapping[int, TransactionState]] = {
     m.TransactionResolution.COMMIT: TransactionState.COMMIT,
     m.TransactionResolution.ROLLBACK: TransactionState.ROLLBACK,
@@ -117,30 +125,13 @@ class Sending:
         messages = request.messages
         if not messages:
             raise StatusError(Code.MESSAGE_CORRUPTED, "no message to send")
-        resource = messages[0].topic
-        target = yield from self._target(resource)
-        topic, began_ms = resource.name, self._clock.now_ms()
-        made: list[Outgoing] = []
-        for message in messages:
-            if message.topic != resource:
-                raise StatusError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
-            properties = properties_of(message, str(client.remote), began_ms)
-            kind = message_type(properties)
-            check_type(target.kind, kind)
-            if len(messages) > 1 and kind in _ALONE:
-                raise StatusError(
-                    Code.BAD_REQUEST, f"a batch has no messages of type {kind}: send it by itself"
-                )
-            made.append(
-                Outgoing(
-                    topic, body_of(message), as_text(properties), properties[UNIQ_KEY],
-                    sys_flag_of(message), 0, True, sharding_key=properties.get(SHARDING_KEY),
-                )
-            )  # fmt: skip
-        is_batch = len(made) > 1
-        outgoing = join(made, made[0].message_id) if is_batch else made[0]
-        began_s = self._clock.monotonic_s()
-        queue = self._queue(target, {one.sharding_key for one in made}, began_s)
+        target = yield from self._target(messages[0].topic)
+        began_ms = self._clock.now_ms()
+        is_batch = len(messages) > 1
+        parts = [outgoing_of(it, target.kind, client.remote, began_ms) for it in messages]
+        outgoing = batch_of(messages, parts) if is_batch else parts[0]
+        topic, began_s = outgoing.topic, self._clock.monotonic_s()
+        queue = self._queue(target, outgoing.sharding_key, began_s)
         born_ms = _ms(messages[0].system_properties.born_timestamp) or began_ms
         command = requests.send(topic, queue, outgoing, born_ms, batch=is_batch, is_brief=is_batch)
         address = target.masters[queue.broker]
@@ -151,13 +142,11 @@ class Sending:
             raise
         now_s = self._clock.monotonic_s()
         self._chooser.answered(queue.broker, now_s - began_s, now_s)
-        ids = tuple([one.message_id for one in made])
-        results = requests.send_results(answer, queue, ids, address)
-        is_prepared = outgoing.sys_flag & PREPARED and not is_batch
         transaction_id = fields_of(answer).get("transactionId", "")
-        if is_prepared and results[0].status is SendStatus.OK:
-            transaction_id = transaction_id_of(place_of(results[0], topic))
-        return answer_of(results, transaction_id)
+        if outgoing.sys_flag & PREPARED and answer.code == SUCCESS:
+            (result,) = requests.send_results(answer, queue, (outgoing.message_id,), address)
+            transaction_id = transaction_id_of(place_of(result, topic))
+        return answer_of(answer, [it.message_id for it in parts], transaction_id, address)
 
     def _target(self, resource: m.Resource) -> Talk[Target]:
         """Raises StatusError (ILLEGAL_TOPIC), RouteNotFoundError. HOT."""
@@ -171,15 +160,16 @@ class Sending:
             masters = masters_of(route)
             queues = sorted(it for it in write_queues(name, route) if it.broker in masters)
             found = Target(route, config, type_of(config), queues, masters)
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
             self._targets[name] = found
         return found
 
-    def _queue(self, target: Target, groups: set[str | None], now_s: float) -> MessageQueue:
-        """Where messages of these groups go. Raises StatusError (FORBIDDEN)."""
+    def _queue(self, target: Target, group: str | None, now_s: float) -> MessageQueue:
+        """Where messages of a group go, or the next one. Raises StatusError (FORBIDDEN)."""
         queues = target.queues
         if not queues:
             raise StatusError(Code.FORBIDDEN, "no writable queue")
-        group = groups.pop() if len(groups) == 1 else None
         if group:
             return queues[bucket_of(java_hash(group), len(queues))]
         return self._chooser.choose(queues, now_s)
@@ -200,14 +190,14 @@ class Sending:
         answer = yield Ask(address, command)
         if not command.is_oneway:
             expect_success(answer, address)
-        return m.EndTransactionResponse(status=_status(Code.OK))
+        return m.EndTransactionResponse(status=_OK)
 
     def recall_message(
         self, client: Client, request: m.RecallMessageRequest, call: Call
     ) -> Talk[m.RecallMessageResponse]:
         """Takes a delayed message back."""
         target = yield from self._target(request.topic)
-        check_type(target.kind, MessageType.DELAY.name)
+        check_type(target.kind, "DELAY")
         handle = parse_recall_handle(request.recall_handle)
         if handle is None:
             raise StatusError(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid")
@@ -218,7 +208,7 @@ class Sending:
         address = _master(target.masters, handle.broker, Code.BAD_REQUEST)
         answer = yield Ask(address, requests.request(RequestCode.RECALL_MESSAGE, header))
         message_id = fields_of(expect_success(answer, address)).get("msgId", handle.unique_id)
-        return m.RecallMessageResponse(status=_status(Code.OK), message_id=message_id)
+        return m.RecallMessageResponse(status=_OK, message_id=message_id)
 
 
 def _master(masters: dict[str, str], broker: str, code: Code) -> str:
@@ -231,18 +221,19 @@ def _master(masters: dict[str, str], broker: str, code: Code) -> str:
 # ------------------------------------------------------------------------------------- messages
 
 
-def properties_of(message: m.Message, peer: str, now_ms: int) -> dict[str, str]:
-    """Those that a message is stored with, checked (spec/grpc.md §3, §4); `peer` sent it. HOT."""
-    system = message.system_properties
+def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> Outgoing:
+    """A message for a topic of the expected type as it is stored, checked. HOT."""
+    system, topic = message.system_properties, message.topic.name
     properties = dict(message.user_properties)
     check_texts(properties, system)
-    topic = message.topic.name
-    properties[UNIQ_KEY] = system.message_id
-    properties[TAGS] = system.tag
-    properties[KEYS] = " ".join(system.keys)
+    message_id = properties[UNIQ_KEY] = system.message_id
+    if system.tag:
+        properties[TAGS] = system.tag
+    if system.keys:
+        properties[KEYS] = " ".join(system.keys)
     properties[PRODUCER_GROUP] = topic  # the checks of transactions find their producers by it
     properties[RECONSUME_TIME] = str(system.delivery_attempt)
-    properties[BORN_HOST] = system.born_host.strip() or peer
+    properties[BORN_HOST] = system.born_host.strip() or str(peer)
     properties[BORN_TIMESTAMP] = str(_ms(system.born_timestamp) or now_ms)
     if system.message_group:
         properties[SHARDING_KEY] = system.message_group
@@ -252,39 +243,46 @@ def properties_of(message: m.Message, peer: str, now_ms: int) -> dict[str, str]:
         deliver_ms = _ms(system.delivery_timestamp)
         check_delivery(deliver_ms, now_ms)
         properties[DELIVER_MS] = str(deliver_ms)
-    if system.message_type == MessageType.TRANSACTION:
-        properties[TRAN_MSG] = "true"
-        if system.HasField("orphaned_transaction_recovery_duration"):
-            seconds = system.orphaned_transaction_recovery_duration.seconds
-            check_recovery(seconds)
-            properties[CHECK_IMMUNITY] = str(seconds)
     if system.lite_topic:
         check_lite_topic(system.lite_topic)
         properties[LITE_TOPIC] = system.lite_topic
     if system.HasField("priority"):
         properties[PRIORITY] = str(system.priority)
-    return properties
+    sys_flag = 0
+    if system.message_type == _TRANSACTION:
+        sys_flag, properties[TRAN_MSG] = PREPARED, "true"
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = system.orphaned_transaction_recovery_duration.seconds
+            check_recovery(seconds)
+            properties[CHECK_IMMUNITY] = str(seconds)
+    check_type(expected, message_type(properties))
+    return Outgoing(
+        topic, body_of(message.body, system.body_encoding), as_text(properties), message_id,
+        sys_flag, 0, True, sharding_key=properties.get(SHARDING_KEY),
+    )  # fmt: skip
 
 
-def message_type(properties: dict[str, str]) -> str:
+def message_type(properties: Mapping[str, str]) -> str:
     """As RocketMQ's proxy tells it from the properties."""
-    if TRAN_MSG in properties:
-        return MessageType.TRANSACTION.name
-    if DELIVER_MS in properties:
-        return MessageType.DELAY.name
-    if SHARDING_KEY in properties:
-        return MessageType.FIFO.name
-    if LITE_TOPIC in properties:
-        return MessageType.LITE.name
-    if PRIORITY in properties:
-        return MessageType.PRIORITY.name
-    return MessageType.NORMAL.name
+    for name, kind in _TYPES.items():
+        if name in properties:
+            return kind
+    return "NORMAL"
 
 
-def sys_flag_of(message: m.Message) -> int:
-    """Prepared or not; bodies are stored plain."""
-    is_prepared = message.system_properties.message_type == MessageType.TRANSACTION
-    return PREPARED if is_prepared else 0
+def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoing:
+    """All of them as one; it belongs to a group when all do. Raises StatusError."""
+    for message, part in zip(messages, parts, strict=True):
+        if message.topic != messages[0].topic:
+            raise StatusError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+        if DELIVER_MS in part.properties or part.sys_flag & PREPARED:
+            raise StatusError(
+                Code.BAD_REQUEST,
+                "a message that is delayed or of a transaction cannot be in a batch: send it alone",
+            )
+    joined = join(parts, parts[0].message_id)
+    is_one = all(part.sharding_key == joined.sharding_key for part in parts)
+    return joined if is_one else replace(joined, sharding_key=None)
 
 
 def _ms(moment: m.Timestamp) -> int:
@@ -298,20 +296,33 @@ def _status(code: Code, text: str = "") -> m.Status:
     return m.Status(code=code, message=text or code.name)
 
 
-def answer_of(results: Sequence[SendResult], transaction_id: str) -> m.SendMessageResponse:
-    """All of one request are stored alike, so there is one status. HOT."""
-    code = _STATUSES[results[0].status]
-    answer = m.SendMessageResponse(status=_status(code))
-    for result in results:
-        if code == Code.OK:
-            answer.entries.add(
-                status=answer.status, message_id=result.message_id, offset=result.queue_offset,
-                transaction_id=transaction_id, recall_handle=result.recall_handle,
+_OK: Final = _status(Code.OK)
+
+
+def answer_of(
+    answer: Command, message_ids: Sequence[str], transaction_id: str, address: str
+) -> m.SendMessageResponse:
+    """An entry a message; all of one request are stored alike, so there is one status. HOT.
+
+    Raises RequestError when they are not stored.
+    """
+    if answer.code == SUCCESS:
+        offset = requests.number(answer, "queueOffset")
+        handle = fields_of(answer).get("recallHandle")
+        response = m.SendMessageResponse(status=_OK)
+        add = response.entries.add
+        for index, message_id in enumerate(message_ids):
+            add(
+                status=_OK, message_id=message_id, offset=offset + index,
+                transaction_id=transaction_id, recall_handle=handle,
             )  # fmt: skip
-        else:
-            text = f"send message failed, sendStatus={result.status.name}"
-            answer.entries.add(status=_status(code, text))
-    return answer
+        return response
+    code = _UNSAFE.get(answer.code)
+    if code is None:
+        raise requests.request_error(answer, address)
+    text = f"send message failed, sendStatus={SendStatus(answer.code).name}"
+    entry = m.SendResultEntry(status=_status(code, text))
+    return m.SendMessageResponse(status=_status(code), entries=[entry] * len(message_ids))
 
 
 # ------------------------------------------------------------------------------ queues, places

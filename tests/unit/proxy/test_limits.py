@@ -115,8 +115,7 @@ def test_each_control_is_refused_in_each_field(control: str, field: str, text: s
 
 
 def body(data: bytes, encoding: int = m.Encoding.IDENTITY) -> bytes:
-    system = m.SystemProperties(body_encoding=encoding)
-    return body_of(m.Message(body=data, system_properties=system))
+    return body_of(data, encoding)
 
 
 @given(st.binary(min_size=1, max_size=200))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxied import Proxied, Speaker, proxied
-from sluicemq.client.core.requests import SendResult, SendStatus
+from sluicemq.client.core.requests import SendStatus
 from sluicemq.client.core.transactions import HalfPlace
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import StoredMessage
@@ -22,6 +22,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.sending import answer_of, bucket_of, place_in, transaction_id_of
 from sluicemq.testing.virtual import VirtualClock
+from sluicemq.wire.frames import Command
 
 Scene = Callable[[Proxied, Speaker], Awaitable[None]]
 
@@ -235,8 +236,7 @@ def test_a_change_of_the_topic_is_seen_at_once() -> None:
 )
 def test_what_may_get_lost_is_no_success(status: SendStatus, code: Code) -> None:
     """Clients send it again: so no id, as RocketMQ's proxy answers."""
-    result = SendResult(status, "01AABB", "", MessageQueue("orders", "broker-a", 0), 7)
-    answer = answer_of([result], "01AABB")
+    answer = answer_of(Command(status.value, {"queueOffset": "7"}), ["01AABB"], "01AABB", "here")
     assert (answer.status.code, answer.status.message) == (code, code.name)
     entry = m.SendResultEntry(
         status=m.Status(code=code, message=f"send message failed, sendStatus={status.name}")
