@@ -78,8 +78,8 @@ DELIVER_MS: Final = TIMER_PROPERTIES[-1]
 TARGETS_MAX: Final = 10_000
 _TRANSACTION: Final = int(MessageType.TRANSACTION)
 _TYPES: Final = {
-    TRAN_MSG: "TRANSACTION", DELIVER_MS: "DELAY", SHARDING_KEY: "FIFO", LITE_TOPIC: "LITE",
-    PRIORITY: "PRIORITY",
+    TRAN_MSG: "TRANSACTION", DELIVER_MS: "DELAY", SHARDING_KEY: "FIFO", PRIORITY: "PRIORITY",
+    LITE_TOPIC: "LITE",
 }  # fmt: skip
 """Which property makes a message one of another type; the first one counts."""
 _UNSAFE: Final[Mapping[int, Code]] = {
