@@ -148,7 +148,9 @@ class LocalLink:
             answered(command)
             return
         self._waiting[opaque] = answered
-        self.received(self._backend.dispatcher.give(command, self.peer))
+        frame = self._backend.dispatcher.give(command, self.peer)
+        if frame:
+            self.received(frame)
 
     def _peer(self, remote: Host, local: Host) -> Peer:
         """It is not told who else is in its groups: a thousand that come would hear it a million

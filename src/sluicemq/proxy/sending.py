@@ -128,7 +128,8 @@ class Sending:
         target = yield from self._target(messages[0].topic)
         began_ms = self._clock.now_ms()
         is_batch = len(messages) > 1
-        parts = [outgoing_of(it, target.kind, client.remote, began_ms) for it in messages]
+        peer = call.connection.peer.remote
+        parts = [outgoing_of(it, target.kind, peer, began_ms) for it in messages]
         outgoing = batch_of(messages, parts) if is_batch else parts[0]
         topic, began_s = outgoing.topic, self._clock.monotonic_s()
         queue = self._queue(target, outgoing.sharding_key, began_s)
