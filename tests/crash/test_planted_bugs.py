@@ -18,8 +18,7 @@ from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
 from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.popped import PoppedTable
-from sluicemq.broker.pop.start import Start
+from sluicemq.broker.pop.popped import PoppedTable, Start
 from sluicemq.broker.table import TABLE
 from sluicemq.broker.turns import Turns
 from sluicemq.files import Files

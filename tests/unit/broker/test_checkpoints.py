@@ -9,7 +9,7 @@ import pytest
 from simulation.popping import Popper, messages_of
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.broker.pop import checkpoints as module
-from sluicemq.broker.pop.start import REVIVE_GROUP
+from sluicemq.broker.pop.popped import REVIVE_GROUP
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import TopicConfig

@@ -31,8 +31,16 @@ from typing import Final, NamedTuple
 from sluicemq.broker.background import Progress, Slice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.popped import Popped, PoppedTable, Queue
-from sluicemq.broker.pop.start import NEXT, REVIVE_GROUP, Saved, Start, decode_record
+from sluicemq.broker.pop.popped import (
+    NEXT,
+    REVIVE_GROUP,
+    Popped,
+    PoppedTable,
+    Queue,
+    Saved,
+    Start,
+    decode_record,
+)
 from sluicemq.broker.produce.intake import Draft, Intake, Record, Stored, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import REVIVE_QUEUES, TIMER_TOPIC, Topics, revive_topic

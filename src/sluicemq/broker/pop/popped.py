@@ -7,16 +7,63 @@
                acknowledgements there
 
 A checkpoint is *settled* when all its messages are done; then it is gone from here.
+
+A start reads it back, from our own file and the log (docs/design/0020). The file,
+`config/sluicePop.json`, says for a moment at which everything was on disk:
+
+    open      checkpoints that were open, those of old pops, so that these hold nothing else up
+    timer     from where on the timer's queue has the others
+    revive    where each revive queue ended: from there on it is read beside the timer's queue
+    covered   the table of offsets on disk knows of all checkpoints of the timer's queue before
+
+A checkpoint is open unless all its messages are acknowledged, in either place, or a revive queue
+has it before the place up to which RocketMQ's scan is done: then another broker has given its
+messages back. Checkpoints of ours say where their group goes on; those that the table of offsets
+does not cover move it there, or what is acknowledged would come again after a kill.
+
+Without the file another broker has left the store. Then all checkpoints of the timer's queue count
+whose slot the timer has not passed, and of the revive queues those that are not scanned.
 """
 
 import heapq
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from sluicemq.wire.popping import NONE, Checkpoint, Key
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.produce.intake import Record, read_record
+from sluicemq.broker.topics import TIMER_TOPIC
+from sluicemq.broker.waiting.rewrite import TIMER_OUT
+from sluicemq.errors import ProtocolError
+from sluicemq.model.ids import tag_code
+from sluicemq.model.message import REAL_QUEUE, REAL_TOPIC, TAGS
+from sluicemq.store.queues import BLANK_SIZE, UNIT
+from sluicemq.store.store import Store
+from sluicemq.wire import fastjson
+from sluicemq.wire.declare import as_integer, as_object, load_object, take_list, take_object
+from sluicemq.wire.declare import take_integer as integer
+from sluicemq.wire.popping import (
+    ACKNOWLEDGEMENT,
+    ACKNOWLEDGEMENTS,
+    CHECKPOINT,
+    NONE,
+    Acknowledgement,
+    Checkpoint,
+    Key,
+    decode_acknowledgement,
+    decode_checkpoint,
+)
 
+log = logging.getLogger(__name__)
+
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+NEXT: Final = "SLUICE_NEXT"
+"""Property of a checkpoint of ours: where its group goes on, 0 when it does not move."""
+_ROLLED: Final = b"TIMER_ROLL_TIMES\x01"
+_CHUNK_UNITS: Final = 256
+_CODES: Final = frozenset(map(tag_code, (CHECKPOINT, ACKNOWLEDGEMENT, ACKNOWLEDGEMENTS)))
 SWEEP_MIN: Final = 1000
 Queue = tuple[str, str, int]
 """Group, topic, queue id: as offsets have it."""
@@ -145,3 +192,165 @@ class PoppedTable:
         popped = heapq.heappop(self._heap)[2]
         popped.is_planned = False
         return popped
+
+
+# --------------------------------------------------------------------------------- at a start
+
+
+class Saved(NamedTuple):
+    """What the file says."""
+
+    timer: int
+    covered: int
+    revive: Mapping[int, int]
+    open: list[Checkpoint]
+
+    def text(self) -> str:
+        """The file."""
+        opened = [one.values() | {"rq": one.revive_queue} for one in self.open]
+        revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive.items())}
+        values = {
+            "covered": self.covered, "open": opened, "revive": revive, "timer": self.timer
+        }  # fmt: skip
+        return fastjson.dumps_file(values)
+
+    @classmethod
+    def parse(cls, text: str) -> "Saved":
+        """The inverse. Raises ProtocolError."""
+        values = load_object(text, "sluicePop.json")
+        opened = [as_object(one, "A checkpoint") for one in take_list(values, "open")]
+        return cls(
+            integer(values, "timer"),
+            integer(values, "covered"),
+            {int(q): as_integer(at, "revive") for q, at in take_object(values, "revive").items()},
+            [Checkpoint.of(one, integer(one, "rq"), "") for one in opened],
+        )
+
+
+class Found(NamedTuple):
+    """A record of POP at an offset of a queue."""
+
+    offset: int
+    record: Record
+    what: Checkpoint | Acknowledgement
+
+
+def decode_record(record: Record, queue_id: int, broker: str) -> Checkpoint | Acknowledgement:
+    """What a record of `broker` says, which is for revive queue `queue_id` unless it says for
+    which. Raises ProtocolError."""
+    if record.text(TAGS) != CHECKPOINT:
+        return decode_acknowledgement(record.body, broker)
+    revive_queue = record.number(REAL_QUEUE)
+    return decode_checkpoint(
+        record.body, queue_id if revive_queue is None else revive_queue, broker
+    )
+
+
+class Start:
+    """Reads back into a table. `topic` is that of the revive queues."""
+
+    def __init__(
+        self, table: PoppedTable, store: Store, offsets: Offsets, topic: str, broker: str
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._offsets = offsets
+        self._topic = topic
+        self._broker = broker
+        self._delivered: dict[Key, int] = {}
+        self._given_back: set[Key] = set()
+        self._done: list[Acknowledgement] = []
+        self._moved: dict[Queue, int] = {}
+
+    def read_own(self, saved: Saved) -> None:
+        """What this broker has left, or another one that has had the store after it."""
+        for checkpoint in saved.open:
+            self._table.add(checkpoint, NONE)
+        for queue_id in self._revive_queues:
+            self._read_revive(queue_id, saved.revive.get(queue_id, 0), is_own=True)
+        for found in self._records(TIMER_TOPIC, 0, min(saved.timer, saved.covered)):
+            if isinstance(found.what, Acknowledgement):
+                self._acknowledge(found.what)
+                continue
+            if found.offset >= saved.timer:
+                self._table.add(found.what, found.offset)
+            if found.offset >= saved.covered:
+                self._note_move(found.what, found.record.number(NEXT))
+        self._settle()
+
+    def read_foreign(self, passed_ms: int) -> None:
+        """What another broker has left, whose timer has passed the slots before `passed_ms`."""
+        for queue_id in self._revive_queues:
+            scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
+            self._read_revive(queue_id, scanned + 1, is_own=False)
+        for found in self._records(TIMER_TOPIC, 0, 0):
+            if isinstance(found.what, Acknowledgement):
+                self._acknowledge(found.what)
+            elif (found.record.number(TIMER_OUT) or 0) >= passed_ms:
+                self._table.add(found.what, NONE)
+        self._settle()
+
+    @property
+    def _revive_queues(self) -> list[int]:
+        return [queue_id for topic, queue_id in self._store.queues() if topic == self._topic]
+
+    def _read_revive(self, queue_id: int, begin: int, *, is_own: bool) -> None:
+        """A revive queue. Checkpoints of our own have stood in the timer's queue before."""
+        scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
+        for found in self._records(self._topic, queue_id, begin):
+            if isinstance(found.what, Acknowledgement):
+                self._done.append(found.what)
+            elif found.offset <= scanned:
+                self._given_back.add(found.what.key)
+            else:
+                self._delivered.setdefault(found.what.key, found.offset)
+                if not is_own or found.record.number(TIMER_OUT) is None:
+                    self._table.add(found.what, NONE)
+
+    def _settle(self) -> None:
+        """Everything is read: what is done in the revive queues, and where groups go on."""
+        table = self._table
+        for acknowledgement in self._done:
+            self._acknowledge(acknowledgement)
+        for key in self._given_back & table.table.keys():
+            table.done(table.table[key], table.table[key].waiting)
+        for key, offset in self._delivered.items():  # in the order in which they stand there
+            if key in table.table:
+                table.delivered(table.table[key], offset)
+        for queue, next_offset in self._moved.items():
+            if next_offset > self._offsets.committed(*queue):
+                self._offsets.commit(*queue, next_offset)
+
+    def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
+        popped = self._table.table.get(acknowledgement.key)
+        if popped is not None:
+            self._table.done(popped, acknowledgement.offsets)
+
+    def _note_move(self, checkpoint: Checkpoint, next_offset: int | None) -> None:
+        """One of ours moves its group; one of another broker says that our last ones are history:
+        that broker has moved it in its own way."""
+        queue = checkpoint.group, checkpoint.topic, checkpoint.queue_id
+        if next_offset is None:
+            self._moved.pop(queue, None)
+        else:
+            self._moved[queue] = max(self._moved.get(queue, 0), next_offset)
+
+    def _records(self, topic: str, queue_id: int, offset: int) -> Iterator[Found]:
+        """The records of POP in a queue; those that the timer has stored again are left out."""
+        reader, broker = self._store.reader, self._broker
+        offset = max(offset, self._store.queue_offsets(topic, queue_id)[0])
+        while len(units := reader.sound_units(topic, queue_id, offset, _CHUNK_UNITS)):
+            for position, size, code in UNIT.iter_unpack(units):
+                if code in _CODES and size != BLANK_SIZE:
+                    record = read_record(reader.view_at(position))
+                    if record is not None and self._is_of_pop(topic, record):
+                        try:
+                            yield Found(offset, record, decode_record(record, queue_id, broker))
+                        except ProtocolError as error:
+                            log.error("record %d of %s: %s", offset, topic, error)
+                offset += 1
+
+    def _is_of_pop(self, topic: str, record: Record) -> bool:
+        return (record.text(REAL_TOPIC) or topic) == self._topic and (
+            _ROLLED not in record.properties
+        )
