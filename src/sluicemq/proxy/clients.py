@@ -66,8 +66,8 @@ class Client:
     """One client: everything that says the same client id."""
 
     __slots__ = (
-        "_streams", "connections", "id", "language", "link", "local", "member", "remote",
-        "settings", "since_ms", "version",
+        "_streams", "access_key", "connections", "id", "language", "link", "local", "member",
+        "remote", "settings", "since_ms", "version",
     )  # fmt: skip
 
     def __init__(self, call: Call, backend: Backend, on_request: "OnAsked") -> None:
@@ -78,6 +78,8 @@ class Client:
         self.remote: Host = peer.remote
         self.local: Host = peer.local
         self.since_ms = backend.clock.now_ms()
+        self.access_key = ""
+        """Of the account that signed its last call."""
         self.connections: set[Peer] = set()
         self.settings: m.Settings | None = None
         """What it has said of itself, with what it was told (`telemetry.merged`)."""
@@ -172,14 +174,17 @@ class Clients:
         self.on_asked: OnAsked = _ignore
         """What a broker asks of a client."""
 
-    def of(self, call: Call) -> Client:
-        """Whose call it is. Raises StatusError (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS). HOT."""
+    def of(self, call: Call, access_key: str) -> Client:
+        """Whose call it is. An account may change its key, but not join another one's client over
+        a new connection: it would be told what is for that one. Raises StatusError
+        (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS, FORBIDDEN). HOT."""
         client, peer = self.by_id.get(call.headers.get(CLIENT_ID, "")), call.connection.peer
         if client is None or peer not in client.connections:
-            client = self._connected(client, call)
+            client = self._connected(client, call, access_key)
+        client.access_key = access_key
         return client
 
-    def _connected(self, client: Client | None, call: Call) -> Client:
+    def _connected(self, client: Client | None, call: Call, access_key: str) -> Client:
         """The first call of a client over a connection."""
         client_id, peer = call.headers.get(CLIENT_ID, ""), call.connection.peer
         mine = self._by_peer.get(peer, {})
@@ -195,6 +200,11 @@ class Clients:
                 f"the limits are {CLIENTS_A_CONNECTION_MAX} and {CLIENTS_MAX}.",
                 cure="Use fewer clients, or another proxy.",
             )
+        if client is not None and client.access_key != access_key:
+            raise StatusError(
+                Code.FORBIDDEN, f"The client id {client_id} is another account's.",
+                cure="Give each client an id of its own.",
+            )  # fmt: skip
         if peer.closed:
             raise StatusError(Code.REQUEST_TIMEOUT, "The connection is gone.")
         if client is None:

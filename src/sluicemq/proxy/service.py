@@ -257,7 +257,7 @@ class Calls:
             return
         try:
             account = self.account(call)
-            client = self.clients.of(call)
+            client = self.clients.of(call, "" if account is None else account.access_key)
         except StatusError as error:
             done(error)
             return

@@ -11,6 +11,7 @@ from proxied import Proxied, proxied
 from sluicemq.net.grpc import StatusCode
 from sluicemq.proxy import clients as module
 from sluicemq.proxy import messages as m
+from sluicemq.proxy.clients import StatusError
 from sluicemq.proxy.messages import ClientType, Code
 from sluicemq.wire.frames import VERSION
 
@@ -69,6 +70,21 @@ def test_clients_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer.status.code == Code.TOO_MANY_REQUESTS
         first.close()
         assert list(proxy.service.clients.by_id) == ["c"]
+
+    run(scene)
+
+
+def test_a_client_is_its_accounts_who_may_change_its_key() -> None:
+    async def scene(proxy: Proxied) -> None:
+        clients = proxy.service.clients
+        first, second = (proxy.speaker("c").call("QueryRoute", ROUTE) for _ in range(2))
+        clients.end(clients.by_id["c"])
+        client = clients.of(first, "alice")  # type: ignore[arg-type]
+        with pytest.raises(StatusError, match="another account's") as caught:
+            clients.of(second, "mallory")  # type: ignore[arg-type]
+        assert caught.value.code == Code.FORBIDDEN
+        clients.of(first, "alice-2")  # type: ignore[arg-type]
+        assert clients.of(second, "alice-2") is client  # type: ignore[arg-type]
 
     run(scene)
 

@@ -97,7 +97,8 @@ def test_a_receive_waits_as_long_as_it_is_told(
     polling_s: int | None, timeout_s: float | None, waited_ms: int
 ) -> None:
     async def scene(proxy: Proxied, speaker: Speaker) -> None:
-        client = proxy.service.clients.of(speaker.call("QueryRoute", m.QueryRouteRequest()))  # type: ignore[arg-type]
+        call = speaker.call("QueryRoute", m.QueryRouteRequest())
+        client = proxy.service.clients.of(call, "")  # type: ignore[arg-type]
         client.settings = m.Settings(request_timeout=m.Duration(seconds=3))
         request = receive_request()
         request.ClearField("long_polling_timeout")
