@@ -1,8 +1,15 @@
 """What `sluice proxy status` and `sluice group show` say of clients of gRPC."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -88,3 +95,96 @@ async def test_members_that_come_by_grpc_are_shown() -> None:
 )  # fmt: skip
 def test_versions_are_shown_as_people_know_them(number: int, text: str) -> None:
     assert show_version(number) == text
+
+
+# ------------------------------------------------------------------------- a process that ends
+
+
+class Conversation:
+    """A consumer that waits, and a producer that goes on as long as it is served."""
+
+    def __init__(self, proxy: str) -> None:
+        self.channel = grpc.insecure_channel(proxy)
+        self.said: queue.SimpleQueue[m.TelemetryCommand | None] = queue.SimpleQueue()
+        self.stored: list[str] = []
+        self.has_begun = threading.Event()
+
+    def method(self, name: str, kind: str = "unary_unary") -> Any:
+        message = "TelemetryCommand" if name == "Telemetry" else f"{name}Request"
+        answer = "TelemetryCommand" if name == "Telemetry" else f"{name}Response"
+        return getattr(self.channel, kind)(
+            PATH + name,
+            request_serializer=getattr(m, message).SerializeToString,
+            response_deserializer=getattr(m, answer).FromString,
+        )
+
+    def telemetry(self) -> Any:
+        self.said.put(subscribed("billing", "orders", "paid"))
+        stream = self.method("Telemetry", "stream_stream")
+        answers = stream(iter(self.said.get, None), metadata=METADATA)
+        assert next(answers).HasField("settings")
+        return answers
+
+    def wait(self) -> list[m.ReceiveMessageResponse]:
+        request = m.ReceiveMessageRequest(
+            group=m.Resource(name="billing"),
+            message_queue=m.MessageQueue(topic=m.Resource(name="orders")),
+            filter_expression=m.FilterExpression(type=1, expression="paid"),
+            batch_size=8,
+            auto_renew=True,
+        )
+        request.long_polling_timeout.seconds = 20
+        call = self.method("ReceiveMessage", "unary_stream")
+        return list(call(request, metadata=METADATA, timeout=25))
+
+    def produce(self) -> None:
+        """Each message that is answered with OK counts."""
+        send = self.method("SendMessage")
+        for number in itertools.count():
+            message = m.Message(topic=m.Resource(name="orders"), body=b"%d" % number)
+            message.system_properties.message_id = f"id-{number}"
+            message.system_properties.message_type = m.MessageType.NORMAL
+            try:
+                answer = send(m.SendMessageRequest(messages=[message]), metadata=METADATA)
+            except grpc.RpcError:
+                return
+            assert answer.status.code == m.Code.OK, answer
+            self.stored.append(f"id-{number}")
+            if number == 20:
+                self.has_begun.set()
+
+
+@contextlib.contextmanager
+def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A process of `sluice up`, with what stands in its line."""
+    command = (sys.executable, "-m", "sluicemq", "up", "--nameserver-port=0", "--broker-port=0")
+    with subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            yield process, dict(word.split("=", 1) for word in line.split()[1:])
+        finally:
+            process.kill()
+
+
+def test_a_process_that_ends_answers_who_waits_and_loses_nothing(tmp_path: Any) -> None:
+    store = f"--store={tmp_path / 'store'}"
+    with served(store, "--proxy-port=0") as (process, addresses):
+        run("topic", "create", "orders", "-n", addresses["nameserver"])
+        client = Conversation(addresses["proxy"])
+        with ThreadPoolExecutor() as pool:
+            commands = client.telemetry()
+            waiting, sending = pool.submit(client.wait), pool.submit(client.produce)
+            assert client.has_begun.wait(20)
+            process.terminate()
+            assert waiting.result(10)[0].status.code == m.Code.MESSAGE_NOT_FOUND
+            assert next(commands).HasField("reconnect_endpoints_command")
+            sending.result(10)
+            assert process.wait(10) == 0
+            client.said.put(None)
+        client.channel.close()
+    with served(store, "--no-proxy") as (_, addresses):
+        shown = run("topic", "show", "orders", "-n", addresses["nameserver"], "--json")
+    assert sum(it["offset_max"] for it in shown["queues"]) >= len(client.stored) > 20

@@ -294,6 +294,12 @@ def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: 
     assert f"{address} cannot be reached" in found.stderr
 
 
+def test_a_port_for_no_proxy_is_a_contradiction() -> None:
+    found = run("up", "--no-proxy", "--proxy-port", "1")
+    assert found.returncode == 2
+    assert "contradict" in found.stderr
+
+
 def test_a_broker_serves_grpc_when_it_is_told_to(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     path = tmp_path / "broker.conf"

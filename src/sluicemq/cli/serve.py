@@ -175,6 +175,8 @@ def up(
     is left out when it lacks its port or its package, unless its port was given; with a broker at a
     free port it is there only when its port was given.
     """
+    if no_proxy and keys["grpcServerPort"] is not None:
+        raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
     proxy = None if config.listen_port else False
     if no_proxy or config.proxy_port is not None:
@@ -290,7 +292,7 @@ def print_proxy_clients(clients: list[dict[str, Any]], title: str) -> None:
     ]
     columns = (
         "client=client_id kind language version address=addresses since=since_ms:time group "
-        "topics=wants in_flight=in_flight waiting_polls=polls stream=has_stream"
+        "topics=wants in_flight=in_flight waiting_polls=polls works_on=works_on stream=has_stream"
     )
     print_records(shown, columns=columns, title=title)
 

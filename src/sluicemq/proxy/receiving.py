@@ -91,6 +91,10 @@ class Receiving:
         """What clients work on stays invisible."""
         self.renewal.run()
 
+    def held_by(self, client: Client) -> int:
+        """How many messages it works on that are renewed for it."""
+        return self.renewal.held_by(client)
+
     def drain(self) -> None:
         """Who waits is told that nothing came."""
         for call in tuple(self._waiting):

@@ -92,6 +92,10 @@ class Renewal:
         """May the client have more? HOT."""
         return self.count < HELD_MAX and len(self._held.get(client, ())) < CLIENT_HELD_MAX
 
+    def held_by(self, client: Client) -> int:
+        """How many messages it works on."""
+        return len(self._held.get(client, NOTHING))
+
     def keep(
         self, client: Client, group: str, topic: str, text: str, handle: Handle, times: int
     ) -> None:

@@ -4,7 +4,8 @@
 
 A family is a class with a line for each of its methods in `table`. One that has something to do by
 the clock has `run()`, which is called once a second. One that holds calls back has `drain()`, which
-answers all of them as if nothing had come.
+answers all of them as if nothing had come. One that keeps messages for clients has
+`held_by(client)`, how many.
 
 The end takes nothing away from anybody: clients are told to go elsewhere, who waits is answered,
 answers on their way leave, and only then connections close.
@@ -101,6 +102,8 @@ def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
     }
 
 
+KINDS_MAX: Final = 64
+"""Clients say their versions by themselves; so many of them become labels."""
 _LABELS: Final = ("cluster", "node_type", "node_id", "proxy_mode")
 
 
@@ -201,6 +204,11 @@ class Proxy:
                 | {
                     "in_flight": calls[it.client_id].total(),
                     "polls": sum(calls[it.client_id][name] for name in POLLS),
+                    "works_on": sum(
+                        family.held_by(self.clients.by_id[it.client_id])
+                        for family in self.families
+                        if hasattr(family, "held_by")
+                    ),
                 }
                 for it in self.clients.inventory()
             ],
@@ -262,7 +270,8 @@ class ProxyCollector:
             (GaugeMetricFamily, "rocketmq_proxy_connections", "Connections of clients.", (),
              [(len(proxy.peers),)]),
             (GaugeMetricFamily, "rocketmq_proxy_clients", "Clients by language and version.",
-             ("language", "version"), [(*key, count) for key, count in clients.items()]),
+             ("language", "version"),
+             [(*key, count) for key, count in clients.most_common(KINDS_MAX)]),
             (GaugeMetricFamily, "rocketmq_proxy_calls_in_flight", "Calls without an answer yet.",
              ("rpc",), [(name, it.in_flight) for name, it in tallies.items()]),
             (CounterMetricFamily, "rocketmq_proxy_calls", "Calls by the status of their answer.",
