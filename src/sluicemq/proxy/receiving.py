@@ -65,6 +65,8 @@ _UNKNOWN_HANDLE: Final = (
     ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST,
 )  # fmt: skip
 """What brokers say of a handle that names nothing."""
+_OK: Final = m.Status(code=Code.OK, message="OK")
+_FOUND: Final = m.ReceiveMessageResponse(status=_OK)
 _SETTLED: Final = (Code.OK, Code.INVALID_RECEIPT_HANDLE)
 
 
@@ -140,7 +142,7 @@ class Receiving:
         kept = yield from self._wanted(group, wanted, times_max, address, found)
         if not kept:
             return self._nothing("no match message")
-        answers = [m.ReceiveMessageResponse(status=m.Status(code=Code.OK, message="OK"))]
+        answers = [_FOUND]
         for stored, handle, times in kept:
             one, text = m.ReceiveMessageResponse(), handle.text()
             message_of(stored, text, topic=topic, reconsume_times=times, into=one.message)
@@ -251,7 +253,7 @@ class Receiving:
         try:
             answer = yield talks.Call(address, command)
             if answer.code == ResponseCode.SUCCESS:
-                return m.Status(code=Code.OK, message="OK")
+                return _OK
             raise refused(answer)
         except SluiceError as error:
             return status_of(error)
@@ -272,9 +274,7 @@ class Receiving:
             if held is not None and not isinstance(error, StatusError):
                 self.renewal.put(held)
             raise
-        return m.ChangeInvisibleDurationResponse(
-            status=m.Status(code=Code.OK, message="OK"), receipt_handle=changed.text()
-        )
+        return m.ChangeInvisibleDurationResponse(status=_OK, receipt_handle=changed.text())
 
     def _changed(
         self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
@@ -316,9 +316,7 @@ class Receiving:
                 self.renewal.put(held)
             raise
         yield from self._asked(address, ack_request(group, topic, handle))
-        return m.ForwardMessageToDeadLetterQueueResponse(
-            status=m.Status(code=Code.OK, message="OK")
-        )
+        return m.ForwardMessageToDeadLetterQueueResponse(status=_OK)
 
     def _current(self, text: str, held: Held | None) -> Handle:
         """The handle that counts of the one that the client has. Raises StatusError, also when its
@@ -502,22 +500,22 @@ def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
     """The messages of a pop. Raises ProtocolError. HOT."""
     header = decode_header(PopMessageResponse, answer.fields)
     starts, times = _by_queue(header.start_offset_info), _by_queue(header.order_count_info)
+    pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
     for stored in decode_records(answer.body, decompress=False):
-        queue_id, offset = stored.queue_id, stored.queue_offset
+        queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
+        place, kind = stored.physical_offset, pop_kind(stored.topic)
         given = stored.properties.get(POP_CK)
-        if given is not None:  # it comes again
-            handle = Handle.parse(given)
-        else:
-            kind = pop_kind(stored.topic)
+        if given is None:
+            start = starts.get(f"{kind} {queue_id}", offset)
             handle = Handle(
-                starts.get(f"{kind} {queue_id}", offset), header.pop_ms, header.invisible_ms,
-                header.revive_queue, kind, broker, queue_id, offset,
-            )  # fmt: skip
-        handle = handle._replace(physical_offset=stored.physical_offset)
-        count = stored.reconsume_times
+                start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place
+            )
+        else:  # it comes again
+            handle = Handle.parse(given)._replace(physical_offset=place)
         if times:
-            place = f"{handle.kind} qo{queue_id}%{offset}"
-            count = times.get(place) or times.get(f"{handle.kind} {queue_id}") or count
+            kind = handle.kind
+            known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")
+            count = known or count
         yield Popped(stored, handle, count)
 
 
@@ -548,11 +546,12 @@ def acknowledged(
         raise StatusError(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
     answer = m.AckMessageResponse()
     for number, entry in enumerate(request.entries):
-        answer.entries.add(
-            message_id=entry.message_id, receipt_handle=entry.receipt_handle,
-            status=statuses[number],
+        status = statuses[number]
+        one = answer.entries.add(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle
         )  # fmt: skip
-    codes = {Code(status.code) for status in statuses.values()}
-    code = codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS
+        one.status.code, one.status.message = status.code, status.message
+    codes = {status.code for status in statuses.values()}
+    code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
     answer.status.code, answer.status.message = code, code.name
     return answer
