@@ -25,6 +25,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.messages import BODY_BYTES_MAX
 from sluicemq.client.core.talks import Call as Ask
 from sluicemq.client.core.talks import Talk
+from sluicemq.client.core.transactions import question_of
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import (
     FilterError,
@@ -43,16 +44,13 @@ from sluicemq.proxy.convert import message_of
 from sluicemq.proxy.limits import group_of, topic_of
 from sluicemq.proxy.messages import ClientType, Code, FilterType
 from sluicemq.proxy.receiving import BATCH_MAX, POLL_MS_MAX
+from sluicemq.proxy.sending import transaction_id_of
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    CheckTransactionStateRequest,
-    ConsumeMessageDirectlyRequest,
-    GetConsumerRunningInfoRequest,
-)
+from sluicemq.wire.headers import GetConsumerRunningInfoRequest
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -333,14 +331,11 @@ class Telemetry:
 
     def _check_transaction(self, client: Client, command: Command, answer: Answer) -> None:
         """39. A client that has no stream now is asked again, or another one is."""
-        header = decode_header(CheckTransactionStateRequest, command.fields)
+        asked = question_of(command, decompress=False)
         client.tell(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
-                    message=message_of(
-                        decode_record(command.body, broker=header.broker or "", decompress=False)
-                    ),
-                    transaction_id=transaction_id_of(header),
+                    message=message_of(asked.message), transaction_id=transaction_id_of(asked.place)
                 )
             )
         )
@@ -366,10 +361,7 @@ class Telemetry:
 
     def _verify(self, client: Client, command: Command, answer: Answer) -> None:
         """309: the client handles this message now."""
-        header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
-        message = message_of(
-            decode_record(command.body, broker=header.broker or "", decompress=False)
-        )
+        message = message_of(decode_record(command.body, decompress=False))
         began_s = self._backend.clock.monotonic_s()
 
         def report(said: m.TelemetryCommand) -> None:
@@ -451,8 +443,3 @@ def running_info(client: Client, group: str, stack: str | None) -> bodies.Runnin
     }
     subscriptions = tuple(it for one in consumers for it in one.subscriptions)
     return bodies.RunningInfo(properties, subscriptions, stack=stack)
-
-
-def transaction_id_of(header: CheckTransactionStateRequest) -> str:
-    """Until `sending` says it."""
-    return header.transaction_id or header.unique_id or ""

@@ -68,11 +68,12 @@ async def settled(client: Speaker, settings: m.Settings) -> FakeCall:
 def run(
     scene: Callable[[Proxied], Awaitable[None]],
     clock: VirtualClock | None = None,
-    **settings: str,
+    kind: str = "NORMAL",
 ) -> None:
     async def play() -> None:
-        async with proxied(clock, **settings) as proxy:
-            await proxy.mq.admin.create_topic("orders", queues=2)
+        async with proxied(clock) as proxy:
+            attributes = {"message.type": kind}
+            await proxy.mq.admin.create_topic("orders", queues=2, attributes=attributes)
             await scene(proxy)
 
     asyncio.run(play())
@@ -334,6 +335,45 @@ def test_who_was_silent_for_too_long_comes_back_with_its_next_heartbeat() -> Non
 
 
 # ------------------------------------------------------------------------------ what brokers ask
+
+
+def test_a_client_is_asked_how_its_transaction_ended_and_its_answer_counts() -> None:
+    async def scene(proxy: Proxied) -> None:
+        client = proxy.speaker("p")
+        stream = await settled(client, publishing("orders"))
+        message = m.Message(
+            topic=m.Resource(name="orders"),
+            body=b"half",
+            user_properties={"n": "1"},
+            system_properties=m.SystemProperties(
+                message_id="01AB", message_type=m.MessageType.TRANSACTION, tag="a"
+            ),
+        )
+        sent = await client.ask("SendMessage", m.SendMessageRequest(messages=[message]))
+        assert sent.entries[0].status.code == Code.OK
+        await proxy.mq.clock.advance(seconds=70)
+        asked = (await answers(stream, 2))[1].recover_orphaned_transaction_command
+        # The broker writes the message once more for each check, so the place is another one.
+        assert asked.transaction_id.startswith("01AB broker-a ")
+        assert asked.message.topic.name == "orders"
+        assert asked.message.body == b"half"
+        assert asked.message.user_properties["n"] == "1"
+        assert asked.message.system_properties.message_id == "01AB"
+        assert asked.message.system_properties.tag == "a"
+        answer = await client.ask(
+            "EndTransaction",
+            m.EndTransactionRequest(
+                topic=m.Resource(name="orders"),
+                message_id="01AB",
+                transaction_id=asked.transaction_id,
+                resolution=m.TransactionResolution.COMMIT,
+                source=m.TransactionSource.SOURCE_SERVER_CHECK,
+            ),
+        )
+        assert answer.status.code == Code.OK
+        assert proxy.mq.servers.broker.core.transactions.committed == {"orders": 1}
+
+    run(scene, VirtualClock(), "TRANSACTION")
 
 
 def test_tools_see_the_stacks_of_a_client() -> None:
