@@ -154,3 +154,44 @@ def test_what_is_kept_of_a_topic_goes_with_it(broker: SteppedBroker, client: Ste
     assert broker.core.contracts.popped_by
     broker.core.offsets.forget(topic="T")
     assert not broker.core.contracts.popped_by
+
+
+def test_after_a_restart_the_first_filter_holds(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    pop(member(broker, "one", A))
+    broker.close()
+    again = SteppedBroker(files=broker.files.kill(), clock=broker.clock)
+    two = member(again, "two", B)
+    assert pop(two).code == NO_PERMISSION
+    one = member(again, "one", A)
+    assert pop(one).code == TIMEOUT
+    again.clock.advance(AGE_S)
+    two.beat()
+    one.beat()
+    assert pop(two).code == NO_PERMISSION
+    one.connection.call(35, {"clientID": "one", "consumerGroup": "G"})
+    assert pop(two).code == TIMEOUT
+
+
+def test_after_a_restart_the_first_filter_is_not_waited_for_for_ever(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    pop(member(broker, "one", A))
+    broker.close()
+    again = SteppedBroker(files=broker.files.kill(), clock=broker.clock)
+    two = member(again, "two", B)
+    again.clock.advance(AGE_S)
+    assert pop(two).code == TIMEOUT
+
+
+def test_after_a_restart_a_member_alone_may_change_its_mind_again(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    pop(member(broker, "one", A))
+    broker.close()
+    again = SteppedBroker(files=broker.files.kill(), clock=broker.clock)
+    one = member(again, "one", A)
+    assert pop(one).code == TIMEOUT
+    one.change(B, 2)
+    assert pop(one).code == TIMEOUT
