@@ -89,9 +89,10 @@ simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of e
 	SLUICEMQ_SEEDS=8 $(BIN)/python -m pytest tests/integration/spark/test_spark_exactly_once.py tests/integration/spark/test_spark_no_java.py tests/integration/spark/pipelines -k "kill or driver or java" $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control
+fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control; the same over gRPC
 	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic $(ARGS)
 	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic --guarded $(ARGS)
+	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --grpc tests/golden/traffic/grpc/grpcio.jsonl.gz $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from fuzz import connections, corpus, grpc_calls, rules
-from fuzz.drive import BATCH, Bystander, Drive, Process, make_batch
+from fuzz.drive import BATCH, Bystander, Drive, GrpcSpeech, Process, Speech, make_batch
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.grpc import Call
 from sluicemq.net.http2 import Stream
@@ -27,7 +27,7 @@ def test_a_broker_takes_ten_thousand_inputs_and_serves_others_meanwhile(tmp_path
     assert len({template.code for template in templates}) > 30
     process = Process(tmp_path)
     try:
-        result = Drive(process, templates, SEED, P99_MAX_S).run(0, INPUTS)
+        result = Drive(process, Speech(process, templates, SEED), P99_MAX_S).run(0, INPUTS)
     finally:
         code = process.close()
     assert [finding.what for finding in result.findings] == []
@@ -40,7 +40,21 @@ def test_a_broker_takes_ten_thousand_inputs_and_serves_others_meanwhile(tmp_path
 def test_a_guarded_broker_takes_inputs_while_its_rules_are_written_anew(tmp_path: Path) -> None:
     process = Process(tmp_path, is_guarded=True)
     try:
-        result = Drive(process, corpus.load(TRAFFIC), SEED, P99_MAX_S).run(0, INPUTS // 3)
+        speech = Speech(process, corpus.load(TRAFFIC), SEED)
+        result = Drive(process, speech, P99_MAX_S).run(0, INPUTS // 3)
+    finally:
+        code = process.close()
+    assert [finding.what for finding in result.findings] == []
+    assert result.inputs >= INPUTS // 3 - 3 * BATCH
+    assert result.answers >= 10
+    assert code == 0
+
+
+def test_a_proxy_takes_calls_that_nobody_makes_and_serves_others_meanwhile(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    try:
+        speech = GrpcSpeech(process, grpc_calls.load(RECORDED), SEED)
+        result = Drive(process, speech, P99_MAX_S).run(0, INPUTS // 3)
     finally:
         code = process.close()
     assert [finding.what for finding in result.findings] == []
@@ -82,7 +96,7 @@ def test_a_batch_is_the_same_for_the_same_seed() -> None:
 
 def test_a_bystander_who_is_not_answered_is_a_finding(tmp_path: Path) -> None:
     process = Process(tmp_path)
-    drive = Drive(process, corpus.load(None), SEED)
+    drive = Drive(process, Speech(process, corpus.load(None), SEED))
     process.close()
     result = drive.run(0, BATCH)
     assert any("the broker has ended" in finding.what for finding in result.findings)

@@ -6,6 +6,8 @@
     mutate    a template and a random number generator -> an input: bytes for a socket
     sql       expressions that nearly are SQL92
     rules     files that nearly are plain_acl.yml, read in this process
+    http2     the same for gRPC over HTTP/2 (--grpc), from what grpcio wrote (grpc_calls)
+    connections  the same in memory, without sockets
     drive     a broker in a process of its own, batches of inputs, a bystander, the memory, the log
 
 Inputs travel in batches, each over a connection of its own and seeded by its number, so that a

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from fuzz import corpus, rules
-from fuzz.drive import Drive, Finding, Process, Result
+from fuzz import connections, corpus, grpc_calls, rules
+from fuzz.drive import Drive, Finding, GrpcSpeech, Process, Result, Speech
 
 RULES_PART = 100
+CONNECTIONS_PART = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,11 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(found.text, "utf-8", "replace")
         _say(f"FOUND seed {options.seed}, {path}: {found.what}")
         return 1
-    templates = corpus.load(options.corpus)
+    recorded = grpc_calls.load(options.grpc) if options.grpc else []
+    wrong = recorded and connections.check(
+        recorded, options.seed, options.first, options.inputs // CONNECTIONS_PART
+    )
+    if wrong:
+        _say(f"FOUND in memory: {wrong}")
+        return 1
     with tempfile.TemporaryDirectory(prefix="sluice-fuzz-") as directory:
         process = Process(Path(directory), is_guarded=options.guarded)
         try:
-            result = Drive(process, templates, options.seed).run(options.first, options.inputs)
+            speech = (
+                GrpcSpeech(process, recorded, options.seed)
+                if recorded
+                else Speech(process, corpus.load(options.corpus), options.seed)
+            )
+            result = Drive(process, speech).run(options.first, options.inputs)
         finally:
             code = process.close()
     _say(describe(result, options.inputs // RULES_PART))
@@ -67,6 +79,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers")
     parser.add_argument("--first", type=int, default=0, help="number of the first batch")
     parser.add_argument("--corpus", type=Path, help="a directory of recordings (*.jsonl.gz)")
+    parser.add_argument("--grpc", type=Path, help="what gRPC clients wrote: fuzz the proxy's port")
     parser.add_argument("--guarded", action="store_true", help="access control is on")
     parser.add_argument(
         "--findings", type=Path, default=Path(), help="where the inputs of findings are kept"

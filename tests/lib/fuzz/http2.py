@@ -338,4 +338,5 @@ class Http2Mutator:
     def _flood(self, frames: list[Frame]) -> None:
         rng = self._rng
         at = int(rng.random() * len(frames))
-        frames[at:at] = [frames[at]] * rng.choice((3, 60, 1500))
+        most = 1500 if len(frames[at].payload) < 1000 else 200
+        frames[at:at] = [frames[at]] * rng.choice((3, 60, most))
