@@ -168,7 +168,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 def up(
     path: str | None, nameserver_port: int, no_proxy: bool, read_only: bool, **keys: Any
 ) -> None:
-    """Run a name server, a broker and its proxy in one process until SIGTERM or Ctrl-C.
+    """Run name server, broker and proxy in one process until SIGTERM or Ctrl-C.
 
     The configuration file is the broker's. All listen on 127.0.0.1 unless --host or the file's
     bindAddress says otherwise; the name server keeps its files in the store's directory. The proxy

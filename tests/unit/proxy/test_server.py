@@ -11,7 +11,9 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
+from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from sluicemq.net import accept
 from sluicemq.net.grpc import Call, CallError, StatusCode, ask
 from sluicemq.net.limits import REFUSED_MAX
 from sluicemq.proxy import STATUS, server
@@ -196,6 +198,24 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
 
     settings = {"aclEnable": "true", "plainAclFile": str(rules)}
     at_a_port(scene, settings=settings, store=tmp_path / "store")
+
+
+def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accept, "is_local", lambda peer: False)
+
+    async def scene(mq: EmbeddedSluice) -> None:
+        core = mq.servers.broker.core
+        backend = mq.servers.proxies["broker-a"].backend
+        proxy = server.Proxy(backend, None, core.shares, BrokerConfig())
+        await proxy.start("127.0.0.1", 0)
+        with pytest.raises(CallError, match="protected mode") as caught:
+            await asyncio.to_thread(ask, f"127.0.0.1:{proxy.port}", STATUS, b"")
+        assert caught.value.code == StatusCode.PERMISSION_DENIED
+        await proxy.close()
+
+    at_a_port(scene)
 
 
 def test_who_is_no_proxy_is_told_from_one_that_does_not_answer() -> None:
