@@ -10,6 +10,7 @@ dead letters. A client that does not wait any more when messages come gives them
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -54,6 +55,9 @@ ANSWER_S: Final = 3.0
 INVISIBLE_MS_MIN: Final = 10_000
 INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
 FROM_END: Final = "1"
+HANDLE_LENGTH_MAX: Final = 512
+ENTRIES_MAX: Final = 1024
+"""Of one AckMessage: what one client may ask of a turn."""
 SPAN_MAX: Final = 4096
 """Messages so far from the first of their pop are acknowledged alone: of a batch's bits each offset
 between them takes one."""
@@ -219,6 +223,11 @@ class Receiving:
     ) -> Talk[m.AckMessageResponse]:
         """AckMessage: a status for each entry, and one for all. Raises StatusError. HOT."""
         topic, group = topic_of(request.topic), group_of(request.group)
+        if len(request.entries) > ENTRIES_MAX:
+            raise StatusError(
+                Code.BAD_REQUEST,
+                f"{len(request.entries)} entries are more than {ENTRIES_MAX}: send some at a time.",
+            )
         masters = masters_of((yield from self._backend.route(topic)))
         statuses: dict[int, m.Status] = {}
         taken: dict[int, Held] = {}
@@ -233,14 +242,11 @@ class Receiving:
             else:
                 if held is not None:
                     taken[number] = held
-        if len(single) > 1:
-            single, batches = divided(single)
-            for (address, broker), batch in batches.items():
-                handles = [handle for _, handle in batch]
-                status = yield from self._asked(
-                    address, batch_request(group, topic, broker, handles)
-                )
-                statuses.update((number, status) for number, _ in batch)
+        single, batches = divided(single)
+        for (address, broker), batch in batches.items():
+            handles = [handle for _, handle in batch]
+            status = yield from self._asked(address, batch_request(group, topic, broker, handles))
+            statuses.update((number, status) for number, _ in batch)
         for number, address, handle in single:
             statuses[number] = yield from self._asked(address, ack_request(group, topic, handle))
         for number, held in taken.items():
@@ -391,11 +397,23 @@ def invisible_ms_of(duration: m.Duration, least_ms: int) -> int:
 
 
 def parse_handle(text: str) -> Handle:
-    """Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    """Of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
     try:
-        return Handle.parse(text)
+        handle = Handle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
         raise StatusError(Code.INVALID_RECEIPT_HANDLE, str(error)) from error
+    numbers = [it for it in handle if isinstance(it, int)]
+    if (
+        len(text) > HANDLE_LENGTH_MAX
+        or max(numbers) >= 1 << 63
+        or handle.queue_id >= 1 << 31
+        or min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
+    ):
+        raise StatusError(
+            Code.INVALID_RECEIPT_HANDLE,
+            f"the handle {text[:HANDLE_LENGTH_MAX]!r} names no message.",
+        )
+    return handle
 
 
 def address_of(masters: dict[str, str], handle: Handle) -> str:
@@ -504,14 +522,11 @@ def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
     for stored in decode_records(answer.body, decompress=False):
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
         place, kind = stored.physical_offset, pop_kind(stored.topic)
-        given = stored.properties.get(POP_CK)
-        if given is None:
-            start = starts.get(f"{kind} {queue_id}", offset)
-            handle = Handle(
-                start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place
-            )
-        else:  # it comes again
-            handle = Handle.parse(given)._replace(physical_offset=place)
+        start = starts.get(f"{kind} {queue_id}", offset)
+        handle = Handle(start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place)
+        if POP_CK in stored.properties:  # it comes again
+            with suppress(ProtocolError):
+                handle = Handle.parse(stored.properties[POP_CK])._replace(physical_offset=place)
         if times:
             kind = handle.kind
             known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")

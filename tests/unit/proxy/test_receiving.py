@@ -1,10 +1,14 @@
 """ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 pytest.importorskip("google.protobuf")
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from consuming import (
     GROUP,
@@ -22,19 +26,26 @@ from consuming import (
     tagged,
 )
 from proxied import Proxied, Speaker
+from sluicemq.errors import ProtocolError
+from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import GroupConfig
 from sluicemq.proxy import messages as m
+from sluicemq.proxy.clients import StatusError
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import (
     ack_request,
     batch_request,
     divided,
+    parse_handle,
     polling_ms,
     pop_request,
+    popped_in,
     wanted_of,
 )
 from sluicemq.proxy.receiving import change_request as change_request_of
-from sluicemq.wire.declare import encode_header
+from sluicemq.record.codec import encode_properties, encode_record
+from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import (
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
@@ -191,8 +202,17 @@ def test_handles_that_name_nothing_are_said_to() -> None:
         assert answer.status.code == Code.MULTIPLE_RESULTS
         assert [it.status.code for it in answer.entries] == [Code.OK, Code.INVALID_RECEIPT_HANDLE]
         assert (await ack(client)).status.code == Code.INTERNAL_SERVER_ERROR
+        many = await client.ask("AckMessage", ack_many(1025))
+        assert many.status.code == Code.BAD_REQUEST
 
     play(scene)
+
+
+def ack_many(count: int) -> m.AckMessageRequest:
+    return m.AckMessageRequest(
+        group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC),
+        entries=[m.AckMessageEntry(receipt_handle="1") for _ in range(count)],
+    )  # fmt: skip
 
 
 def test_a_change_gives_another_handle() -> None:
@@ -333,6 +353,44 @@ def test_requests_are_what_their_headers_say() -> None:
     assert (change.code, change.fields) == (200053, encode_header(changed))
     ack = ack_request(GROUP, TOPIC, HANDLE)
     assert (ack.code, ack.fields) == (200051, encode_header(AckMessageRequest(**place)))
+
+
+NUMBERS = st.lists(st.integers(-(1 << 70), 1 << 70).map(str), max_size=10)
+
+
+@given(st.text(max_size=40) | NUMBERS.map(" ".join) | st.just("1 " * 400))
+def test_any_text_is_a_handle_or_is_refused(text: str) -> None:
+    with suppress(StatusError):
+        handle = parse_handle(text)
+        command = ack_request(GROUP, TOPIC, handle)
+        assert decode_header(AckMessageRequest, command.fields).offset == handle.offset
+
+
+def test_a_pop_tells_what_it_holds() -> None:
+    def record(topic: str, offset: int, **properties: str) -> bytes:
+        host = encode_host(Host("127.0.0.1", 1))
+        return encode_record(
+            topic=topic, queue_id=2, queue_offset=offset, physical_offset=4711, body=b"",
+            properties=encode_properties(properties), flag=0, sys_flag=0, born_time_ms=0,
+            born_host=host, store_time_ms=0, store_host=host, reconsume_times=1,
+        )  # fmt: skip
+
+    again = HANDLE._replace(physical_offset=-1)
+    records = [
+        record(TOPIC, 5), record(TOPIC, 7, POP_CK=again.text()), record(TOPIC, 8, POP_CK="forged"),
+        record("%RETRY%g_orders", 9),
+    ]  # fmt: skip
+    fields = {"popTime": "10", "invisibleTime": "20", "reviveQid": "3",
+              "startOffsetInfo": "0 2 4;1 2 9", "orderCountInfo": "0 qo2%5 6;0 2 3"}  # fmt: skip
+    found = list(popped_in(Command(0, fields, b"".join(records)), "b"))
+    assert [it.handle for it in found] == [
+        Handle(4, 10, 20, 3, 0, "b", 2, 5, 4711), again._replace(physical_offset=4711),
+        Handle(4, 10, 20, 3, 0, "b", 2, 8, 4711), Handle(9, 10, 20, 3, 1, "b", 2, 9, 4711),
+    ]  # fmt: skip
+    assert [it.times for it in found] == [6, 1, 3, 1]
+    for info in ("x", "0 2"):
+        with pytest.raises(ProtocolError):
+            list(popped_in(Command(0, {**fields, "startOffsetInfo": info + " x"}), "b"))
 
 
 def test_many_of_one_pop_are_acknowledged_together() -> None:
