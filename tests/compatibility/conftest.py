@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peer import clusters, drivers, names, sessions, toolchain
+from peer import clusters, drivers, names, official, sessions, toolchain
 
 FIRST_FETCH_S = 700  # the first test that needs them waits for the jars
 # Brokers that ask soon how a transaction ended. The real one keeps back for a moment which have
@@ -31,6 +31,7 @@ CLUSTERS = {
         clusters.rocketmq_cluster, **QUICK_CHECKS, transactionOpBatchInterval="100"
     ),
     **sessions.CLUSTERS,
+    **official.CLUSTERS,
 }
 DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
     "java-4.9.8": lambda directory: drivers.java_driver("client-4.9.8", directory),
@@ -40,6 +41,7 @@ DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
     "python-sync": lambda directory: drivers.python_driver("sync", directory),
     "python-rocketmq": lambda directory: drivers.python_driver("rocketmq", directory),
     **sessions.DRIVERS,
+    **official.DRIVERS,
 }
 
 
@@ -123,6 +125,20 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
             return running[client]
 
         yield start
+
+
+@pytest.fixture(params=official.PAIRS, ids="-".join)
+def stage(
+    request: pytest.FixtureRequest,
+    cluster: Callable[[str], clusters.Cluster],
+    driver: Callable[[str], drivers.Driver],
+) -> Iterator[official.Stage]:
+    """An official gRPC client before an arrangement of proxy and broker."""
+    client, arrangement = request.param
+    place, running = cluster(f"official-{arrangement}"), driver(f"official-{client}")
+    made = official.Stage(client, place, running)
+    yield made
+    made.close()
 
 
 @contextlib.contextmanager

@@ -1,14 +1,15 @@
 """A name server and a broker as processes of their own: ours (`sluice up`) or the real RocketMQ
-5.3.3.
+5.3.3 or 5.5.0; and the real proxy before them.
 
-Both are used through the same three attributes: `name_server` and `broker` (HOST:PORT), and `pids`
-for those who measure. Everything they write stays below the directory given; ports are free ones of
-this machine.
+All are used through the same attributes: `name_server`, `broker` and, where there is a proxy,
+`endpoint` (HOST:PORT), and `pids` for those who measure. Everything they write stays below the
+directory given; ports are free ones of this machine.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peer.toolchain import HERE, jars, tool
@@ -51,13 +52,20 @@ class Cluster:
     broker: str
     pids: dict[str, int]
     ready_s: float
+    endpoint: str = ""
 
 
 @contextlib.contextmanager
-def sluice_cluster(directory: Path, **configuration: str) -> Iterator[Cluster]:
+def sluice_cluster(
+    directory: Path, *, proxy: bool = False, **configuration: str
+) -> Iterator[Cluster]:
     """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`."""
     name_server_port, broker_port, metrics_port = free_ports()
-    settings = {"metricsPort": str(metrics_port), "autoCreateTopicEnable": "true", **configuration}
+    settings = {
+        "metricsPromExporterPort": str(metrics_port),
+        "autoCreateTopicEnable": "true",
+        **configuration,
+    }
     path = write_properties(directory / "broker.conf", settings)
     command = [sys.executable, "-m", "sluicemq", "up", "--nameserver-port", str(name_server_port)]
     command += [
@@ -67,26 +75,30 @@ def sluice_cluster(directory: Path, **configuration: str) -> Iterator[Cluster]:
         str(directory / "store"),
         "-c",
         str(path),
+        *(["--proxy-port", "0"] if proxy else ["--no-proxy"]),
     ]
-    started = time.monotonic()
-    with process(command, directory / "sluice.log", {"PYTHONPATH": str(SOURCE)}) as running:
-        await_line(running, directory / "sluice.log", "ready")
+    log, started = directory / "sluice.log", time.monotonic()
+    with process(command, log, {"PYTHONPATH": str(SOURCE)}) as running:
+        await_line(running, log, "ready nameserver=")
         ready_s = time.monotonic() - started
         pids = {"broker": running.pid}
+        found = re.search(r"proxy=(\S+)", log.read_text())
         yield Cluster(
-            "sluicemq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s
-        )
+            "sluicemq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s,
+            found[1] if found else "",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
 def rocketmq_cluster(
     directory: Path,
     *,
+    release: str = "5.3.3",
     heap: tuple[str, ...] = SMALL_HEAP,
     stop: signal.Signals = signal.SIGKILL,
     **configuration: str,
 ) -> Iterator[Cluster]:
-    """The real name server and broker 5.3.3, with the memory of a test; `stop` ends the broker."""
+    """The real name server and broker, with the memory of a test; `stop` ends the broker."""
     name_server_port, broker_port, _ = free_ports()
     name_server_file = write_properties(
         directory / "namesrv.conf",
@@ -101,13 +113,24 @@ def rocketmq_cluster(
         started = time.monotonic()
         name_server = stack.enter_context(
             java_server(
-                directory, "namesrv", f"{main}.namesrv.NamesrvStartup", name_server_file, SMALL_HEAP
+                directory,
+                "namesrv",
+                f"{main}.namesrv.NamesrvStartup",
+                name_server_file,
+                SMALL_HEAP,
+                release=release,
             )
         )
         await_port(name_server, name_server_port, directory / "namesrv.log")
         broker = stack.enter_context(
             java_server(
-                directory, "broker", f"{main}.broker.BrokerStartup", broker_file, heap, stop=stop
+                directory,
+                "broker",
+                f"{main}.broker.BrokerStartup",
+                broker_file,
+                heap,
+                release=release,
+                stop=stop,
             )
         )
         await_line(broker, directory / "broker.log", "boot success")
@@ -117,6 +140,30 @@ def rocketmq_cluster(
         yield Cluster(
             "rocketmq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s
         )
+
+
+@contextlib.contextmanager
+def java_proxy(directory: Path, cluster: Cluster, release: str = "5.5.0") -> Iterator[Cluster]:
+    """The real proxy in cluster mode before a cluster: the same with its endpoint."""
+    port, remoting_port, _ = free_ports()
+    home = java_home(directory)
+    settings = {
+        "proxyMode": "CLUSTER", "rocketMQClusterName": "DefaultCluster",
+        "namesrvAddr": cluster.name_server, "grpcServerPort": port,
+        "remotingListenPort": remoting_port, "useEndpointPortFromRequest": True,
+        "transactionHeartbeatPeriodSecond": 1,  # checks come to a producer that brokers know
+    }  # fmt: skip
+    configuration = home / "conf" / "rmq-proxy.json"
+    configuration.write_text(json.dumps(settings))
+    (home / "conf" / "rmq.proxy.logback.xml").write_text("<configuration/>")
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    with java_server(
+        directory, "proxy", main, configuration, SMALL_HEAP, release=release, jars_of="proxy",
+        flag="-pc",
+    ) as running:  # fmt: skip
+        await_line(running, directory / "proxy.log", "startup successfully")
+        pids = {**cluster.pids, "proxy": running.pid}
+        yield replace(cluster, pids=pids, endpoint=f"127.0.0.1:{port}")
 
 
 def java_broker_settings(
@@ -151,6 +198,8 @@ def java_server(
     heap: tuple[str, ...],
     *,
     release: str = "5.3.3",
+    jars_of: str = "server",
+    flag: str = "-c",
     # SIGTERM takes the real broker ten seconds, and as a rule its store is thrown away.
     stop: signal.Signals = signal.SIGKILL,
 ) -> Iterator[subprocess.Popen[bytes]]:
@@ -160,9 +209,9 @@ def java_server(
         tool("java"),
         *flags,
         "-cp",
-        f"{jars(f'server-{release}')}/*",
+        f"{jars(f'{jars_of}-{release}')}/*",
         main,
-        "-c",
+        flag,
         str(configuration),
     ]
     log, environment = directory / f"{name}.log", {"ROCKETMQ_HOME": str(home)}

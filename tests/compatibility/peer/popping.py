@@ -123,11 +123,11 @@ class Raw:
 
     # ---- what scenarios are made of
 
-    def topic(self, name: str, queues: int = 1, perm: int = 6) -> None:
+    def topic(self, name: str, queues: int = 1, perm: int = 6, attributes: str = "") -> None:
         fields: dict[str, object] = {
             "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues,
             "writeQueueNums": queues, "perm": perm, "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": 0, "order": "false", "attributes": "",
+            "topicSysFlag": 0, "order": "false", "attributes": attributes,
         }  # fmt: skip
         assert self.call(17, fields).code == 0
 

@@ -77,14 +77,13 @@ def java_classes(name: str, sources: Sequence[Path]) -> str:
     return f"{classes}{os.pathsep}{libraries}/*"
 
 
-def go_driver() -> Path:
-    """The compiled Go driver."""
-    source = HERE / "go"
+def go_driver(source: Path = HERE / "go", name: str = "go-driver") -> Path:
+    """A compiled Go driver."""
 
     def build(target: Path) -> None:
         run([tool("go"), "build", "-o", str(target / "driver"), "."], cwd=source)
 
-    return made("go-driver", sorted(source.iterdir()), build) / "driver"
+    return made(name, sorted(source.iterdir()), build) / "driver"
 
 
 def made(name: str, inputs: Sequence[Path], make: Callable[[Path], None]) -> Path:
