@@ -277,3 +277,40 @@ def test_a_broker_of_ours_looks_itself() -> None:
             assert "a and b of the group h" in warning
 
     asyncio.run(scene())
+
+
+# ---- clients as members
+
+
+def test_brokers_know_a_client_and_ask_it() -> None:
+    async def scene() -> None:
+        clock = VirtualClock()
+        async with proxied_cluster(clock) as [proxy]:
+            mq, client = proxy.mq, proxy.speaker("c")
+            await mq.admin.create_topic("orders", queues=1, type="transaction")
+            settings = m.Settings(publishing=m.Publishing(topics=[m.Resource(name="orders")]))
+            said = m.TelemetryCommand(settings=settings)
+            stream = client.call("Telemetry", said, None)
+            await until(lambda: len(stream.answers) == 1)
+            producers = [it.core.producers.groups for it in mq.servers.brokers.values()]
+            assert [list(groups) for groups in producers] == [["orders"], ["orders"]]
+            half = m.SystemProperties(message_id="01AB", message_type=MessageType.TRANSACTION)
+            message = m.Message(topic=settings.publishing.topics[0], body=b"1")
+            message.system_properties.CopyFrom(half)
+            await client.ask("SendMessage", m.SendMessageRequest(messages=[message]))
+            await clock.advance(seconds=70)
+            command = stream.answers[1].recover_orphaned_transaction_command
+            answer = await client.ask(
+                "EndTransaction",
+                m.EndTransactionRequest(
+                    topic=message.topic, message_id="01AB",
+                    transaction_id=command.transaction_id, resolution=1, source=2,
+                ),
+            )  # fmt: skip
+            assert answer.status.code == Code.OK
+            transactions = [it.core.transactions for it in mq.servers.brokers.values()]
+            await until(lambda: [it.committed for it in transactions].count({"orders": 1}) == 1)
+            await client.ask("NotifyClientTermination", m.NotifyClientTerminationRequest())
+            assert producers == [{}, {}]
+
+    asyncio.run(scene())
