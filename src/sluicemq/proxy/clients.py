@@ -228,9 +228,11 @@ class Clients:
         del self.by_id[client.id]
         for peer in client.connections:
             self._by_peer[peer].pop(client, None)
-        for callback in self.on_gone:
-            callback(client)
-        client.link.close()
+        try:
+            for callback in self.on_gone:
+                callback(client)
+        finally:
+            client.link.close()
 
     def inventory(self) -> list[ClientInfo]:
         """All clients, by id."""
@@ -238,14 +240,14 @@ class Clients:
 
     def reconnect_all(self) -> None:
         """Tells clients to open other connections: this proxy is about to end."""
-        for client in self.by_id.values():
+        for client in list(self.by_id.values()):
             self._number += 1
             nonce = m.ReconnectEndpointsCommand(nonce=f"{self._number}")
             client.tell(m.TelemetryCommand(reconnect_endpoints_command=nonce))
 
     def drain(self) -> None:
         """Ends the telemetry streams, which else end last: the client opens them elsewhere."""
-        for client in self.by_id.values():
+        for client in list(self.by_id.values()):
             for stream in client.streams:
                 stream.end(StatusCode.UNAVAILABLE, "The proxy shuts down.")
 

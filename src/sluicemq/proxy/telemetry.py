@@ -64,6 +64,7 @@ ANSWER_S: Final = 4.0
 OPEN_MAX: Final = 1024
 
 ATTEMPTS: Final = 3
+INT_MAX: Final = (1 << 31) - 1
 
 CONSUMERS: Final[Mapping[int, str]] = {
     ClientType.PUSH_CONSUMER: bodies.CONSUME_PASSIVELY,
@@ -91,7 +92,7 @@ def backoff_of(group: GroupConfig) -> m.RetryPolicy:
     """When a group's messages come again, and how often. What is wrong in its policy, which is an
     administrator's JSON, counts as missing."""
     said = group.retry_policy or {}
-    policy = m.RetryPolicy(max_attempts=max(1, group.retry_times_max + 1))
+    policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
     if said.get("type") == "EXPONENTIAL":
         found = _object(said, "exponentialRetryPolicy")
         policy.exponential_backoff.CopyFrom(

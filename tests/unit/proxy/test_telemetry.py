@@ -136,6 +136,11 @@ def test_fields_that_are_newer_come_back() -> None:
     assert merged(said, None).SerializeToString().endswith(b"\xea\x3f\x03new")
 
 
+@pytest.mark.parametrize(("times", "attempts"), [(16, 17), (0, 1), (-1, 1), (2**31 - 1, 2**31 - 1)])
+def test_a_group_says_how_often_its_messages_come(times: int, attempts: int) -> None:
+    assert backoff_of(GroupConfig("g", retry_times_max=times)).max_attempts == attempts
+
+
 def test_a_policy_of_a_group_becomes_a_backoff() -> None:
     policy: dict[str, Any] = {
         "type": "EXPONENTIAL",
