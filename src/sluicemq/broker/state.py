@@ -124,7 +124,7 @@ class BrokerState:
         self.checkpoints = Checkpoints(
             settings, topics, offsets, store, intake, turns, self.delayed, files, clock
         )
-        offsets.on_forget += [self.checkpoints.forget, self.assignments.forget]
+        offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
         self.in_flight = InFlight(groups, self.checkpoints, self.order, clock, self.background)
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
@@ -187,7 +187,6 @@ class BrokerState:
         return (
             *self.journaled, self.offsets.document, self.offsets.resets_document,
             self.checkpoints.document, self.order.document, self.assignments.document,
-            self.assignments.filters,
             self.lanes.document, self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip

@@ -456,19 +456,6 @@ def encode_request_modes_file(modes: Modes) -> str:
     return fastjson.dumps_pretty({"messageRequestModeMap": written})
 
 
-@body
-class PopFilter:
-    """By which filter a group pops a topic."""
-
-    group: str = json("consumerGroup")
-    topic: str = json("topic")
-    kind: str = json("expressionType")
-    expression: str = json("subscription")
-
-
-# `sluicePopFilters.json`
-encode_pop_filters, decode_pop_filters = member_codec("filters", list[PopFilter], "filters of pops")
-
 # --------------------------------------------------------------------------- filters, key-values
 
 

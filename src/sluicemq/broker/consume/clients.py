@@ -300,8 +300,8 @@ class Contracts:
         if self.of(group) == COMPATIBLE:
             log.warning(
                 "group %s: %s subscribes something else than %s: %s. Each subscription gets a "
-                "lane of its own (who pops is refused); with RocketMQ messages would be lost. If "
-                "that is what you want, say so: sluice group update %s --contract lanes",
+                "lane of its own; with RocketMQ messages would be lost. If that is what you want, "
+                "say so: sluice group update %s --contract lanes",
                 group, client_id, other or "the members before it", difference(said, key), group,
             )  # fmt: skip
 
@@ -316,6 +316,11 @@ class Contracts:
         if group not in self.popping:
             return []
         return [(topic, *said) for (name, topic), said in self.popped_by.items() if name == group]
+
+    def deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """The topic, or the group, is no more."""
+        for item in [item for item in self.popped_by if item[0] == group or item[1] == topic]:
+            del self.popped_by[item]
 
 
 @dataclass(slots=True, eq=False)

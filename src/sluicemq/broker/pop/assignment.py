@@ -18,8 +18,6 @@ when the topic is not known, nobody of the group is online, or the strategy is a
 A pop passes over what its filter does not want, for all members of the group; in RocketMQ the
 others lose it unseen. Here the filter of the first pop of a topic holds as long as another member,
 who is online or may come back, subscribes to that. Who asks for another is refused, and told why.
-What holds is kept (`config/sluicePopFilters.json`), and after a start whoever wanted it has the
-time of a member's expiry to be back.
 
 How a group reads a topic is what 401 has set (`config/messageRequestMode.json`, RocketMQ's), else
 defaultMessageRequestMode; retry topics are always pulled.
@@ -117,36 +115,10 @@ class Assignments:
             f"{settings.store.root}/config/messageRequestMode.json",
             lambda: tables.encode_request_modes_file(self._modes),
         )
-        self.filters = Document(
-            files, f"{settings.store.root}/config/sluicePopFilters.json", self._render_filters
-        )
-        self._kept: set[tuple[str, str]] = set()
-        """(group, topic) of what the file says, as long as nobody has popped."""
-        self._kept_until_ms = 0
 
     def load(self) -> None:
         """Raises StoreDamagedError."""
         self._modes = self.document.load(tables.decode_request_modes) or {}
-        popped_by = self._consumers.contracts.popped_by
-        for one in self.filters.load(tables.decode_pop_filters) or ():
-            popped_by[one.group, one.topic] = one.kind, one.expression
-        self._kept |= popped_by.keys()
-        self._kept_until_ms = self._clock.now_ms() + self._settings.broker.client_expiry_ms
-
-    def _render_filters(self) -> str:
-        popped_by = self._consumers.contracts.popped_by.items()
-        filters = [
-            tables.PopFilter(group=group, topic=topic, kind=kind, expression=text)
-            for (group, topic), (kind, text) in popped_by
-        ]
-        return tables.encode_pop_filters(filters).decode()
-
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """The topic, or the group, is deleted."""
-        popped_by = self._consumers.contracts.popped_by
-        for item in [item for item in popped_by if item[0] == group or item[1] == topic]:
-            del popped_by[item]
-            self.filters.changed = True
 
     # ----------------------------------------------------------------------------- by which filter
 
@@ -168,12 +140,6 @@ class Assignments:
             )
         held = normal_atom(*known) if known is not None else None
         if not why and held is not None and held != normal_atom(*said):
-            if (group, topic) in self._kept and self._clock.now_ms() < self._kept_until_ms:
-                why = (
-                    f"group {group} popped {topic} by {held.kind} {held.text!r} before the "
-                    f"broker's start, and {client_id} asks for {said[0]} {said[1]!r}: who wanted "
-                    "the former may come back within two minutes."
-                )
             for other, key in self._consumers.claimed(group, client_id).items():
                 if parse_key(key).get(topic) == held:
                     why = (
@@ -189,8 +155,6 @@ class Assignments:
         self._consumers.end_lanes(group)
         contracts.popping.add(group)
         contracts.popped_by[group, topic] = said
-        self._kept.discard((group, topic))
-        self.filters.changed |= known != said
 
     # ----------------------------------------------------------------------------- who reads what
 
