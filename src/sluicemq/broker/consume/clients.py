@@ -205,7 +205,7 @@ class Contracts:
 
     def _has_claims(self, group: str) -> bool:
         """Does the group wait for members that have not said that they leave?"""
-        return group in self.popping or self.of(group) == STRICT
+        return self.of(group) == STRICT
 
     def lost(self, group: str, client_id: str, key: str, seen_ms: int) -> None:
         """A member's connection is gone, and it has not said that it leaves."""
