@@ -230,8 +230,8 @@ def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> O
     message_id = properties[UNIQ_KEY] = system.message_id
     if system.tag:
         properties[TAGS] = system.tag
-    if system.keys:
-        properties[KEYS] = " ".join(system.keys)
+    if keys := " ".join(system.keys):
+        properties[KEYS] = keys
     properties[PRODUCER_GROUP] = topic  # the checks of transactions find their producers by it
     properties[RECONSUME_TIME] = str(system.delivery_attempt)
     properties[BORN_HOST] = system.born_host.strip() or str(peer)

@@ -98,7 +98,7 @@ def value_of(properties: bytes, name: bytes) -> bytes | None:
 def as_text(properties: dict[str, str]) -> str:
     """The text form of properties; empty values are left out, as no peer reads them."""
     return "".join(
-        f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items() if value
+        [f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items() if value]
     )
 
 
