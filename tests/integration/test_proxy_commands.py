@@ -19,6 +19,7 @@ pytest.importorskip("google.protobuf")
 
 from sluicemq.cli import main
 from sluicemq.cli.output import show_version
+from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import embedded
@@ -86,6 +87,15 @@ async def test_members_that_come_by_grpc_are_shown() -> None:
         await mq.admin.create_topic("orders")
         addresses = mq.servers.name_server_address, mq.servers.proxy_address
         await asyncio.wait_for(asyncio.to_thread(conversation, *addresses), 30)
+
+
+async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
+    async with embedded(tcp=True, proxy=True) as mq:
+        del mq.servers.proxies["broker-a"].methods[STATUS]
+        address = mq.servers.proxy_address
+        found = await asyncio.to_thread(CliRunner().invoke, main, ["proxy", "status", address])
+        assert found.exit_code == 1
+        assert f"{address} is no proxy of SluiceMQ" in found.stderr
 
 
 @pytest.mark.parametrize(
