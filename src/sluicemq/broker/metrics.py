@@ -88,6 +88,7 @@ def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
 
 
 def _lag(b: BrokerState) -> Samples:
+    """Not committed, or popped before that and not acknowledged."""
     behind: dict[tuple[str, str], int] = {}
     table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
     for key, queues in table.items():
@@ -96,6 +97,11 @@ def _lag(b: BrokerState) -> Samples:
             first, end = b.store.queue_offsets(topic, queue_id)
             lag_here = max(end - max(offset, first), 0)
             behind[topic, group] = behind.get((topic, group), 0) + lag_here
+    for popped in b.checkpoints.table.table.copy().values():
+        group, topic, _ = queue = popped.queue
+        committed = b.offsets.committed(*queue)
+        count = sum(offset < committed for offset in popped.waiting)
+        behind[topic, group] = behind.get((topic, group), 0) + count
     for (topic, group), count in behind.items():
         yield topic, group, *_flags(b, topic), count
 

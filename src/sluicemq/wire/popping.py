@@ -103,7 +103,8 @@ class Handle(NamedTuple):
 
 class Checkpoint(NamedTuple):
     """The messages of one queue that one pop has given away. `start_offset` is not above the first
-    of `offsets`. `revive_queue` is where the record stands, not part of it."""
+    of `offsets`. `revive_queue` is where the record stands, not part of it. `is_suspended`: when
+    they come again, that is no further attempt (since release 5.5)."""
 
     topic: str
     group: str
@@ -114,6 +115,7 @@ class Checkpoint(NamedTuple):
     invisible_ms: int
     offsets: tuple[int, ...]
     revive_queue: int
+    is_suspended: bool = False
 
     @property
     def key(self) -> Key:
@@ -135,6 +137,7 @@ class Checkpoint(NamedTuple):
             "bm": 0, "n": len(self.offsets), "ro": 0, "reviveTime": self.deadline_ms,
             "d": [offset - self.start_offset for offset in self.offsets],
             "it": self.invisible_ms, **_key_objects(self.key),
+            **({"sp": True} if self.is_suspended else {}),
         }  # fmt: skip
 
     def body(self) -> bytes:
@@ -158,8 +161,9 @@ class Checkpoint(NamedTuple):
         )
         invisible_ms = take_integer(values, "it")
         return cls(
-            topic, group, queue_id, broker, start, pop_ms, invisible_ms, offsets, revive_queue
-        )
+            topic, group, queue_id, broker, start, pop_ms, invisible_ms, offsets, revive_queue,
+            values.get("sp") is True,
+        )  # fmt: skip
 
 
 class Acknowledgement(NamedTuple):

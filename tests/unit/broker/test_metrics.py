@@ -66,6 +66,7 @@ def test_pops_are_counted_under_rocketmqs_names(
         labels = pair | {"revive_message_type": kind, "put_status": "PUT_OK"}
         assert value(broker, stored, **labels) == 1
     assert value(broker, "rocketmq_consumer_inflight_messages", **pair, **flags) == 2
+    assert value(broker, "rocketmq_consumer_lag_messages", **pair, **flags) == 2
     assert value(broker, "rocketmq_messages_out_total", **pair, **flags) == 3
     assert value(broker, "rocketmq_pop_checkpoint_buffer_size") == 1
     broker.run(61)

@@ -6,6 +6,7 @@ import pytest
 
 from simulation.pops import POP, ack, fields_of, fill, handles, numbers, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient
+from sluicemq.record.codec import decode_records
 from sluicemq.wire import fastjson
 from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import Handle
@@ -184,6 +185,23 @@ def test_a_changed_time_has_a_new_handle(broker: SteppedBroker, client: SteppedC
     broker.run(50)
     assert sorted(pop(broker, client)) == [1]
     assert new.deadline_ms <= broker.clock.now_ms()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize(("suspend", "times"), [("true", 0), ("false", 1)])
+def test_a_message_that_is_suspended_was_not_tried(
+    broker: SteppedBroker, client: SteppedClient, suspend: str, times: int, is_restarted: bool
+) -> None:
+    fill(client, 1)
+    handle = pop(broker, client)[0]
+    broker.run(1)
+    assert change(client, handle, 5000, suspend=suspend).code == OK
+    if is_restarted:
+        broker = SteppedBroker(files=broker.files.kill(), clock=broker.clock)
+        client = broker.connect()
+    broker.run(6)
+    (message,) = decode_records(client.call(POP, pop_fields(broker)).body)
+    assert message.reconsume_times == times
 
 
 def test_the_new_handle_acknowledges(broker: SteppedBroker, client: SteppedClient) -> None:

@@ -45,6 +45,10 @@ def test_the_records_are_those_of_the_real_broker() -> None:
     assert Acknowledgement(KEY, (8,)).body() == ACK
     assert Acknowledgement(KEY, (5, 8)).body() == BATCH
     assert decode_checkpoint(CK, 3, "other") == CHECKPOINT
+    suspended = CK.replace(b'"so":5,', b'"so":5,"sp":true,')  # 5.5.0
+    assert CHECKPOINT._replace(is_suspended=True).body() == suspended
+    unsuspended = CK.replace(b'"so":5,', b'"so":5,"sp":false,')
+    assert decode_checkpoint(unsuspended, 3, "other") == CHECKPOINT
     assert decode_acknowledgement(ACK, "other") == Acknowledgement(KEY, (8,))
     assert decode_acknowledgement(BATCH, "other") == Acknowledgement(KEY, (5, 8))
 
@@ -72,12 +76,14 @@ def test_what_old_brokers_and_other_names_mean() -> None:
 
 @given(
     keys, st.integers(0, 2**40), st.integers(0, 100),
-    st.lists(st.integers(0, 2**30), min_size=1, max_size=32, unique=True),
+    st.lists(st.integers(0, 2**30), min_size=1, max_size=32, unique=True), st.booleans(),
 )  # fmt: skip
-def test_checkpoints_come_back(key: Key, it: int, queue: int, differences: list[int]) -> None:
+def test_checkpoints_come_back(
+    key: Key, it: int, queue: int, differences: list[int], is_suspended: bool
+) -> None:
     topic, group, queue_id, start, pop_ms, broker = key
     found = tuple(start + difference for difference in differences)
-    made = Checkpoint(topic, group, queue_id, broker, start, pop_ms, it, found, queue)
+    made = Checkpoint(topic, group, queue_id, broker, start, pop_ms, it, found, queue, is_suspended)
     assert decode_checkpoint(made.body(), queue, "") == made
     assert made.key == key
     assert made.deadline_ms == fastjson.loads(made.body())["reviveTime"]

@@ -147,7 +147,9 @@ class Acknowledge:
         group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
         handle = Handle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
         if not handle.is_ordered:
-            handle = self.checkpoints.change(group, topic, handle, header.invisible_ms)
+            handle = self.checkpoints.change(
+                group, topic, handle, header.invisible_ms, is_suspended=header.suspend
+            )
         elif offset < self.offsets.committed(group, topic, queue_id):
             return ChangeInvisibleTimeResponse()
         else:

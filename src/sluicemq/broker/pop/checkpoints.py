@@ -180,8 +180,17 @@ class Checkpoints:
         if popped is not None and done:
             self._finish(popped, done)
 
-    def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
+    def change(
+        self,
+        group: str,
+        topic: str,
+        handle: Handle,
+        invisible_ms: int,
+        *,
+        is_suspended: bool = False,
+    ) -> Handle:
         """From now on the handle's message is invisible for so long; the handle that counts then.
+        `is_suspended`: when it comes again, that is no further attempt.
 
         Raises RequestError when the message is not in flight any more, StoreError.
         """
@@ -197,8 +206,9 @@ class Checkpoints:
         # Another time than the old one's, or both had the same key.
         pop_ms = max(self._clock.now_ms(), old.pop_ms + 1)
         changed = old._replace(
-            start_offset=offset, pop_ms=pop_ms, invisible_ms=invisible_ms, offsets=(offset,)
-        )
+            start_offset=offset, pop_ms=pop_ms, invisible_ms=invisible_ms, offsets=(offset,),
+            is_suspended=is_suspended,
+        )  # fmt: skip
         self._open(changed, 0, popped.holder)
         self._finish(popped, [offset])
         return handle._replace(
@@ -339,8 +349,9 @@ class Checkpoints:
         if not record.reconsume_times or not record.text(FIRST_POP_TIME):
             added = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
         self._delayed.redelivery.copy(
-            record, retry, 0, added, reconsume_times=record.reconsume_times + 1
-        )
+            record, retry, 0, added,
+            reconsume_times=record.reconsume_times + (not checkpoint.is_suspended),
+        )  # fmt: skip
         self.revived[topic, group] += 1
 
     def settle(self, *, is_stored: bool) -> None:
