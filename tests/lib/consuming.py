@@ -56,16 +56,17 @@ async def receive(client: Speaker, **fields: Any) -> list[m.Message]:
     return messages
 
 
-async def ack(client: Speaker, *handles: str) -> m.AckMessageResponse:
+def ack_request(*handles: str) -> m.AckMessageRequest:
     entries = [
         m.AckMessageEntry(message_id=f"id{i}", receipt_handle=it) for i, it in enumerate(handles)
     ]
-    answer = await client.ask(
-        "AckMessage",
-        m.AckMessageRequest(
-            group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC), entries=entries
-        ),
+    return m.AckMessageRequest(
+        group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC), entries=entries
     )
+
+
+async def ack(client: Speaker, *handles: str) -> m.AckMessageResponse:
+    answer = await client.ask("AckMessage", ack_request(*handles))
     assert isinstance(answer, m.AckMessageResponse)
     assert [it.receipt_handle for it in answer.entries] == list(handles)
     return answer

@@ -90,8 +90,7 @@ class Receiving:
         self._clock = backend.clock
         self._turn = 0
         self._waiting: dict[Call, None] = {}
-        self.renewal = Renewal(backend, self._changed)
-        clients.on_gone.append(self.renewal.gone)
+        self.renewal = Renewal(backend, clients, self._changed)
 
     def run(self) -> None:
         """What clients work on stays invisible."""

@@ -24,7 +24,7 @@ from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, Conversation, Link
-from sluicemq.proxy.clients import Client, StatusError
+from sluicemq.proxy.clients import Client, Clients, StatusError
 from sluicemq.proxy.convert import milliseconds
 from sluicemq.wire.popping import Handle
 
@@ -77,8 +77,10 @@ class Held:
 class Renewal:
     """What all clients of this proxy hold."""
 
-    def __init__(self, backend: Backend, change: Change) -> None:
+    def __init__(self, backend: Backend, clients: Clients, change: Change) -> None:
+        clients.on_gone.append(self.gone)
         self._backend = backend
+        self._clients = clients.by_id
         self._change = change
         self._held: dict[Client, dict[tuple[str, str], Held]] = {}
         self._due: dict[int, dict[Held, None]] = {}
@@ -105,6 +107,10 @@ class Renewal:
 
     def put(self, held: Held) -> None:
         """Also one that was taken, when what the client wanted of it has failed. HOT."""
+        if self._clients.get(held.client.id) is not held.client:  # it has gone meanwhile
+            self._waiting.append(self._give_back(held))
+            self._begin()
+            return
         held.is_kept = True
         self.count += 1
         self._held.setdefault(held.client, {})[held.group, held.text] = held

@@ -25,6 +25,7 @@ from consuming import (
     receive_request,
     tagged,
 )
+from consuming import ack_request as ack_entries
 from proxied import Proxied, Speaker
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
@@ -202,17 +203,10 @@ def test_handles_that_name_nothing_are_said_to() -> None:
         assert answer.status.code == Code.MULTIPLE_RESULTS
         assert [it.status.code for it in answer.entries] == [Code.OK, Code.INVALID_RECEIPT_HANDLE]
         assert (await ack(client)).status.code == Code.INTERNAL_SERVER_ERROR
-        many = await client.ask("AckMessage", ack_many(1025))
+        many = await client.ask("AckMessage", ack_entries(*1025 * ["1"]))
         assert many.status.code == Code.BAD_REQUEST
 
     play(scene)
-
-
-def ack_many(count: int) -> m.AckMessageRequest:
-    return m.AckMessageRequest(
-        group=m.Resource(name=GROUP), topic=m.Resource(name=TOPIC),
-        entries=[m.AckMessageEntry(receipt_handle="1") for _ in range(count)],
-    )  # fmt: skip
 
 
 def test_a_change_gives_another_handle() -> None:

@@ -9,6 +9,7 @@ pytest.importorskip("google.protobuf")
 from consuming import (
     TOPIC,
     ack,
+    ack_request,
     bodies,
     change_request,
     dead_letters,
@@ -20,6 +21,7 @@ from consuming import (
     receive_request,
 )
 from proxied import Proxied, Speaker
+from sluicemq.client.core.talks import Wait
 from sluicemq.errors import RequestError
 from sluicemq.proxy import messages as m
 from sluicemq.proxy import renewal
@@ -244,3 +246,26 @@ def test_the_group_says_when_it_comes_again(policy: m.RetryPolicy, wait_ms: int)
 
     held = renewal.Held(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0)  # type: ignore[arg-type]
     assert renewal.wait_ms(held) == wait_ms
+
+
+def test_a_client_that_goes_while_its_acknowledgement_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        handle = await take(proxy, client)
+        family, ended = receiving(proxy), asyncio.get_running_loop().create_future()
+
+        def asked(address: str, command: object) -> object:
+            yield Wait(ended)
+            return m.Status(code=Code.PROXY_TIMEOUT)
+
+        monkeypatch.setattr(family, "_asked", asked)
+        client.call("AckMessage", ack_request(handle))
+        client.close()
+        ended.set_result(None)
+        begin_s = proxy.mq.clock.monotonic_s()
+        assert bodies(await receive(proxy.speaker("other"))) == {b"1"}
+        assert proxy.mq.clock.monotonic_s() - begin_s < 1.5
+        assert family.renewal.count == 0
+
+    play(scene)
