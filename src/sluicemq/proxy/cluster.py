@@ -48,7 +48,7 @@ from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
 from sluicemq.proxy.server import Proxy, ProxyCollector
-from sluicemq.wire.bodies import Heartbeat, decode_heartbeat
+from sluicemq.wire.bodies import decode_consumer_connections, decode_heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
@@ -65,6 +65,7 @@ GONE_S: Final = 60.0
 """So long a topic stands of which no name server knows: a broker that restarts is away for less."""
 NAMES_MAX: Final = 20_000
 LOOK_S: Final = 0.5
+LOOK_GROUP_S: Final = 30.0
 
 
 class _Answer(NamedTuple, Generic[T]):
@@ -188,6 +189,16 @@ class ClusterBackend(AsyncioShell):
         """A client is gone."""
         self._links.discard(link)
         self.disagreements.gone(link)
+
+    async def look(self, address: str, group: str) -> None:
+        """What a broker has heard of a group last, from whomever."""
+        command = requests.consumer_connections(group=group)
+        with contextlib.suppress(SluiceError):
+            answer = await self.exchange(Call(address, command))
+            if answer.code == SUCCESS:
+                wants = decode_consumer_connections(answer.body).subscriptions.values()
+                key = subscription_key(group, wants)
+                self.disagreements.heard(group, address, f"a member at {address}", key)
 
     async def close(self) -> None:
         """All connections are gone when it returns."""
@@ -329,7 +340,16 @@ class ClusterLink:
     def _beat(self, call: Call, answer: Command) -> None:
         """A broker of ours looks itself at what members want, and says so."""
         if answer.code == SUCCESS and not decode_header(HeartbeatResponse, answer.fields).lanes:
-            self._backend.disagreements.heard(self, decode_heartbeat(call.command.body))
+            heartbeat, now_s = (
+                decode_heartbeat(call.command.body),
+                self._backend.clock.monotonic_s(),
+            )
+            for consumer in heartbeat.consumers:
+                key = subscription_key(consumer.group, consumer.subscriptions)
+                disagreements = self._backend.disagreements
+                disagreements.heard(consumer.group, self, heartbeat.client_id, key)
+                if disagreements.is_due(consumer.group, now_s):
+                    self._backend.spawn(self._backend.look(call.address, consumer.group))
 
     def _requested(self, command: Command, channel: Channel) -> None:
         """A broker asks something of the client."""
@@ -339,24 +359,30 @@ class ClusterLink:
 class Disagreements:
     """Groups whose members subscribe to different things, at brokers that do not look.
 
-    RocketMQ takes for a group what was said last, and what one member does not want is over for
-    all: some messages reach nobody, and nothing says so. Compared are the members that came in by
-    this proxy.
+    RocketMQ takes for a group what the member said that came last, and what one member does not
+    want is over for all: some messages reach nobody, and nothing says so. Compared are the members
+    that came in by this proxy, and what the brokers take for the group: others may have said it.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
         """By group: what differs."""
-        self._members: dict[str, dict[ClusterLink, tuple[str, str]]] = {}
+        self._members: dict[str, dict[ClusterLink | str, tuple[str, str]]] = {}
+        self._looked_s: dict[str, float] = {}
 
-    def heard(self, link: ClusterLink, heartbeat: Heartbeat) -> None:
-        """What a client has said to a broker."""
-        for consumer in heartbeat.consumers:
-            members = self._members.setdefault(consumer.group, {})
-            key = subscription_key(consumer.group, consumer.subscriptions)
-            if members.get(link) != (heartbeat.client_id, key):
-                members[link] = (heartbeat.client_id, key)
-                self._compare(consumer.group)
+    def heard(self, group: str, who: "ClusterLink | str", name: str, key: str) -> None:
+        """What a member wants, or what a broker has heard: then `who` is its address."""
+        members = self._members.setdefault(group, {})
+        if members.get(who) != (name, key) and (members or not isinstance(who, str)):
+            members[who] = (name, key)
+            self._compare(group)
+
+    def is_due(self, group: str, now_s: float) -> bool:
+        """Is it time to ask a broker what it takes for the group?"""
+        is_due = now_s - self._looked_s.get(group, -LOOK_GROUP_S) >= LOOK_GROUP_S
+        if is_due:
+            self._looked_s[group] = now_s
+        return is_due
 
     def gone(self, link: ClusterLink) -> None:
         """A client has left all its groups."""
@@ -365,17 +391,20 @@ class Disagreements:
             self._compare(group)
 
     def _compare(self, group: str) -> None:
-        members = list(self._members[group].values())
-        other = next((it for it in members if it[1] != members[0][1]), None)
+        members = self._members[group]
+        if all(isinstance(who, str) for who in members):
+            del self._members[group]
+            self._looked_s.pop(group, None)
+            self.found.pop(group, None)
+            return
+        first, *others = members.values()
+        other = next((it for it in others if it[1] != first[1]), None)
         if other is None:
             self.found.pop(group, None)
-            if not members:
-                del self._members[group]
             return
-        (first_id, first), (other_id, second) = members[0], other
         text = (
-            f"{first_id} and {other_id} of the group {group} subscribe to different things: "
-            f"{difference(first, second)}. Their broker does not look at it, so some messages "
+            f"{first[0]} and {other[0]} of the group {group} subscribe to different things: "
+            f"{difference(first[1], other[1])}. Their broker does not look at it, so some messages "
             "reach nobody: give one of them another group, or the same subscription."
         )
         if self.found.get(group) != text:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from proxied import Proxied, proxied_cluster
+from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.talks import Call, Talk
@@ -243,6 +244,10 @@ def test_what_the_proxy_asks_is_signed_with_its_own_account(tmp_path: Path) -> N
 # ---- groups whose members disagree
 
 
+def key_of(expression: str) -> str:
+    return subscription_key("g", [Subscription("orders", expression)])
+
+
 def test_members_that_want_different_things_are_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -250,16 +255,34 @@ def test_members_that_want_different_things_are_told_of_once(
     hear: Any = found.heard
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            hear(one, beat("one", "g", "a || b"))
-            hear(two, beat("two", "g", "b||a"))
+            hear("g", one, "one", key_of("a || b"))
+            hear("g", two, "two", key_of("b||a"))
         assert not found.found
         for _ in range(3):
-            hear(two, beat("two", "g", "c"))
+            hear("g", two, "two", key_of("c"))
     assert len(caplog.records) == 1
     assert "one and two of the group g" in found.found["g"]
     gone: Any = found.gone
     gone(two)
     assert not found.found
+
+
+def test_a_member_that_came_in_elsewhere_is_known_by_what_the_broker_heard() -> None:
+    found, one = Disagreements(), object()
+    hear: Any = found.heard
+    assert found.is_due("g", 100.0)
+    assert not found.is_due("g", 110.0)
+    hear("g", one, "one", key_of("a"))
+    hear("g", "b:10911", "a member at b:10911", key_of("b"))
+    assert "one and a member at b:10911 of the group g" in found.found["g"]
+    hear("g", "b:10911", "a member at b:10911", key_of("a"))
+    assert not found.found
+    hear("g", "b:10911", "a member at b:10911", key_of("b"))
+    gone: Any = found.gone
+    gone(one)
+    assert not found.found
+    hear("g", "b:10911", "a member at b:10911", key_of("b"))
+    assert found.is_due("g", 110.0), "nothing is left of the group"
 
 
 def test_a_broker_of_ours_looks_itself() -> None:
@@ -272,7 +295,7 @@ def test_a_broker_of_ours_looks_itself() -> None:
             assert proxy.proxy.status()["warnings"] == []
             backend: Any = proxy.backend
             for name, link in (("a", object()), ("b", object())):
-                backend.disagreements.heard(link, beat(name, "h", name))
+                backend.disagreements.heard("h", link, name, key_of(name))
             (warning,) = proxy.proxy.status()["warnings"]
             assert "a and b of the group h" in warning
 
