@@ -73,7 +73,7 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics
+simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
@@ -81,6 +81,7 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)
+	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest -o timeout=0 tests/integration/test_pops_killed.py $(ARGS)
 
 .PHONY: simulate-spark
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job
@@ -105,6 +106,11 @@ bench-store: $(STAMP) ## starting after a kill, SYNC_FLUSH with 64 senders, besi
 .PHONY: bench-spark
 bench-spark: $(STAMP) ## Spark: source, stream, sinks, beside the ceiling of a Python source (ARGS=--kafka: and Kafka)
 	$(BIN)/python benchmarks/spark_bench.py $(ARGS)
+
+.PHONY: bench-proxy
+bench-proxy: $(STAMP) ## proxy and broker together: CPU a message beside RocketMQ 5.5.0 with the official client, 1,000 consumers that wait, bursts of calls (QUICK=1: coarser)
+	$(BIN)/python -m benchmarks.proxies $(if $(QUICK),--quick) $(ARGS)
+	$(BIN)/python -m benchmarks.consumers $(if $(QUICK),--seconds 8)
 
 .PHONY: bench-backlog
 bench-backlog: $(STAMP) ## five million messages drained through filters, beside the real broker (QUICK=1: a part)
