@@ -32,6 +32,7 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import GroupConfig
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import StatusError
+from sluicemq.proxy.local import proxy_of
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import (
     ack_request,
@@ -236,6 +237,37 @@ def test_a_change_brings_a_message_back_soon() -> None:
             assert answer.status.code == Code.ILLEGAL_INVISIBLE_TIME
         await client.ask("ChangeInvisibleDuration", change_request(handle, 0))
         assert bodies(await receive(client)) == {b"1"}
+
+    play(scene)
+
+
+def test_a_message_that_is_suspended_was_not_tried() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"1")
+        for suspend, attempt in ((True, 1), (False, 2)):
+            (handle,) = handles_of(await receive(client))
+            request = change_request(handle, 0, suspend=suspend)
+            await client.ask("ChangeInvisibleDuration", request)
+            (message,) = await receive(client)
+            assert message.system_properties.delivery_attempt == attempt
+            request = change_request(*handles_of([message]), 0, suspend=True)
+            await client.ask("ChangeInvisibleDuration", request)
+
+    play(scene)
+
+
+def test_another_proxy_knows_what_to_do_with_a_handle() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        broker = proxy.mq.servers.broker
+        other = Proxied(proxy.mq, proxy_of(broker.core, broker.dispatcher)).speaker("other")
+        for number in range(2):
+            await proxy.mq.send(TOPIC, b"%d" % number)
+        first, second = handles_of(await receive(client))
+        assert (await ack(other, first)).status.code == Code.OK
+        answer = await other.ask("ChangeInvisibleDuration", change_request(second, 3600))
+        assert (await ack(client, answer.receipt_handle)).status.code == Code.OK
+        await proxy.mq.clock.advance(hours=2)
+        assert await receive(client) == []
 
     play(scene)
 
