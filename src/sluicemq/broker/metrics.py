@@ -88,19 +88,17 @@ def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
 
 
 def _lag(b: BrokerState) -> Samples:
-    """Not committed, or popped before that and not acknowledged."""
+    """Not committed and not popped, or popped and not acknowledged."""
     behind: dict[tuple[str, str], int] = {}
+    popped = b.checkpoints.ahead()
     table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
     for key, queues in table.items():
         topic, _, group = key.partition("@")
         for queue_id, offset in queues.items():
             first, end = b.store.queue_offsets(topic, queue_id)
-            lag_here = max(end - max(offset, first), 0)
-            behind[topic, group] = behind.get((topic, group), 0) + lag_here
-    for popped in b.checkpoints.table.table.copy().values():
-        group, topic, _ = queue = popped.queue
-        committed = b.offsets.committed(*queue)
-        count = sum(offset < committed for offset in popped.waiting)
+            start = max(offset, first, popped.get((group, topic, queue_id), 0))
+            behind[topic, group] = behind.get((topic, group), 0) + max(end - start, 0)
+    for (group, topic, _), count in b.checkpoints.table.counts.copy().items():
         behind[topic, group] = behind.get((topic, group), 0) + count
     for (topic, group), count in behind.items():
         yield topic, group, *_flags(b, topic), count

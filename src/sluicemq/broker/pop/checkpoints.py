@@ -134,6 +134,11 @@ class Checkpoints:
         committed = self._offsets.committed(group, topic, queue_id)
         return max(pending[-1].next_offset, committed) if pending else committed
 
+    def ahead(self) -> dict[Queue, int]:
+        """How far groups have popped beyond their offsets; a copy, for other threads."""
+        found = [(queue, tuple(pending)) for queue, pending in self._pending.copy().items()]
+        return {queue: pending[-1].next_offset for queue, pending in found if pending}
+
     def open(
         self,
         group: str,
