@@ -14,18 +14,23 @@ from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.talks import Call, Talk
+from sluicemq.config import ProxyConfig
 from sluicemq.errors import ConnectionLostError, NameServerUnreachableError, PermissionDeniedError
 from sluicemq.model.ids import Host
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicRoute
+from sluicemq.net.grpc import ask
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Conversation, Link, OnRequest
-from sluicemq.proxy.cluster import FRESH_S, GONE_S, ClusterBackend, Disagreements
+from sluicemq.proxy.cluster import FRESH_S, GONE_S, ClusterBackend, Disagreements, stand_alone
 from sluicemq.proxy.messages import Code, MessageType
+from sluicemq.proxy.service import PATH
+from sluicemq.testing.embedded import embedded
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
+from sluicemq.wire.signature import sign_call
 from waiting import until
 
 HOME = Host("127.0.0.1", 1)
@@ -335,5 +340,57 @@ def test_brokers_know_a_client_and_ask_it() -> None:
             await until(lambda: [it.committed for it in transactions].count({"orders": 1}) == 1)
             await client.ask("NotifyClientTermination", m.NotifyClientTerminationRequest())
             assert producers == [{}, {}]
+
+    asyncio.run(scene())
+
+
+# ---- alone
+
+RULES = """accounts:
+- accessKey: sender-key
+  secretKey: sender-secret
+  topicPerms: [orders=PUB]
+- accessKey: reader-key
+  secretKey: reader-secret
+  topicPerms: [orders=SUB]
+"""
+
+
+def test_a_proxy_that_stands_alone_has_rules_of_its_own(tmp_path: Path) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(RULES)
+    config = ProxyConfig(
+        bind_address="127.0.0.1", listen_port=0, acl_enable=True, acl_files=(str(rules),),
+        metrics_enable=False,
+    )  # fmt: skip
+    properties = m.SystemProperties(message_id="id")
+    message = m.Message(topic=ROUTE.topic, body=b"1", system_properties=properties)
+    request = m.SendMessageRequest(messages=[message]).SerializeToString()
+
+    async def scene() -> None:
+        async with (
+            embedded(tcp=True) as mq,
+            stand_alone(config, mq.servers.name_server_address, None) as proxy,
+        ):
+            await mq.admin.create_topic("orders", queues=1)
+
+            async def send(*account: str) -> int:
+                metadata = [("x-mq-client-id", f"client of {account}")]
+                metadata += sign_call(*account, "20261123T000000Z") if account else []
+                address = f"127.0.0.1:{proxy.port}"
+                answer = await asyncio.to_thread(
+                    ask, address, PATH + "SendMessage", request, metadata
+                )
+                return m.SendMessageResponse.FromString(answer).status.code
+
+            assert await send() == Code.UNAUTHORIZED
+            assert await send("sender-key", "wrong") == Code.UNAUTHORIZED
+            assert await send("reader-key", "reader-secret") == Code.FORBIDDEN
+            assert await send("sender-key", "sender-secret") == Code.OK
+            rules.write_text(RULES.replace("=SUB", "=PUB"))
+            codes = []
+            while Code.OK not in codes:
+                codes.append(await send("reader-key", "reader-secret"))
+                await asyncio.sleep(0.1)
 
     asyncio.run(scene())
