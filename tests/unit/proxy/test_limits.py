@@ -140,6 +140,8 @@ def test_a_body_is_stored_plain(data: bytes) -> None:
         (b"", m.Encoding.GZIP, Code.MESSAGE_CORRUPTED),
         (gzip.compress(b"cut short")[:-3], m.Encoding.GZIP, Code.MESSAGE_CORRUPTED),
     ],
+    ids=["empty", "largest", "too large", "largest in gzip", "too large in gzip", "far too large",
+         "empty in gzip", "not gzip", "nothing", "cut short"],
 )  # fmt: skip
 def test_bodies_that_are_refused(data: bytes, encoding: int, code: Code | None) -> None:
     assert code_of(body, data, encoding) == code
