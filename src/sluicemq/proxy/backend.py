@@ -79,35 +79,26 @@ _BEGIN = Command(0)
 
 
 class Conversation(Generic[T]):
-    """A Talk under way. It begins at once; `done` gets its result or its error, unless `close` has
-    given it up before. What comes after that is dropped."""
+    """A Talk under way. It begins at once; `done` gets its result or its error."""
 
     __slots__ = ("_ask", "_done", "_talk")
 
     def __init__(self, talk: Talk[T], ask: Ask, done: Callable[[T | Exception], None]) -> None:
         self._talk = talk
         self._ask = ask
-        self._done: Callable[[T | Exception], None] | None = done
+        self._done = done
         self._next(_BEGIN)
 
-    def close(self) -> None:
-        """Nobody wants the result any more: GeneratorExit reaches the Talk."""
-        self._done = None
-        if not self._talk.gi_running:  # type: ignore[attr-defined]
-            self._talk.close()
-
     def _next(self, answer: Command | Exception) -> None:
-        if self._done is None:
-            return
         try:
             if isinstance(answer, Exception):
                 step = self._talk.throw(answer)
             else:
                 step = next(self._talk) if answer is _BEGIN else self._talk.send(answer)
         except StopIteration as end:
-            self._finish(end.value)
+            self._done(end.value)
         except Exception as error:  # noqa: BLE001 - whoever began it has to answer
-            self._finish(error)
+            self._done(error)
         else:
             if isinstance(step, Call):
                 self._ask(step, self._next)
@@ -129,8 +120,3 @@ class Conversation(Generic[T]):
         error = future.exception()
         step.value = None if error else future.result()
         self._went_on(error)
-
-    def _finish(self, result: T | Exception) -> None:
-        done, self._done = self._done, None
-        if done is not None:
-            done(result)

@@ -7,6 +7,7 @@ the next request while the turn is still ending.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -27,6 +28,8 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.proxy.backend import Answered, OnRequest
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
+
+log = logging.getLogger(__name__)
 
 HERE: Final = "here"
 """The address of the broker, to a Call."""
@@ -103,7 +106,10 @@ class LocalBackend:
     def _deliver(self) -> None:
         arrived, self._arrived = self._arrived, []
         for link, data in arrived:
-            link.received(data)
+            try:  # a bug in one call must not keep the others from their answers
+                link.received(data)
+            except Exception:
+                log.exception("an answer for the client at %s was lost", link.peer.remote)
 
 
 class _Carrier(NamedTuple):
