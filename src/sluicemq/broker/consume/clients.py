@@ -14,7 +14,7 @@ decides, its attribute `sluice.contract`; RocketMQ keeps an attribute that it do
                  expressions, the client ids and what differs
 
 A group that pops has no lanes: who pops a topic moves the whole group on there, so one filter
-counts (`pop/assignment.py`), and its members are waited for as in a strict group.
+counts (`pop/assignment.py`).
 
 A member leaves with its request 35, its connection, or 120 s after its last heartbeat. One whose
 connection breaks has not left: a stalled Java client closes its socket after 3 s and

@@ -17,7 +17,8 @@ when the topic is not known, nobody of the group is online, or the strategy is a
 
 A pop passes over what its filter does not want, for all members of the group; in RocketMQ the
 others lose it unseen. Here the filter of the first pop of a topic holds as long as another member,
-who is online or may come back, subscribes to that. Who asks for another is refused, and told why.
+who is online, or whom a strict group waits for, subscribes to that. Who asks for another one is
+refused, and told why.
 
 How a group reads a topic is what 401 has set (`config/messageRequestMode.json`, RocketMQ's), else
 defaultMessageRequestMode; retry topics are always pulled.
