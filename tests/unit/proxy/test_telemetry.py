@@ -342,7 +342,10 @@ def test_who_was_silent_for_too_long_comes_back_with_its_next_heartbeat() -> Non
 # ------------------------------------------------------------------------------ what brokers ask
 
 
-def test_a_client_is_asked_how_its_transaction_ended_and_its_answer_counts() -> None:
+@pytest.mark.parametrize("knows", ["the check", "the send"])
+def test_a_client_is_asked_how_its_transaction_ended_and_its_answer_counts(knows: str) -> None:
+    """Whichever id it ends the transaction with: a client may commit while it is asked."""
+
     async def scene(proxy: Proxied) -> None:
         client = proxy.speaker("p")
         stream = await settled(client, publishing("orders"))
@@ -357,7 +360,8 @@ def test_a_client_is_asked_how_its_transaction_ended_and_its_answer_counts() -> 
         sent = await client.ask("SendMessage", m.SendMessageRequest(messages=[message]))
         assert sent.entries[0].status.code == Code.OK
         await proxy.mq.clock.advance(seconds=70)
-        asked = (await answers(stream, 2))[1].recover_orphaned_transaction_command
+        asked = (await answers(stream, 2))[-1].recover_orphaned_transaction_command
+        checks = len(stream.answers)
         # The broker writes the message once more for each check, so the place is another one.
         assert asked.transaction_id.startswith("01AB broker-a ")
         assert asked.message.topic.name == "orders"
@@ -370,13 +374,17 @@ def test_a_client_is_asked_how_its_transaction_ended_and_its_answer_counts() -> 
             m.EndTransactionRequest(
                 topic=m.Resource(name="orders"),
                 message_id="01AB",
-                transaction_id=asked.transaction_id,
+                transaction_id=asked.transaction_id
+                if knows == "the check"
+                else sent.entries[0].transaction_id,
                 resolution=m.TransactionResolution.COMMIT,
                 source=m.TransactionSource.SOURCE_SERVER_CHECK,
             ),
         )
         assert answer.status.code == Code.OK
+        await proxy.mq.clock.advance(seconds=120)
         assert proxy.mq.servers.broker.core.transactions.committed == {"orders": 1}
+        assert len(stream.answers) == checks  # it is not asked again
 
     run(scene, VirtualClock(), "TRANSACTION")
 
