@@ -136,7 +136,8 @@ class HeaderReader:
         """What the fields of the last block count together."""
 
     def read(self, block: bytes) -> dict[str, str]:
-        """The fields of a block; values of one name are joined by commas. HOT.
+        """The fields of a block; of several values of one name the last, as grpc-java takes it: a
+        Go client that tries again says all its metadata twice. HOT.
 
         Raises Http2Error: the table may be wrong from here on, so the connection has to end.
         """
@@ -167,7 +168,7 @@ class HeaderReader:
                         Code.ENHANCE_YOUR_CALM,
                         f"The headers of a request are above the limit of {LIST_BYTES_MAX} bytes.",
                     )
-                found[name] = f"{found[name]},{value}" if name in found else value
+                found[name] = value
         except IndexError:
             raise Http2Error(Code.COMPRESSION_ERROR, "A header block is cut short.") from None
         self.list_bytes = size
