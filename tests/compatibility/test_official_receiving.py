@@ -6,7 +6,14 @@ The clients, the arrangements and when which of them run: peer/official.py.
 import pytest
 from peer.official import Stage, texts
 
-CANNOT = {("hidden", "rust"): "this client cannot change the invisible time"}
+from sluicemq.client.sync.producer import Producer
+from sluicemq.model.message import Message
+
+CANNOT = {
+    ("hidden", "rust"): "this client cannot change the invisible time",
+    ("compressed", "node-java"): "behind the real proxy this client takes zlib for gzip",
+    ("compressed", "rust-java"): "behind the real proxy this client gets it as it is stored",
+}
 
 
 @pytest.mark.parametrize(
@@ -65,3 +72,13 @@ def test_what_is_hidden_for_less_comes_earlier(stage: Stage) -> None:
     assert {event["attempt"] for event in got} == {2}
     stage("ack", name="c", bodies="m-0,m-3")  # the handle that the change gave
     assert stage.left(topic, group) == []
+
+
+def test_what_a_remoting_producer_compressed_is_readable(stage: Stage) -> None:
+    topic, group = stage.topic("compressed"), stage.group("compressed")
+    body = "long " * 2000
+    with Producer(stage.name_server) as producer:
+        producer.send(Message(topic, body.encode()))
+    stage.open(topic, group)
+    (got,) = stage("receive", name="c")
+    assert got["body"] == body

@@ -15,6 +15,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.StaticSessionCredentialsProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
@@ -78,6 +79,9 @@ public final class Official {
 
     private ClientConfiguration configuration() {
         ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints(options.get("ep"));
+        if (options.containsKey("ak")) {
+            builder.setCredentialProvider(new StaticSessionCredentialsProvider(options.get("ak"), options.get("sk")));
+        }
         return builder.setRequestTimeout(Duration.ofSeconds(10)).build();
     }
 

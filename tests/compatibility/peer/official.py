@@ -172,6 +172,7 @@ class Stage:
 
     def __init__(self, client: str, cluster: Cluster, driver: Driver) -> None:
         self.client, self._cluster, self._driver = client, cluster, driver
+        self.name_server = cluster.name_server
         self.raw = Raw(parse_host(cluster.broker))
         self._open: list[str] = []
 

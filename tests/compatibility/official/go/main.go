@@ -105,7 +105,7 @@ func (o options) configuration() *rocketmq.Config {
 	return &rocketmq.Config{
 		Endpoint:      o["ep"],
 		ConsumerGroup: o["group"],
-		Credentials:   &credentials.SessionCredentials{},
+		Credentials:   &credentials.SessionCredentials{AccessKey: o["ak"], AccessSecret: o["sk"]},
 	}
 }
 

@@ -15,7 +15,8 @@ const emit = (event, members) => process.stdout.write(JSON.stringify({ event, ..
 const sleep = ms => new Promise(resolve => setTimeout(resolve, ms));
 
 function configuration(o) {
-  return { endpoints: o.ep, namespace: '', requestTimeout: 10000, logger: quiet };
+  const sessionCredentials = o.ak ? { accessKey: o.ak, accessSecret: o.sk } : undefined;
+  return { endpoints: o.ep, namespace: '', requestTimeout: 10000, logger: quiet, sessionCredentials };
 }
 
 // ---- producing

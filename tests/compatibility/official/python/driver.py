@@ -47,7 +47,8 @@ def now_ms() -> int:
 
 
 def configuration(o: Options) -> Any:
-    return ClientConfiguration(o["ep"], Credentials(), request_timeout=10)
+    signer = Credentials(o.get("ak", ""), o.get("sk", ""))
+    return ClientConfiguration(o["ep"], signer, request_timeout=10)
 
 
 class Expected:

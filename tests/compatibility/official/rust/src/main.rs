@@ -51,6 +51,10 @@ impl Options {
         let mut option = ClientOption::default();
         option.set_access_url(self.text("ep", ""));
         option.set_timeout(Duration::from_secs(10));
+        if let (Some(access_key), Some(secret_key)) = (self.0.get("ak"), self.0.get("sk")) {
+            option.set_access_key(access_key);
+            option.set_secret_key(secret_key);
+        }
         option
     }
 
