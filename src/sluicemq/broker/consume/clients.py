@@ -39,6 +39,7 @@ from sluicemq.broker.lanes.table import LaneReader, Lanes
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
+from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import CONTRACT, CONTRACTS, MessageQueue
 from sluicemq.net.dispatch import Peer
@@ -429,9 +430,11 @@ class Consumers:
         if joined:
             before = group.replace_connection(known)
         keys = self._subscribe(group, known, before)
-        self.filters.subscribed(
-            data.group, [w for m in group.members.values() for w in m.wanted.values()]
-        )
+        by_tags = all(is_tag_kind(wanted.kind) for wanted in data.subscriptions)
+        if not by_tags or data.group in self.filters.table:
+            self.filters.subscribed(
+                data.group, [w for m in group.members.values() for w in m.wanted.values()]
+            )
         old, group.fingerprint = group.fingerprint, fingerprint
         has_lanes = group.name in self.lanes.table
         if has_lanes:
