@@ -48,7 +48,7 @@ def test_descriptors_do_not_grow_with_the_queues(tmp_path: Path, is_killed: bool
     read_all(store, 3)
     assert descriptors() - before < 16
     store.close()
-    assert descriptors() == before
+    assert descriptors() <= before  # others of the process may close theirs meanwhile
     if is_killed:
         (tmp_path / "abort").touch()
     store = Store.open(config, files=files)
@@ -56,7 +56,7 @@ def test_descriptors_do_not_grow_with_the_queues(tmp_path: Path, is_killed: bool
     read_all(store, 3)
     assert descriptors() - before < 16
     store.close()
-    assert descriptors() == before
+    assert descriptors() <= before  # others of the process may close theirs meanwhile
 
 
 def test_queues_are_whole_after_each_end_with_fewer_maps_than_queues(bench: Any) -> None:

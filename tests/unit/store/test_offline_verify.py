@@ -14,6 +14,7 @@ from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store.directory import read_checkpoint, write_checkpoint
+from sluicemq.store.index.file import ENTRY, Geometry
 from sluicemq.store.store import Store
 from sluicemq.store.tools.checks import expected_entries
 from sluicemq.store.tools.dump import Selection, dump_queues, list_queues
@@ -100,6 +101,30 @@ def change(root: Path, position: int, data: bytes, directory: str = "commitlog")
 
 
 Places = list[tuple[str, int, int]]
+
+
+def test_keys_that_rocketmq_pushed_out_are_told_as_late(root: Path) -> None:
+    """It was killed after it had gone on at an older header, with the second message once more:
+    the entries that our mark counts end before the last message. A start adds its key."""
+    settings = config(root)
+    store = Store.open(settings)
+    for number in range(6):
+        properties = encode_properties({"UNIQ_KEY": f"{number:032X}"})
+        store.writer.append("A", 0, b"x", properties, 0, 0, 0, 1, HOST, HOST)
+    store.commit()
+    store.close()
+    (path,) = (root / "index").iterdir()
+    entries_at = Geometry(settings.index_slots, settings.index_entries).entries_at
+    content = bytearray(path.read_bytes())
+    second = entries_at + 2 * ENTRY.size
+    content[second + ENTRY.size : second + 6 * ENTRY.size] = content[
+        second : second + 5 * ENTRY.size
+    ]
+    path.write_bytes(content)
+    (root / "abort").write_text("1")
+    result = check(root)
+    assert "not-indexed" in kinds(result, "note")
+    assert "not-indexed" not in bad(result)
 
 
 def test_a_sound_store_is_in_order_and_all_of_it_is_counted(root: Path, sent: Places) -> None:
