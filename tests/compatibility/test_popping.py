@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from peer import drivers
+from peer import drivers, official
 from peer.clusters import Cluster
 from peer.drivers import Driver, DriverFailedError, Event
 from peer.names import own
@@ -27,7 +27,7 @@ from conftest import missing_tool_is_a_reason
 from sluicemq.model.ids import parse_host
 from waiting import wait_for
 
-KINDS = ["sluicemq", "rocketmq"]
+KINDS = ["sluicemq", *(["rocketmq"] if official.ALL else [])]
 
 
 @pytest.fixture(scope="module")
