@@ -38,6 +38,9 @@ _V5_0_0: Final = 413
 _LANGUAGES: Final = {"GOLANG": "GO", "DOT_NET": "DOTNET"}
 
 
+OK: Final = m.Status(code=Code.OK, message=Code.OK.name)
+
+
 class StatusError(SluiceError):
     """A call is answered with this status."""
 

@@ -10,6 +10,7 @@ The digest is of the body as it is sent, and always there: one client fails with
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Final
 
 from sluicemq.errors import ProtocolError
@@ -24,13 +25,18 @@ from sluicemq.model.message import (
     StoredMessage,
 )
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.limits import BORN_HOST, LITE_TOPIC, PRIORITY, SYSTEM_PROPERTIES
+from sluicemq.proxy.limits import (
+    BORN_HOST,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    LITE_TOPIC,
+    PRIORITY,
+    SYSTEM_PROPERTIES,
+    TRACE_CONTEXT,
+)
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
 from sluicemq.record.codec import decompress
 
-TRACE_CONTEXT: Final = "TRACE_CONTEXT"
-DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 _DELAY_S, _DELAY_MS, _DELIVER_MS = TIMER_PROPERTIES
 _DELAYS: Final = frozenset({DELAY, *TIMER_PROPERTIES})
 _RARE: Final = _DELAYS | {
@@ -80,7 +86,7 @@ def message_of(
     if _RARE.isdisjoint(properties):
         system.message_type = _NORMAL
     else:
-        system.message_type = type_of(stored)
+        system.message_type = type_of(properties)
         _put_rare(system, stored)
     put_time(system.born_timestamp, stored.born_time_ms)
     system.born_host = properties.get(BORN_HOST) or stored.born_host.address
@@ -100,14 +106,13 @@ def put_time(timestamp: m.Timestamp, time_ms: int) -> None:
     timestamp.nanos = rest_ms * 1_000_000
 
 
-def milliseconds(duration: m.Duration) -> int:
-    """Of a duration."""
-    return duration.seconds * 1000 + duration.nanos // 1_000_000
+def milliseconds(time: m.Duration | m.Timestamp) -> int:
+    """Of a duration, or since 1970."""
+    return time.seconds * 1000 + time.nanos // 1_000_000
 
 
-def type_of(stored: StoredMessage) -> MessageType:
-    """Of which kind a message was sent, by its properties."""
-    properties = stored.properties
+def type_of(properties: Mapping[str, str]) -> MessageType:
+    """Of which type a message is, by its properties, as RocketMQ's proxy tells it."""
     if properties.get(TRAN_MSG) == "true":
         return MessageType.TRANSACTION
     if not _DELAYS.isdisjoint(properties):

@@ -121,8 +121,7 @@ class Pulling:
         elif request.query_offset_policy == QueryOffsetPolicy.END:
             command = requests.offset_max(queue)
         elif request.HasField("timestamp"):
-            time = request.timestamp
-            command = requests.offset_by_time(queue, time.seconds * 1000 + time.nanos // 1_000_000)
+            command = requests.offset_by_time(queue, milliseconds(request.timestamp))
         else:
             raise StatusError(Code.BAD_REQUEST, "the policy TIMESTAMP needs a timestamp.")
         offset = number(expect_success((yield talks.Call(address, command)), address), "offset")

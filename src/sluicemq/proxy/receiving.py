@@ -25,7 +25,7 @@ from sluicemq.model.topic import PERM_READ, GroupConfig, pop_kind, pop_topic
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import Client, Clients, StatusError
+from sluicemq.proxy.clients import OK, Client, Clients, StatusError
 from sluicemq.proxy.convert import message_of, milliseconds, put_time
 from sluicemq.proxy.limits import group_of, topic_of
 from sluicemq.proxy.messages import Code, FilterType
@@ -69,8 +69,7 @@ _UNKNOWN_HANDLE: Final = (
     ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST,
 )  # fmt: skip
 """What brokers say of a handle that names nothing."""
-_OK: Final = m.Status(code=Code.OK, message="OK")
-_FOUND: Final = m.ReceiveMessageResponse(status=_OK)
+_FOUND: Final = m.ReceiveMessageResponse(status=OK)
 _SETTLED: Final = (Code.OK, Code.INVALID_RECEIPT_HANDLE)
 
 
@@ -258,7 +257,7 @@ class Receiving:
         try:
             answer = yield talks.Call(address, command)
             if answer.code == ResponseCode.SUCCESS:
-                return _OK
+                return OK
             raise refused(answer)
         except SluiceError as error:
             return status_of(error)
@@ -279,7 +278,7 @@ class Receiving:
             if held is not None and not isinstance(error, StatusError):
                 self.renewal.put(held)
             raise
-        return m.ChangeInvisibleDurationResponse(status=_OK, receipt_handle=changed.text())
+        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.text())
 
     def _changed(
         self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
@@ -321,7 +320,7 @@ class Receiving:
                 self.renewal.put(held)
             raise
         yield from self._asked(address, ack_request(group, topic, handle))
-        return m.ForwardMessageToDeadLetterQueueResponse(status=_OK)
+        return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     def _current(self, text: str, held: Held | None) -> Handle:
         """The handle that counts of the one that the client has. Raises StatusError, also when its

@@ -34,14 +34,14 @@ _PERMISSIONS: Final = {
 }  # fmt: skip
 
 
-def type_of(config: TopicConfig | None) -> str:
+def topic_type(config: TopicConfig | None) -> str:
     """The message type of a topic as its attribute says; NORMAL without one."""
     return (config and config.attributes.get(MESSAGE_TYPE)) or "NORMAL"
 
 
 def accepted_types(config: TopicConfig | None) -> list[MessageType]:
     """What a topic takes, as its route tells producers."""
-    kind = type_of(config)
+    kind = topic_type(config)
     if kind == MIXED:
         return [MessageType[name] for name in MESSAGE_TYPES]
     known = kind in MessageType.__members__

@@ -52,12 +52,14 @@ from sluicemq.model.topic import MessageQueue, TopicConfig, TopicRoute
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import Client, StatusError
+from sluicemq.proxy.clients import OK, Client, StatusError
+from sluicemq.proxy.convert import milliseconds, type_of
 from sluicemq.proxy.limits import (
     BORN_HOST,
     BORN_TIMESTAMP,
     LITE_TOPIC,
     PRIORITY,
+    TRACE_CONTEXT,
     body_of,
     check_delivery,
     check_lite_topic,
@@ -67,21 +69,15 @@ from sluicemq.proxy.limits import (
     topic_of,
 )
 from sluicemq.proxy.messages import Code, MessageType
-from sluicemq.proxy.routes import type_of
+from sluicemq.proxy.routes import topic_type
 from sluicemq.record.codec import as_text
 from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
-TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 DELIVER_MS: Final = TIMER_PROPERTIES[-1]
 TARGETS_MAX: Final = 10_000
 _TRANSACTION: Final = int(MessageType.TRANSACTION)
-_TYPES: Final = {
-    TRAN_MSG: "TRANSACTION", DELIVER_MS: "DELAY", SHARDING_KEY: "FIFO", PRIORITY: "PRIORITY",
-    LITE_TOPIC: "LITE",
-}  # fmt: skip
-"""Which property makes a message one of another type; the first one counts."""
 _UNSAFE: Final[Mapping[int, Code]] = {
     SendStatus.FLUSH_DISK_TIMEOUT.value: Code.MASTER_PERSISTENCE_TIMEOUT,
     SendStatus.FLUSH_SLAVE_TIMEOUT.value: Code.SLAVE_PERSISTENCE_TIMEOUT,
@@ -133,7 +129,7 @@ class Sending:
         outgoing = batch_of(messages, parts) if is_batch else parts[0]
         topic, began_s = outgoing.topic, self._clock.monotonic_s()
         queue = self._queue(target, outgoing.sharding_key, began_s)
-        born_ms = _ms(messages[0].system_properties.born_timestamp) or began_ms
+        born_ms = milliseconds(messages[0].system_properties.born_timestamp) or began_ms
         command = requests.send(topic, queue, outgoing, born_ms, batch=is_batch, is_brief=is_batch)
         address = target.masters[queue.broker]
         try:
@@ -160,7 +156,7 @@ class Sending:
         if found is None or found.route is not route or found.config is not config:
             masters = masters_of(route)
             queues = sorted(it for it in write_queues(name, route) if it.broker in masters)
-            found = Target(route, config, type_of(config), queues, masters)
+            found = Target(route, config, topic_type(config), queues, masters)
             if len(self._targets) >= TARGETS_MAX:
                 self._targets.clear()
             self._targets[name] = found
@@ -191,7 +187,7 @@ class Sending:
         answer = yield Ask(address, command)
         if not command.is_oneway:
             expect_success(answer, address)
-        return m.EndTransactionResponse(status=_OK)
+        return m.EndTransactionResponse(status=OK)
 
     def recall_message(
         self, client: Client, request: m.RecallMessageRequest, call: Call
@@ -209,7 +205,7 @@ class Sending:
         address = _master(target.masters, handle.broker, Code.BAD_REQUEST)
         answer = yield Ask(address, requests.request(RequestCode.RECALL_MESSAGE, header))
         message_id = fields_of(expect_success(answer, address)).get("msgId", handle.unique_id)
-        return m.RecallMessageResponse(status=_OK, message_id=message_id)
+        return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
 def _master(masters: dict[str, str], broker: str, code: Code) -> str:
@@ -235,13 +231,13 @@ def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> O
     properties[PRODUCER_GROUP] = topic  # the checks of transactions find their producers by it
     properties[RECONSUME_TIME] = str(system.delivery_attempt)
     properties[BORN_HOST] = system.born_host.strip() or str(peer)
-    properties[BORN_TIMESTAMP] = str(_ms(system.born_timestamp) or now_ms)
+    properties[BORN_TIMESTAMP] = str(milliseconds(system.born_timestamp) or now_ms)
     if system.message_group:
         properties[SHARDING_KEY] = system.message_group
     if system.trace_context:
         properties[TRACE_CONTEXT] = system.trace_context
     if system.HasField("delivery_timestamp"):
-        deliver_ms = _ms(system.delivery_timestamp)
+        deliver_ms = milliseconds(system.delivery_timestamp)
         check_delivery(deliver_ms, now_ms)
         properties[DELIVER_MS] = str(deliver_ms)
     if system.lite_topic:
@@ -256,19 +252,11 @@ def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> O
             seconds = system.orphaned_transaction_recovery_duration.seconds
             check_recovery(seconds)
             properties[CHECK_IMMUNITY] = str(seconds)
-    check_type(expected, message_type(properties))
+    check_type(expected, type_of(properties).name)
     return Outgoing(
         topic, body_of(message.body, system.body_encoding), as_text(properties), message_id,
         sys_flag, 0, True, sharding_key=properties.get(SHARDING_KEY),
     )  # fmt: skip
-
-
-def message_type(properties: Mapping[str, str]) -> str:
-    """As RocketMQ's proxy tells it from the properties."""
-    for name, kind in _TYPES.items():
-        if name in properties:
-            return kind
-    return "NORMAL"
 
 
 def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoing:
@@ -286,18 +274,11 @@ def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoi
     return joined if is_one else replace(joined, sharding_key=None)
 
 
-def _ms(moment: m.Timestamp) -> int:
-    return moment.seconds * 1000 + moment.nanos // 1_000_000
-
-
 # ------------------------------------------------------------------------------------- answers
 
 
 def _status(code: Code, text: str = "") -> m.Status:
     return m.Status(code=code, message=text or code.name)
-
-
-_OK: Final = _status(Code.OK)
 
 
 def answer_of(
@@ -310,11 +291,11 @@ def answer_of(
     if answer.code == SUCCESS:
         offset = requests.number(answer, "queueOffset")
         handle = fields_of(answer).get("recallHandle")
-        response = m.SendMessageResponse(status=_OK)
+        response = m.SendMessageResponse(status=OK)
         add = response.entries.add
         for index, message_id in enumerate(message_ids):
             add(
-                status=_OK, message_id=message_id, offset=offset + index,
+                status=OK, message_id=message_id, offset=offset + index,
                 transaction_id=transaction_id, recall_handle=handle,
             )  # fmt: skip
         return response

@@ -39,7 +39,7 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import QUEUED_BYTES_MAX, Client, Clients, StatusError, kind_of
+from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, StatusError, kind_of
 from sluicemq.proxy.convert import message_of
 from sluicemq.proxy.limits import group_of, topic_of
 from sluicemq.proxy.messages import ClientType, Code, FilterType
@@ -240,7 +240,7 @@ class Telemetry:
             group = yield from self._backend.group(consumer.group)
         before, client.member = client.member, member
         client.settings = settings = merged(said.settings, group)
-        status = m.Status(code=Code.OK, message=Code.OK.name)
+        status = OK
         try:
             if before is not None:
                 yield from self._leave(client, before, member)
@@ -259,7 +259,7 @@ class Telemetry:
         """Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) when its settings are not known: then the
         client says them again."""
         yield from self._join(client, _known(client))
-        return m.HeartbeatResponse(status=m.Status(code=Code.OK, message=Code.OK.name))
+        return m.HeartbeatResponse(status=OK)
 
     def notify_client_termination(
         self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
@@ -267,9 +267,7 @@ class Telemetry:
         """It leaves its groups. Raises StatusError as `heartbeat` does."""
         yield from self._leave(client, _known(client))
         self._clients.end(client)
-        return m.NotifyClientTerminationResponse(
-            status=m.Status(code=Code.OK, message=Code.OK.name)
-        )
+        return m.NotifyClientTerminationResponse(status=OK)
 
     def _brokers(self, member: bodies.Heartbeat) -> Talk[list[str]]:
         """The masters that have one of its topics. Topics that do not exist (yet) have none."""
