@@ -264,7 +264,8 @@ def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoi
     for message, part in zip(messages, parts, strict=True):
         if message.topic != messages[0].topic:
             raise StatusError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
-        if DELIVER_MS in part.properties or part.sys_flag & PREPARED:
+        is_delayed = message.system_properties.HasField("delivery_timestamp")
+        if is_delayed or part.sys_flag & PREPARED:
             raise StatusError(
                 Code.BAD_REQUEST,
                 "a message that is delayed or of a transaction cannot be in a batch: send it alone",

@@ -142,6 +142,17 @@ def test_a_group_has_its_queue() -> None:
     play(scene)
 
 
+def test_a_batch_may_name_a_delay_in_its_users_properties() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        batch = [message(message_id=f"01{number}") for number in range(2)]
+        batch[0].user_properties["why"] = "TIMER_DELIVER_MS"
+        answer = await send(client, *batch)
+        assert answer.status.code == Code.OK
+        assert len(answer.entries) == 2
+
+    play(scene)
+
+
 def test_a_batch_is_stored_as_one() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
         batch = [message(b"%d" % number, message_id=f"01{number}", tag="A") for number in range(3)]
