@@ -52,7 +52,7 @@ test: $(STAMP) ## all tests; those that need Java or Go are skipped without them
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: quick
-quick: $(STAMP) ## the fast tests: no server, JVM or network, fewer random examples; a minute and a half at most
+quick: $(STAMP) ## the fast tests: no server, JVM or network, fewer random examples; about two minutes
 	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
 
 .PHONY: check
@@ -73,7 +73,7 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: official
-official: $(STAMP) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; twenty minutes
+official: $(STAMP) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping and of our proxy before the real broker
 	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java" -v $(ARGS)
 
 .PHONY: simulate
