@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
+from sluicemq.config.inert import INERT, REFUSED
+from sluicemq.config.keys import INT_MAX, Key, Kind, Part
 from sluicemq.config.load import value_text
-from sluicemq.config.settings import INT_MAX, Key, Kind, Part, keys_of
+from sluicemq.config.settings import keys_of
 
 _BLOCK: Final = re.compile(r"(<!-- written: (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
@@ -33,8 +34,7 @@ def _written(name: str) -> str:
     for key, reason in INERT.items():
         by_reason.setdefault(reason, []).append(f"`{key}`")
     lines = [f"- {reason}: {', '.join(keys)}\n" for reason, keys in by_reason.items()]
-    spellings = ", ".join(f"`{alias}` ({key})" for alias, key in INERT_ALIASES.items())
-    return "".join(lines) + f"\nOther spellings: {spellings}.\n"
+    return "".join(lines)
 
 
 def _row(key: Key) -> str:

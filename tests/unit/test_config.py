@@ -27,8 +27,8 @@ from sluicemq.config import (
     parse_properties,
     settings_text,
 )
-from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
-from sluicemq.config.settings import Kind
+from sluicemq.config.inert import INERT, REFUSED
+from sluicemq.config.keys import Kind
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,6 @@ def test_no_name_means_two_things() -> None:
         assert len(names) == len(set(names))
     names = {key.name for key in KEYS if key.part is not Part.NAME_SERVER}
     assert not names & INERT.keys()
-    assert set(INERT_ALIASES.values()) <= INERT.keys()
     assert set(REFUSED) <= INERT.keys()
 
 
@@ -175,7 +174,7 @@ def test_the_document_names_every_key_and_alias() -> None:
     for key in KEYS:
         for name in (key.name, *key.aliases):
             assert f"`{name}`" in text
-    for name in (*INERT, *INERT_ALIASES):
+    for name in INERT:
         assert f"`{name}`" in text
 
 
@@ -317,11 +316,10 @@ def test_an_alias_beside_the_key_itself_is_ignored_with_a_warning() -> None:
     ]
 
 
-def test_the_article_s_spelling_of_a_key_without_effect_is_not_unknown() -> None:
-    _, _, warnings = load_broker_config("haSlaveFallbehindMax=6000", environment=HOME)
-    assert warnings == [
-        "Without effect here, because replication is not built yet: haSlaveFallbehindMax."
-    ]
+def test_the_spelling_of_4_x_counts() -> None:
+    broker, _, warnings = load_broker_config("haSlaveFallbehindMax=6000", environment=HOME)
+    assert broker.gap_bytes_max == 6000
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -342,8 +340,10 @@ def test_every_spelling_of_the_time_of_transactions_counts(name: str) -> None:
         ("mapedFileSizeCommitLog=-1", ("mapedFileSizeCommitLog", "-1", "65536 to")),
         ("longPollingEnable=yes", ("longPollingEnable", "yes", "true or false")),
         ("flushDiskType=SYNC", ("flushDiskType", "SYNC", "ASYNC_FLUSH or SYNC_FLUSH")),
-        ("brokerRole=SLAVE", ("brokerRole = SLAVE: replication is not built", "ASYNC_MASTER")),
-        ("brokerId=1", ("brokerId", "Write 0")),
+        ("brokerRole=SLAVE", ("brokerId = 0", "brokerId = 1")),
+        ("brokerRole=SLAVE\nbrokerId=1\nsluiceConsensus=etcd://h:1", ("brokerRole", "consensus")),
+        ("sluiceConsensus=etcd://h:1", ("brokerId = 0", "1 or more")),
+        ("enableDLegerCommitLog=true", ("enableDLegerCommitLog", "sluice up --replicas")),
         ("storePathRootDir=${NOPE}/x", ("storePathRootDir", "NOPE", "not set")),
         ("authenticationEnabled=TRUE", ("authenticationEnabled", "false")),
     ],
@@ -370,13 +370,23 @@ def test_the_registration_period_is_clamped_as_in_the_real_broker(written: int, 
     assert broker.register_period_ms == taken
 
 
-def test_a_master_without_slaves_is_told_that_nobody_replicates() -> None:
-    broker, _, warnings = load_broker_config("brokerRole = SYNC_MASTER", environment=HOME)
-    assert broker.broker_role == "SYNC_MASTER"
-    (warning,) = warnings
-    assert "replication is not built yet" in warning
-    assert "nowhere else" in warning
-    assert load_broker_config("brokerRole = ASYNC_MASTER", environment=HOME)[2] == []
+def test_a_synchronous_master_waits_for_a_slave_unless_the_file_says_otherwise() -> None:
+    def loaded(text: str) -> tuple[int, list[str]]:
+        broker, _, warnings = load_broker_config(text, environment=HOME)
+        return broker.in_sync_replicas, warnings
+
+    assert loaded("brokerRole = SYNC_MASTER") == (2, [])
+    assert loaded("brokerRole = ASYNC_MASTER\ninSyncReplicas = 3") == (1, [])
+    assert loaded("brokerRole = SYNC_MASTER\ninSyncReplicas = 3") == (3, [])
+    replicas, (warning,) = loaded("brokerRole = SYNC_MASTER\ninSyncReplicas = 1")
+    assert replicas == 1
+    assert "this broker alone" in warning
+
+
+def test_a_master_of_the_file_has_the_id_0() -> None:
+    assert load_broker_config("brokerId = 3", environment=HOME)[0].broker_id == 0
+    text = "brokerId = 3\nbrokerRole = SLAVE"
+    assert load_broker_config(text, environment=HOME)[0].broker_id == 3
 
 
 def test_messages_larger_than_a_file_are_warned_of() -> None:

@@ -14,8 +14,8 @@ from sluicemq.config import (
     load_name_server_config,
     settings_text,
 )
+from sluicemq.config.keys import Part, TlsConfig
 from sluicemq.config.load import key_files
-from sluicemq.config.settings import Part, TlsConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import Tls, broker_tls, preset, tls_of_environment
 

@@ -28,7 +28,7 @@ from sluicemq.acl.verdict import (
     identify_call,
 )
 from sluicemq.clock import Clock
-from sluicemq.config.settings import ServerConfig
+from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError, ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host

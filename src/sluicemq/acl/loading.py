@@ -37,7 +37,7 @@ from sluicemq.acl.rules import (
     parse_pattern,
     parse_permission,
 )
-from sluicemq.config.settings import ServerConfig
+from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files, exposure
 

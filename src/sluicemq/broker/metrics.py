@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
 from sluicemq.broker.turns import LATENCY_BOUNDS_S
-from sluicemq.config.settings import MeasuredConfig
+from sluicemq.config.keys import MeasuredConfig
 from sluicemq.errors import install_extra
 from sluicemq.model.addresses import join
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX

@@ -45,8 +45,9 @@ from sluicemq.config import (
     load_proxy_config,
     parse_properties,
 )
+from sluicemq.config.keys import Part, ServerConfig, TlsConfig
 from sluicemq.config.load import DEFAULT_TLS_FILE, java_options, key_files, tls_entries
-from sluicemq.config.settings import KEYS, Part, ServerConfig, TlsConfig
+from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import is_wildcard, join

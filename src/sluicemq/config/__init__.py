@@ -7,6 +7,7 @@
 Order of precedence: defaults, environment (`NAMESRV_ADDR`), file, command line.
 """
 
+from sluicemq.config.keys import Key, Part
 from sluicemq.config.load import (
     Change,
     Configs,
@@ -23,9 +24,7 @@ from sluicemq.config.settings import (
     CHANGES_FILE,
     KEYS,
     BrokerConfig,
-    Key,
     NameServerConfig,
-    Part,
     ProxyConfig,
     StoreConfig,
 )

@@ -55,20 +55,17 @@ _REASONS: Final = {
         waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue
         waitTimeMillsInPullQueue waitTimeMillsInSendQueue
     """,
-    "replication is not built yet": """
-        allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval
-        brokerNotActiveTimeoutMillis checkSyncStateSetPeriod controllerAddr
-        controllerHeartBeatTimeoutMills dLegerGroup dLegerPeers dLegerSelfId duplicationEnable
-        enableAutoInSyncReplicas enableControllerInNamesrv enableControllerMode
-        enableDLegerCommitLog enableRemoteEscape enableSlaveActingMaster
-        fetchControllerAddrByDnsLookup haFlowControlEnable haHousekeepingInterval haListenPort
-        haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval
-        haTransferBatchSize inSyncReplicas isBrokerContainer isInBrokerContainer lockInStrictMode
-        maxHaTransferByteInSecond maxSlaveResendLength minInSyncReplicas notifyMinBrokerIdChanged
-        offsetCheckInSlave replicasPerDiskPartition sendHeartbeatTimeoutMillis skipPreOnline
-        slaveReadEnable slaveTimeout storePathDLedgerCommitLog storePathEpochFile
-        syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod syncControllerMetadataPeriod
-        syncFromLastFile syncMasterFlushOffsetWhenStartup totalReplicas
+    "etcd decides who is master (sluiceConsensus), no controller or DLedger": """
+        allAckInSyncStateSet asyncLearner brokerElectionPriority brokerNotActiveTimeoutMillis
+        checkSyncStateSetPeriod controllerAddr controllerHeartBeatTimeoutMills dLegerGroup
+        dLegerPeers dLegerSelfId enableControllerInNamesrv enableControllerMode
+        enableDLegerCommitLog fetchControllerAddrByDnsLookup replicasPerDiskPartition
+        sendHeartbeatTimeoutMillis storePathDLedgerCommitLog syncControllerMetadataPeriod
+        totalReplicas
+    """,
+    "a slave has the whole log of its master and its state as it changes": """
+        duplicationEnable isBrokerContainer isInBrokerContainer maxSlaveResendLength
+        syncBrokerMetadataPeriod syncFromLastFile syncMasterFlushOffsetWhenStartup
     """,
     "the one loop delivers delayed and timed messages, exactly and until it succeeds": """
         delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats
@@ -225,29 +222,15 @@ _REASONS: Final = {
 
 INERT: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
-INERT_ALIASES: Final = {
-    "haSlaveFallbehindMax": "haMaxGapNotInSync",
-}
-"""Spellings of older releases and of the seeds' articles."""
+_BY_ETCD: Final = (
+    "replicas with automatic failover are those of `sluice up --replicas 3`, or brokers with "
+    "sluiceConsensus, which etcd keeps; without it messages would have one copy"
+)
 
 REFUSED: Final = {
     "authenticationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
     "authorizationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
-    "enableDLegerCommitLog": "replication is not built yet; messages would have one copy",
+    "enableControllerMode": _BY_ETCD,
+    "enableDLegerCommitLog": _BY_ETCD,
 }
 """Keys that may only be false, and why."""
-
-REFUSED_VALUES: Final = {
-    ("brokerRole", "SLAVE"): (
-        "replication is not built yet: this broker would copy nothing of its master, and serve "
-        "its own store as a master"
-    ),
-}
-WARNED_VALUES: Final = {
-    ("brokerRole", "SYNC_MASTER"): (
-        "replication is not built yet: an answer means that the message is on this broker (with "
-        "flushDiskType = SYNC_FLUSH on its disk), and nowhere else"
-    ),
-}
-"""Values that promise what is not there: refused, or accepted with a warning. RocketMQ 5 waits for
-no slave either as a SYNC_MASTER, unless inSyncReplicas is raised."""

@@ -31,18 +31,14 @@ from dataclasses import fields, replace
 from string import hexdigits
 from typing import Any, Final, NamedTuple
 
-from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED, REFUSED_VALUES, WARNED_VALUES
+from sluicemq.config.inert import INERT, REFUSED
+from sluicemq.config.keys import Key, Kind, Origin, Part, TlsConfig
 from sluicemq.config.settings import (
     CHANGES_FILE,
     BrokerConfig,
-    Key,
-    Kind,
     NameServerConfig,
-    Origin,
-    Part,
     ProxyConfig,
     StoreConfig,
-    TlsConfig,
     keys_of,
 )
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
@@ -368,12 +364,12 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
     inert: dict[str, list[str]] = {}
     for name, text in entries.items():
         key = known.get(name)
-        if key is None and (here := INERT_ALIASES.get(name, name)) in INERT:
-            if here in REFUSED and text.lower() not in ("", "false"):
+        if key is None and name in INERT:
+            if name in REFUSED and text.lower() not in ("", "false"):
                 raise ConfigurationError(
-                    f"{name} = {text}: {REFUSED[here]}.", cure=f"Set {name} = false."
+                    f"{name} = {text}: {REFUSED[name]}.", cure=f"Set {name} = false."
                 )
-            inert.setdefault(INERT[here], []).append(name)
+            inert.setdefault(INERT[name], []).append(name)
         elif key is None:
             import difflib  # noqa: PLC0415 - only a file with a mistake pays for it
 
@@ -386,8 +382,6 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
             raise ConfigurationError(f"{name} has control characters.", cure="Leave them out.")
         elif text != "":
             found.values[key.part, key.field] = _read(key, name, text, path_of)
-            if (key.name, text) in WARNED_VALUES:
-                found.warnings.append(f"{name} = {text}: {WARNED_VALUES[key.name, text]}.")
     found.warnings.extend(
         f"Without effect here, because {reason}: {', '.join(names)}."
         for reason, names in inert.items()
@@ -441,8 +435,6 @@ def _read_choice(name: str, text: str, choices: tuple[tuple[str, object], ...]) 
         if word == text:
             return value
     cure = f"Write {' or '.join(word for word, _value in choices)}."
-    if (name, text) in REFUSED_VALUES:
-        raise ConfigurationError(f"{name} = {text}: {REFUSED_VALUES[name, text]}.", cure=cure)
     raise _not_valid(name, text, cure)
 
 
@@ -497,7 +489,15 @@ def warnings_about(found: Found, *settings: Settings) -> list[str]:
                 "tls.server.mode = enforcing without tls.server.certPath: the server makes a "
                 "certificate that nobody can verify."
             )
-        if isinstance(one, BrokerConfig) and one.tls_client_ca and not one.tls_auth_server:
+        if not isinstance(one, BrokerConfig):
+            continue
+        if one.broker_role == "SYNC_MASTER" and one.in_sync_written == 1:
+            warnings.append(
+                "inSyncReplicas = 1 with brokerRole = SYNC_MASTER: sends are answered, and "
+                "messages seen, when this broker alone has them. Leave the key out to wait for a "
+                "slave."
+            )
+        if one.tls_client_ca and not one.tls_auth_server:
             warnings.append(
                 "tls.client.trustCertPath has no effect without tls.client.authServer = true: "
                 "certificates of name servers are not verified."

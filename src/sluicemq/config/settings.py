@@ -11,16 +11,27 @@ are spellings of older releases and of articles.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, replace
-from enum import StrEnum
 from functools import lru_cache, partial
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
+from sluicemq.config.keys import (
+    HOST,
+    INTEGER,
+    NAME,
+    PATH,
+    SERVERS,
+    Key,
+    MeasuredConfig,
+    Origin,
+    Part,
+    ServerConfig,
+    setting,
+)
+from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
 
-INT_MAX: Final = 2**31 - 1
 GIB: Final = 1 << 30
 CHANGES_FILE: Final = "sluice.properties"
 """Where changes at run time go without `-c`; read at the next start."""
@@ -63,83 +74,6 @@ def _wrong(text: str, why: str) -> ConfigurationError:
     )
 
 
-class Kind(StrEnum):
-    """How the text of a value is read."""
-
-    BOOLEAN = "true or false"
-    INTEGER = "whole number"
-    TEXT = "text"
-    NAME = "letters, digits and _ - . %"
-    HOST = "address or host name"
-    SERVERS = "host:port, separated by ;"
-    PATH = "path"
-    LIST = "list separated by ;"
-    CHOICE = "one of a few words"
-
-
-class Part(StrEnum):
-    """Which settings a key belongs to."""
-
-    BROKER = "broker"
-    STORE = "store"
-    NAME_SERVER = "name server"
-    PROXY = "proxy"
-
-
-class Key(NamedTuple):
-    """One key. `choices` maps the words of a file to the value of the field."""
-
-    part: Part
-    name: str
-    field: str
-    kind: Kind
-    doc: str
-    default: Any
-    """The value, or a function that finds it."""
-    minimum: int = 0
-    maximum: int = INT_MAX
-    aliases: tuple[str, ...] = ()
-    choices: tuple[tuple[str, object], ...] = ()
-    live: bool = False
-    is_secret: bool = False
-    """Shown to nobody: request 26 answers it empty."""
-    taken_as: tuple[int, int] | None = None
-    """Limits that the value is brought into, as the real broker does (spec/store.md §9)."""
-
-
-BOOLEAN, INTEGER, TEXT, PATH = Kind.BOOLEAN, Kind.INTEGER, Kind.TEXT, Kind.PATH
-NAME, HOST, SERVERS = Kind.NAME, Kind.HOST, Kind.SERVERS
-_KINDS: Final = {bool: BOOLEAN, int: INTEGER, tuple: Kind.LIST}
-
-
-def _key(
-    name: str,
-    default: Any,
-    doc: str,
-    *,
-    choices: Mapping[str, object] | tuple[str, ...] = (),
-    kind: Kind | None = None,
-    **rest: Any,
-) -> Any:
-    """A field with its key. The kind follows from the default where it is not given; a default that
-    can be called makes it. `rest`: further fields of `Key`."""
-    if kind is None:
-        kind = Kind.CHOICE if choices else _KINDS.get(type(default), TEXT)
-    pairs = choices if isinstance(choices, Mapping) else {word: word for word in choices}
-    key = Key(Part.BROKER, name, "", kind, doc, default, choices=tuple(pairs.items()), **rest)
-    how = {"default_factory" if callable(default) else "default": default}
-    return field(**how, metadata={"key": key}, repr=not key.is_secret)
-
-
-class Origin(NamedTuple):
-    """Where settings come from: nothing that the settings themselves depend on."""
-
-    written: Mapping[str, str] = MappingProxyType({})
-    """Path with its variables replaced -> as the file writes it, which is what answers show."""
-    command_line: frozenset[str] = frozenset()
-    """Keys that the command line set, which wins over the file."""
-
-
 def host_name() -> str:
     """The name of this machine, which names a broker that has no name."""
     return os.uname().nodename or "broker"
@@ -150,271 +84,176 @@ def _under_home(*parts: str) -> str:
 
 
 # fmt: off
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
-    """What brokers and name servers serve TLS with. RocketMQ takes it as system properties of Java,
-    most of it from tls.config.file too."""
-
-    tls_mode: str = _key("tls.server.mode", "permissive",
-        "`permissive` serves TLS and plain connections on the same port, `enforcing` closes plain "
-        "ones, `disabled` those that speak TLS.", choices=("permissive", "enforcing", "disabled"))
-    tls_certificate: str = _key("tls.server.certPath", "",
-        "PEM file with the certificate and intermediate ones. Read again when it changes.",
-        kind=PATH)
-    tls_key: str = _key("tls.server.keyPath", "",
-        "PEM file with its private key. Default: the file of the certificate.", kind=PATH)
-    tls_key_password: str = _key("tls.server.keyPassword", "",
-        "Password of that key. Shown to nobody.", is_secret=True)
-    tls_client_auth: str = _key("tls.server.need.client.auth", "none",
-        "`require` lets in clients with a certificate only (mutual TLS), `optional` verifies "
-        "those that show one. Both need tls.server.trustCertPath, unlike RocketMQ's.",
-        choices=("none", "optional", "require"))
-    tls_auth_client: bool = _key("tls.server.authClient", False,
-        "RocketMQ verifies certificates of clients only with this; here they always are.")
-    tls_ca: str = _key("tls.server.trustCertPath", "",
-        "PEM file with the authorities that sign certificates of clients.", kind=PATH)
-    tls_test_mode: bool = _key("tls.test.mode.enable", True,
-        "Without a certificate one is made when the first client speaks TLS; nobody can verify "
-        "it. RocketMQ ignores the certificate in this mode, here it is used.")
-    tls_config_file: str = _key("tls.config.file", "",
-        "Properties file with these keys, which wins over this one. Default: "
-        "/etc/rocketmq/tls.properties, if it is there.", kind=PATH)
-    origin: Origin = field(default=Origin(), compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(TlsConfig):
-    """Where brokers and name servers listen, and to whom."""
-
-    bind_address: str = _key("bindAddress", "",
-        "Address to listen at. Default: every one, in protected mode; `sluice up` uses 127.0.0.1 "
-        "unless this or --host says otherwise.", kind=HOST)
-    listen_port: int = 0
-    protected_mode: bool = _key("sluiceProtectedMode", True,
-        "Without bindAddress (or --host), aclEnable and mutual TLS (tls.server.mode = enforcing, "
-        "tls.server.need.client.auth = require) only clients on this machine are served, see "
-        "[security](security.md).")
-    acl_enable: bool = _key("aclEnable", False,
-        "Access control: every request needs an account of plain_acl.yml, see "
-        "[security](security.md).")
-    acl_files: tuple[str, ...] = _key("plainAclFile", (),
-        "The file of accounts and permissions; of several the first that is there. Default: "
-        "`plain_acl.yml` beside the file of `-c`, else in `$ROCKETMQ_HOME/conf`, else in `conf` "
-        "below storePathRootDir.")
-    acl_compatible: bool = _key("sluiceAclCompatible", False,
-        "plain_acl.yml means what it means to RocketMQ 5, see [security](security.md). Without it "
-        "what RocketMQ reads in silence as something else than it says refuses the file.")
-    idle_timeout_s: int = _key("serverChannelMaxIdleTimeSeconds", 120,
-        "A connection without traffic is closed after so many seconds.", minimum=1, maximum=86_400)
-    connections_max: int = _key("sluiceConnectionsMax", 16_384,
-        "More connections are closed at once.", minimum=1)
-    connections_per_address_max: int = _key("sluiceConnectionsPerAddressMax", 1000,
-        "More connections of one address are closed at once; 0 is no limit. Loopback has none.")
-    frame_timeout_s: int = _key("sluiceFrameTimeoutSeconds", 60,
-        "A connection whose frame is not complete after so many seconds is closed.",
-        minimum=1, maximum=86_400)
-
-    @property
-    def listen_address(self) -> str:
-        return self.bind_address or "0.0.0.0"
-
-    @property
-    def is_protected(self) -> bool:
-        """Serves this machine alone: nobody has said who else may come."""
-        is_mutual = self.tls_mode == "enforcing" and self.tls_client_auth == "require"
-        return self.protected_mode and not (self.bind_address or self.acl_enable or is_mutual)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredConfig(ServerConfig):
-    """Of servers with metrics."""
-
-    metrics_enable: bool = _key("metricsExporterType", True,
-        "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
-        choices={"PROM": True, "DISABLE": False})
-    metrics_host: str = _key("metricsPromExporterHost", "",
-        "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
-    metrics_port: int = _key("metricsPromExporterPort", 5557,
-        "Port of `/metrics`. 0 takes a free port.", maximum=65_535)
-
-
 @dataclass(frozen=True, slots=True)
-class BrokerConfig(MeasuredConfig):
+class BrokerConfig(ReplicaConfig):
     """The settings of a broker without its store."""
 
-    broker_name: str = _key("brokerName", host_name,
+    broker_name: str = setting("brokerName", host_name,
         "Name of the broker; brokers of one name are master and slaves. Default: the name of the "
         "machine.", kind=NAME)
-    cluster_name: str = _key("brokerClusterName", "DefaultCluster",
+    cluster_name: str = setting("brokerClusterName", "DefaultCluster",
         "Cluster the broker belongs to.", kind=NAME)
-    broker_id: int = _key("brokerId", 0,
-        "0 is the master. Slaves are not built yet.", maximum=0)
-    broker_role: str = _key("brokerRole", "ASYNC_MASTER",
-        "Replication is not built yet: SYNC_MASTER waits for no slave, as a warning says at the "
-        "start; SLAVE is refused.", choices=("ASYNC_MASTER", "SYNC_MASTER"))
-    listen_port: int = _key("listenPort", 10911,
+    listen_port: int = setting("listenPort", 10911,
         "Port to listen at; the VIP port is two less. 0 takes a free port.", maximum=65_535)
-    proxy_port: int | None = _key("grpcServerPort", None,
+    proxy_port: int | None = setting("grpcServerPort", None,
         "Port of the proxy for gRPC clients, where one is started; 0 takes a free port. Default: "
         "8081, and `sluice up` goes on without a proxy when that is taken.",
         kind=INTEGER, maximum=65_535)
-    name_server_addresses: tuple[str, ...] = _key("namesrvAddr", (),
+    name_server_addresses: tuple[str, ...] = setting("namesrvAddr", (),
         "Name servers, `host:port;host:port`. Default: the variable NAMESRV_ADDR.", kind=SERVERS)
-    broker_ip1: str | None = _key("brokerIP1", None,
+    broker_ip1: str | None = setting("brokerIP1", None,
         "Address that clients are told. When it is set, nothing is guessed and it is never "
         "replaced.", kind=HOST)
-    broker_ip2: str | None = _key("brokerIP2", None,
-        "Address that slaves are told. Default: as brokerIP1.", kind=HOST)
-    broker_permission: int = _key("brokerPermission", 6,
+    broker_permission: int = setting("brokerPermission", 6,
         "Bits: 4 read, 2 write. 4 refuses sends, 2 refuses pulls.", maximum=7, live=True)
-    default_topic_queues: int = _key("defaultTopicQueueNums", 8,
+    default_topic_queues: int = setting("defaultTopicQueueNums", 8,
         "Queues of TBW102, which caps those of a topic that is created by its first send.",
         minimum=1, maximum=4096)
-    auto_create_topic: bool = _key("autoCreateTopicEnable", True,
+    auto_create_topic: bool = setting("autoCreateTopicEnable", True,
         "A send to an unknown topic creates it.", live=True)
-    auto_create_group: bool = _key("autoCreateSubscriptionGroup", True,
+    auto_create_group: bool = setting("autoCreateSubscriptionGroup", True,
         "An unknown consumer group is created when it connects.", live=True)
-    cluster_topic_enable: bool = _key("clusterTopicEnable", True,
+    cluster_topic_enable: bool = setting("clusterTopicEnable", True,
         "The topic named like the cluster exists.")
-    broker_topic_enable: bool = _key("brokerTopicEnable", True,
+    broker_topic_enable: bool = setting("brokerTopicEnable", True,
         "The topic named like the broker exists.")
-    validate_system_topic: bool = _key("validateSystemTopicWhenUpdateTopic", True,
+    validate_system_topic: bool = setting("validateSystemTopicWhenUpdateTopic", True,
         "Creating or changing a topic with a system name is refused.", live=True)
-    topic_length_max: int = _key("maxTopicLength", 127,
+    topic_length_max: int = setting("maxTopicLength", 127,
         "Bytes of a topic name that sends accept.", minimum=1, maximum=127, live=True)
-    properties_length_max: int = _key("sluicePropertiesLengthMax", 32767,
+    properties_length_max: int = setting("sluicePropertiesLengthMax", 32767,
         "Bytes of a message's properties. RocketMQ's format has 15 bits for it.",
         minimum=64, maximum=32_767, live=True)
-    trace_topic_enable: bool = _key("traceTopicEnable", False,
+    trace_topic_enable: bool = setting("traceTopicEnable", False,
         "The topic for message traces exists.")
-    trace_topic_name: str = _key("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC",
+    trace_topic_name: str = setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC",
         "Name of the topic for message traces.", kind=NAME)
-    trace_on: bool = _key("traceOn", True,
+    trace_on: bool = setting("traceOn", True,
         "What the broker answers to sends: clients trace or do not.", live=True)
-    region: str = _key("regionId", "DefaultRegion",
+    region: str = setting("regionId", "DefaultRegion",
         "Region that is stored in messages for traces.", live=True)
-    enable_property_filter: bool = _key("enablePropertyFilter", True,
+    enable_property_filter: bool = setting("enablePropertyFilter", True,
         "SQL92 filters are allowed. **Differs from RocketMQ, where the default is false.**",
         live=True)
-    filter_groups_expected: int = _key("expectConsumerNumUseFilter", 32,
+    filter_groups_expected: int = setting("expectConsumerNumUseFilter", 32,
         "For so many groups a Java broker lays out its filter bitmaps. Only what "
         "consumerFilter.json says of them depends on it.", minimum=1, maximum=100_000)
-    filter_error_percent: int = _key("maxErrorRateOfBloomFilter", 20,
+    filter_error_percent: int = setting("maxErrorRateOfBloomFilter", 20,
         "... and with so many percent of false positives.", minimum=1, maximum=99)
-    filter_kept_ms: int = _key("filterDataCleanTimeSpan", 24 * 3600 * 1000,
+    filter_kept_ms: int = setting("filterDataCleanTimeSpan", 24 * 3600 * 1000,
         "The SQL92 expression of a group that is gone is kept so many ms.",
         minimum=1000, maximum=2**63 - 1)
-    long_polling_enable: bool = _key("longPollingEnable", True,
+    long_polling_enable: bool = setting("longPollingEnable", True,
         "A pull without messages waits for them as long as the consumer says.", live=True)
-    short_polling_ms: int = _key("shortPollingTimeMills", 1000,
+    short_polling_ms: int = setting("shortPollingTimeMills", 1000,
         "How long such a pull waits when longPollingEnable is false, in ms.", minimum=1, live=True)
-    pop_polling_max: int = _key("popPollingSize", 1024,
+    pop_polling_max: int = setting("popPollingSize", 1024,
         "More pops of a group than this that wait for one queue, or for any of the topic, are "
         "answered at once (209).", minimum=1, live=True)
-    pop_polling_total_max: int = _key("maxPopPollingSize", 100_000,
+    pop_polling_total_max: int = setting("maxPopPollingSize", 100_000,
         "... and more pops than this of all groups.", minimum=1, live=True)
-    pop_retry_percent: int = _key("popFromRetryProbability", 20,
+    pop_retry_percent: int = setting("popFromRetryProbability", 20,
         "In so many percent of pops messages that come again go first; else last.",
         maximum=100, live=True)
-    pop_retry_v2: bool = _key("enableRetryTopicV2", False,
+    pop_retry_v2: bool = setting("enableRetryTopicV2", False,
         "Popped messages that come again do so by `%RETRY%group+topic`; false: by "
         "`%RETRY%group_topic`.", live=True)
-    pop_retry_v1_read: bool = _key("retrieveMessageFromPopRetryTopicV1", True,
+    pop_retry_v1_read: bool = setting("retrieveMessageFromPopRetryTopicV1", True,
         "With enableRetryTopicV2 what is left in the other topic is read as well.", live=True)
-    pop_actual_retry_topic: bool = _key("popResponseReturnActualRetryTopic", False,
+    pop_actual_retry_topic: bool = setting("popResponseReturnActualRetryTopic", False,
         "Messages that come again show their retry topic instead of the one they were sent to.",
         live=True)
-    pop_from_first_when_near: bool = _key("initPopOffsetByCheckMsgInMem", True,
+    pop_from_first_when_near: bool = setting("initPopOffsetByCheckMsgInMem", True,
         "A group that pops for the first time, from the newest message on, begins with the first "
         "one after all where the whole queue is likely in memory.", live=True)
-    pop_in_flight_limited: bool = _key("enablePopMessageThreshold", False,
+    pop_in_flight_limited: bool = setting("enablePopMessageThreshold", False,
         "A queue gives a group nothing while too much of it is popped and not acknowledged.",
         live=True)
-    pop_in_flight_max: int = _key("popInflightMessageThreshold", 10_000,
+    pop_in_flight_max: int = setting("popInflightMessageThreshold", 10_000,
         "... which is more messages than this.", live=True)
-    clear_pop_retries: bool = _key("clearRetryTopicWhenDeleteTopic", True,
+    clear_pop_retries: bool = setting("clearRetryTopicWhenDeleteTopic", True,
         "With a topic goes what of it was to come again to groups that pop.", live=True)
-    notify_consumer_changes: bool = _key("notifyConsumerIdsChangedEnable", True,
+    notify_consumer_changes: bool = setting("notifyConsumerIdsChangedEnable", True,
         "Consumers hear at once when one joins or leaves their group.", live=True)
-    server_balances: bool = _key("serverLoadBalancerEnable", True,
+    server_balances: bool = setting("serverLoadBalancerEnable", True,
         "Consumers that do not balance by themselves (clientRebalance=false) get shares; false "
         "gives all queues to each.", live=True)
-    request_mode: str = _key("defaultMessageRequestMode", "PULL",
+    request_mode: str = setting("defaultMessageRequestMode", "PULL",
         "How they read where request 401 has not said it.", choices=("PULL", "POP"), live=True)
-    pop_share_queues: int = _key("defaultPopShareQueueNum", -1,
+    pop_share_queues: int = setting("defaultPopShareQueueNum", -1,
         "... by POP: each has its own queues and those of so many members after it; 0 and less: "
         "all.", minimum=-1, live=True)
-    route_period_ms: int = _key("loadBalancePollNameServerInterval", 30_000,
+    route_period_ms: int = setting("loadBalancePollNameServerInterval", 30_000,
         "For so many ms the queues of a topic are those that a name server told.",
         minimum=1, live=True)
-    server_side_reset: bool = _key("useServerSideResetOffset", True,
+    server_side_reset: bool = setting("useServerSideResetOffset", True,
         "Resetting offsets is done by the broker, not by the consumers.", live=True)
-    store_replies: bool = _key("storeReplyMessageEnable", True,
+    store_replies: bool = setting("storeReplyMessageEnable", True,
         "Replies to requests are stored in CLUSTER_REPLY_TOPIC besides being pushed.", live=True)
-    recall_enable: bool = _key("recallMessageEnable", False,
+    recall_enable: bool = setting("recallMessageEnable", False,
         "Timed messages may be taken back by their recall handle (request 370).", live=True)
-    recall_when_read_only: bool = _key("allowRecallWhenBrokerNotWriteable", True,
+    recall_when_read_only: bool = setting("allowRecallWhenBrokerNotWriteable", True,
         "... also when brokerPermission allows no sends.", live=True)
-    reject_transactions: bool = _key("rejectTransactionMessage", False,
+    reject_transactions: bool = setting("rejectTransactionMessage", False,
         "Messages of transactions are refused.", live=True)
-    transaction_timeout_ms: int = _key("transactionTimeOut", 6000,
+    transaction_timeout_ms: int = setting("transactionTimeOut", 6000,
         "A transaction that is undecided for so many ms is checked: a client of its producer "
         "group is asked. A message may say its own time (CHECK_IMMUNITY_TIME_IN_SECONDS).",
         aliases=("transactionMsgTimeout", "transactionTimeout",), live=True)
-    transaction_check_interval_ms: int = _key("transactionCheckInterval", 30_000,
+    transaction_check_interval_ms: int = setting("transactionCheckInterval", 30_000,
         "... and again every so many ms.", minimum=100, live=True)
-    transaction_check_max: int = _key("transactionCheckMax", 15,
+    transaction_check_max: int = setting("transactionCheckMax", 15,
         "After so many checks a transaction is given up; its message goes to "
         "TRANS_CHECK_MAX_TIME_TOPIC. Checks without a client to ask do not count, unlike "
         "RocketMQ's.", live=True)
-    transactions_open_max: int = _key("sluiceTransactionsOpenMax", 250_000,
+    transactions_open_max: int = setting("sluiceTransactionsOpenMax", 250_000,
         "More undecided transactions are refused; each takes about 600 bytes of memory.",
         minimum=1, live=True)
-    consumer_offset_flush_interval_ms: int = _key("flushConsumerOffsetInterval", 5000,
+    consumer_offset_flush_interval_ms: int = setting("flushConsumerOffsetInterval", 5000,
         "Consumer offsets go to disk every so many ms.", minimum=100)
-    register_period_ms: int = _key("registerNameServerPeriod", 30_000,
+    register_period_ms: int = setting("registerNameServerPeriod", 30_000,
         "The broker registers with its name servers every so many ms; taken as 10000 to 60000.",
         minimum=1)
-    register_timeout_ms: int = _key("registerBrokerTimeoutMills", 24_000,
+    register_timeout_ms: int = setting("registerBrokerTimeoutMills", 24_000,
         "How long it waits for their answer, in ms.", minimum=100)
-    client_expiry_ms: int = _key("channelExpiredTimeout", 120_000,
+    client_expiry_ms: int = setting("channelExpiredTimeout", 120_000,
         "A client without a heartbeat is forgotten after so many ms.", minimum=1000)
-    pending_bytes_max: int = _key("sluicePendingBytesMax", 256 * 1024 * 1024,
+    pending_bytes_max: int = setting("sluicePendingBytesMax", 256 * 1024 * 1024,
         "Bytes of incomplete frames of all connections; with access control, connections without "
         "an allowed request share a quarter. The connection that exceeds it is closed.",
         minimum=33_554_432)
-    auto_topics_max: int = _key("sluiceAutoTopicsMax", 50_000,
+    auto_topics_max: int = setting("sluiceAutoTopicsMax", 50_000,
         "No topic is created by a send or a consumer when there are so many.",
         minimum=1, live=True)
-    auto_groups_max: int = _key("sluiceAutoGroupsMax", 50_000,
+    auto_groups_max: int = setting("sluiceAutoGroupsMax", 50_000,
         "No group is created by a consumer when there are so many.", minimum=1, live=True)
-    parked_pulls_max: int = _key("sluiceParkedPullsMax", 100_000,
+    parked_pulls_max: int = setting("sluiceParkedPullsMax", 100_000,
         "Pulls that may wait for messages at the same time; further ones are answered at once.",
         minimum=1)
-    write_buffer_bytes_max: int = _key("sluiceWriteBufferBytesMax", 4 * 1024 * 1024,
+    write_buffer_bytes_max: int = setting("sluiceWriteBufferBytesMax", 4 * 1024 * 1024,
         "A connection that lets more answers pile up is not read until it takes them, in bytes.",
         minimum=65_536)
-    bulk_pull_bytes_max: int = _key("sluiceBulkPullBytesMax", 8 * 1024 * 1024,
+    bulk_pull_bytes_max: int = setting("sluiceBulkPullBytesMax", 8 * 1024 * 1024,
         "Bytes of one answer to a bulk reader (Spark).",
         minimum=65_536, maximum=12_582_912, live=True)
-    config_path: str = _key("brokerConfigPath", "",
+    config_path: str = setting("brokerConfigPath", "",
         "File that changes at run time are written to. Default: the file of `-c`; without one "
         "config/sluice.properties in the store, which is then read at the start.", kind=PATH)
-    inner_credentials: str = _key("innerClientAuthenticationCredentials", "",
+    inner_credentials: str = setting("innerClientAuthenticationCredentials", "",
         'How the broker signs its requests to name servers: `{"accessKey":"…","secretKey":"…"}`, '
         "an admin account of theirs. Shown to nobody.", is_secret=True)
-    tls_dials: str = _key("useTLS", "auto",
+    tls_dials: str = setting("useTLS", "auto",
         "The broker speaks TLS to name servers; `auto`: when tls.server.mode is enforcing.",
         choices=("auto", "true", "false"), aliases=("tls.enable",))
-    tls_auth_server: bool = _key("tls.client.authServer", False,
+    tls_auth_server: bool = setting("tls.client.authServer", False,
         "It verifies their certificates, by tls.client.trustCertPath.")
-    tls_client_ca: str = _key("tls.client.trustCertPath", "",
+    tls_client_ca: str = setting("tls.client.trustCertPath", "",
         "PEM file with the authorities that sign them. Default: those of the system.", kind=PATH)
-    tls_client_certificate: str = _key("tls.client.certPath", "",
+    tls_client_certificate: str = setting("tls.client.certPath", "",
         "PEM file with the certificate that it shows to name servers.", kind=PATH)
-    tls_client_key: str = _key("tls.client.keyPath", "",
+    tls_client_key: str = setting("tls.client.keyPath", "",
         "PEM file with the private key of it.", kind=PATH)
-    tls_client_key_password: str = _key("tls.client.keyPassword", "",
+    tls_client_key_password: str = setting("tls.client.keyPassword", "",
         "Password of that key. Shown to nobody.", is_secret=True)
 
 
@@ -422,139 +261,139 @@ class BrokerConfig(MeasuredConfig):
 class StoreConfig:
     """The settings of the message store. Empty paths are filled in below `root`."""
 
-    root: str = _key("storePathRootDir", partial(_under_home, "store"),
+    root: str = setting("storePathRootDir", partial(_under_home, "store"),
         "Directory of the store. Default: store in the home directory.", kind=PATH)
-    commit_log_path: str = _key("storePathCommitLog", "",
+    commit_log_path: str = setting("storePathCommitLog", "",
         "Directory of the commit log. Default: commitlog below storePathRootDir.", kind=PATH)
-    consume_queue_path: str = _key("storePathConsumeQueue", "",
+    consume_queue_path: str = setting("storePathConsumeQueue", "",
         "Directory of the consume queues. Default: consumequeue below storePathRootDir. RocketMQ "
         "itself ignores this key.", kind=PATH, aliases=("storePathConsumerQueue",))
-    commit_log_file_bytes: int = _key("mappedFileSizeCommitLog", 1 << 30,
+    commit_log_file_bytes: int = setting("mappedFileSizeCommitLog", 1 << 30,
         "Size of a commit log file; that of existing files has to be the same.",
         minimum=65_536, aliases=("mapedFileSizeCommitLog",))
-    consume_queue_file_bytes: int = _key("mappedFileSizeConsumeQueue", 6_000_000,
+    consume_queue_file_bytes: int = setting("mappedFileSizeConsumeQueue", 6_000_000,
         "Size of a consume queue file, rounded up to whole entries of 20 bytes.",
         minimum=20, maximum=GIB, aliases=("mapedFileSizeConsumeQueue",))
-    flush_sync: bool = _key("flushDiskType", False,
+    flush_sync: bool = setting("flushDiskType", False,
         "SYNC_FLUSH answers a send after its message is on disk, ASYNC_FLUSH before.",
         choices={"ASYNC_FLUSH": False, "SYNC_FLUSH": True})
-    flush_interval_ms: int = _key("flushIntervalCommitLog", 500,
+    flush_interval_ms: int = setting("flushIntervalCommitLog", 500,
         "ASYNC_FLUSH: the commit log goes to disk every so many ms.", minimum=1)
-    flush_pages_min: int = _key("flushCommitLogLeastPages", 4,
+    flush_pages_min: int = setting("flushCommitLogLeastPages", 4,
         "... when at least so many pages of 4 KiB are new.", maximum=1_000_000)
-    flush_thorough_interval_ms: int = _key("flushCommitLogThoroughInterval", 10_000,
+    flush_thorough_interval_ms: int = setting("flushCommitLogThoroughInterval", 10_000,
         "... and after so many ms whatever the number of pages.", minimum=1)
-    consume_queue_flush_interval_ms: int = _key("flushIntervalConsumeQueue", 1000,
+    consume_queue_flush_interval_ms: int = setting("flushIntervalConsumeQueue", 1000,
         "Consume queues go to disk every so many ms.", minimum=1)
-    consume_queue_flush_pages_min: int = _key("flushConsumeQueueLeastPages", 2,
+    consume_queue_flush_pages_min: int = setting("flushConsumeQueueLeastPages", 2,
         "... when at least so many pages of 4 KiB are new.", maximum=1_000_000)
-    consume_queue_flush_thorough_interval_ms: int = _key(
+    consume_queue_flush_thorough_interval_ms: int = setting(
         "flushConsumeQueueThoroughInterval", 60_000,
         "... and after so many ms whatever the number of pages.", minimum=1)
-    sync_flush_timeout_ms: int = _key("syncFlushTimeout", 5000,
+    sync_flush_timeout_ms: int = setting("syncFlushTimeout", 5000,
         "SYNC_FLUSH: a send that waits longer is answered FLUSH_DISK_TIMEOUT, in ms.", minimum=1)
-    message_bytes_max: int = _key("maxMessageSize", 4 * 1024 * 1024,
+    message_bytes_max: int = setting("maxMessageSize", 4 * 1024 * 1024,
         "Bytes of a message's body.", minimum=1, maximum=15_728_640)
-    check_crc_on_recover: bool = _key("checkCRCOnRecover", True,
+    check_crc_on_recover: bool = setting("checkCRCOnRecover", True,
         "Recovery checks the checksum of each body.")
-    checksum_property: bool = _key("enabledAppendPropCRC", False,
+    checksum_property: bool = setting("enabledAppendPropCRC", False,
         "Each message is stored with a checksum of its whole record, as its last property "
         "`__CRC32#`; takes time.")
-    checksum_property_required: bool = _key("forceVerifyPropCRC", False,
+    checksum_property_required: bool = setting("forceVerifyPropCRC", False,
         "Recovery checks that checksum instead of the body's, and takes a record without it for a "
         "torn one: set it only when every message of the store was written with "
         "enabledAppendPropCRC, which has to be true too.")
-    memory_ratio: int = _key("accessMessageInMemoryMaxRatio", 40,
+    memory_ratio: int = setting("accessMessageInMemoryMaxRatio", 40,
         "Share of the machine's memory, in percent, up to which the end of the log is taken to be "
         "in memory; 0: none of it.", maximum=100)
-    max_transfer_bytes_memory: int = _key("maxTransferBytesOnMessageInMemory", 262_144,
+    max_transfer_bytes_memory: int = setting("maxTransferBytesOnMessageInMemory", 262_144,
         "Bytes of one pull's answer from memory.", minimum=1, maximum=12_582_912)
-    max_transfer_count_memory: int = _key("maxTransferCountOnMessageInMemory", 32,
+    max_transfer_count_memory: int = setting("maxTransferCountOnMessageInMemory", 32,
         "Messages of one pull's answer from memory.", minimum=1, maximum=100_000)
-    max_transfer_bytes_disk: int = _key("maxTransferBytesOnMessageInDisk", 65_536,
+    max_transfer_bytes_disk: int = setting("maxTransferBytesOnMessageInDisk", 65_536,
         "Bytes of one pull's answer from disk.", minimum=1, maximum=12_582_912)
-    max_transfer_count_disk: int = _key("maxTransferCountOnMessageInDisk", 8,
+    max_transfer_count_disk: int = setting("maxTransferCountOnMessageInDisk", 8,
         "Messages of one pull's answer from disk.", minimum=1, maximum=100_000)
-    version_by_topic_length: bool = _key("autoMessageVersionOnTopicLen", True,
+    version_by_topic_length: bool = setting("autoMessageVersionOnTopicLen", True,
         "Topics longer than 127 bytes (retry topics) are stored in records of version 2.")
-    index_enable: bool = _key("messageIndexEnable", True,
+    index_enable: bool = setting("messageIndexEnable", True,
         "Messages can be found by their keys.")
-    index_slots: int = _key("maxHashSlotNum", 0,
+    index_slots: int = setting("maxHashSlotNum", 0,
         "Hash slots of an index file. Default: 5000000; with log files below 64 MiB one for each "
         "200 bytes of them.")
-    index_entries: int = _key("maxIndexNum", 0,
+    index_entries: int = setting("maxIndexNum", 0,
         "Entries of an index file, which has 40 + 4 x maxHashSlotNum + 20 x maxIndexNum bytes. "
         "Default: four for each slot, that is 20000000.")
-    query_count: int = _key("defaultQueryMaxNum", 32,
+    query_count: int = setting("defaultQueryMaxNum", 32,
         "Messages of one answer to a query by unique key.", minimum=1, live=True)
-    query_count_max: int = _key("maxMsgsNumBatch", 64,
+    query_count_max: int = setting("maxMsgsNumBatch", 64,
         "Messages of one answer to a query by key, whatever the client asks for.",
         minimum=1, live=True)
-    file_reserved_hours: int = _key("fileReservedTime", 72,
+    file_reserved_hours: int = setting("fileReservedTime", 72,
         "Hours that a commit log file is kept after it was last written.", live=True)
-    delete_hours: tuple[str, ...] = _key("deleteWhen", ("04",),
+    delete_hours: tuple[str, ...] = setting("deleteWhen", ("04",),
         "Hours of the day, local time, in which files older than fileReservedTime are deleted: "
         "04, or 04;16.", live=True)
-    disk_used_ratio_max: int = _key("diskMaxUsedSpaceRatio", 75,
+    disk_used_ratio_max: int = setting("diskMaxUsedSpaceRatio", 75,
         "Percent of the disk above which files older than fileReservedTime are deleted at any "
         "hour; taken as 10 to 95.", maximum=100, live=True, taken_as=(10, 95))
-    disk_forced_ratio: int = _key("diskSpaceCleanForciblyRatio", 85,
+    disk_forced_ratio: int = setting("diskSpaceCleanForciblyRatio", 85,
         "Percent of the disk above which the oldest files are deleted whatever their age; taken "
         "as 30 to 85. Also `rocketmq.broker.diskSpaceCleanForciblyRatio = 0.85`, here or with -D "
         "in the variable JAVA_OPT.", maximum=100, live=True, taken_as=(30, 85))
-    disk_warning_ratio: int = _key("diskSpaceWarningLevelRatio", 90,
+    disk_warning_ratio: int = setting("diskSpaceWarningLevelRatio", 90,
         "Percent of the disk above which sends are refused; taken as 35 to 90. Also "
         "`rocketmq.broker.diskSpaceWarningLevelRatio = 0.90`, here or with -D in the variable "
         "JAVA_OPT.", maximum=100, live=True, taken_as=(35, 90))
-    clean_forcibly: bool = _key("cleanFileForciblyEnable", True,
+    clean_forcibly: bool = setting("cleanFileForciblyEnable", True,
         "Files may be deleted before their time when the disk is too full.", live=True)
-    clean_interval_ms: int = _key("cleanResourceInterval", 10_000,
+    clean_interval_ms: int = setting("cleanResourceInterval", 10_000,
         "The broker looks for files to delete every so many ms.", minimum=100, live=True)
-    delete_files_max: int = _key("deleteFileBatchMax", 10,
+    delete_files_max: int = setting("deleteFileBatchMax", 10,
         "Commit log files that are deleted at most each time.", minimum=1, live=True)
-    delete_file_interval_ms: int = _key("deleteCommitLogFilesInterval", 100,
+    delete_file_interval_ms: int = setting("deleteCommitLogFilesInterval", 100,
         "Pause between two of them, in ms.", live=True)
-    delete_queue_file_interval_ms: int = _key("deleteConsumeQueueFilesInterval", 100,
+    delete_queue_file_interval_ms: int = setting("deleteConsumeQueueFilesInterval", 100,
         "Pause between the deletions of consume queue files, in ms.", live=True)
-    retention_warning_percent: int = _key("sluiceRetentionWarningPercent", 80,
+    retention_warning_percent: int = setting("sluiceRetentionWarningPercent", 80,
         "Percent of fileReservedTime from which consumer groups are warned of what they have not "
         "read.", minimum=1, maximum=100, live=True)
-    filter_scan_units_max: int = _key("sluiceFilterScanUnitsMax", 1_000_000,
+    filter_scan_units_max: int = setting("sluiceFilterScanUnitsMax", 1_000_000,
         "Entries of a consume queue that one filtered pull looks at.", minimum=1024)
-    columns_mode: str = _key("sluicePropertyColumns", "auto",
+    columns_mode: str = setting("sluicePropertyColumns", "auto",
         "Property columns, which make SQL92 filters and filtered lag fast: `auto` makes those of "
         "a topic once somebody filters it by properties, `always` of every topic, `off` of none.",
         choices=("auto", "always", "off"))
-    columns_max: int = _key("sluicePropertyColumnsMax", 64,
+    columns_max: int = setting("sluicePropertyColumnsMax", 64,
         "Properties of 65,536 messages that become columns, the most frequent ones; the others "
         "are read from the log when a filter asks for them.", minimum=1, maximum=1024)
-    columns_disk_percent: int = _key("sluicePropertyColumnsDiskPercent", 10,
+    columns_disk_percent: int = setting("sluicePropertyColumnsDiskPercent", 10,
         "Bytes that columns may take on disk, in percent of the messages they are of; the largest "
         "columns are left out.", minimum=1, maximum=100)
-    columns_memory_bytes: int = _key("sluicePropertyColumnsMemoryBytes", 256 * 1024 * 1024,
+    columns_memory_bytes: int = setting("sluicePropertyColumnsMemoryBytes", 256 * 1024 * 1024,
         "Bytes of columns that are kept in memory.", minimum=1_048_576)
-    delay_levels: str = _key("messageDelayLevel", DEFAULT_LEVELS,
+    delay_levels: str = setting("messageDelayLevel", DEFAULT_LEVELS,
         "What each delay level means, level 1 first: whole numbers with s, m, h or d. A higher "
         "level than the last is taken as the last.")
-    delay_offset_flush_interval_ms: int = _key("flushDelayOffsetInterval", 10_000,
+    delay_offset_flush_interval_ms: int = setting("flushDelayOffsetInterval", 10_000,
         "How far delayed messages are delivered goes to disk every so many ms; what was delivered "
         "since comes again after a crash.", minimum=100)
-    timer_enable: bool = _key("timerWheelEnable", True,
+    timer_enable: bool = setting("timerWheelEnable", True,
         "Messages may be delivered at any time (timed messages). `false` refuses new ones; those "
         "that wait are delivered all the same.", live=True)
-    timer_delay_max_s: int = _key("timerMaxDelaySec", 259_200,
+    timer_delay_max_s: int = setting("timerMaxDelaySec", 259_200,
         "Timed messages that are due later than in so many seconds are refused.", live=True)
-    timer_precision_ms: int = _key("timerPrecisionMs", 1000,
+    timer_precision_ms: int = setting("timerPrecisionMs", 1000,
         "Width of a slot of the timer wheel in ms. Delivery is precise to the ms whatever it is.",
         minimum=100, maximum=60_000)
-    timer_roll_window_slots: int = _key("timerRollWindowSlot", 172_800,
+    timer_roll_window_slots: int = setting("timerRollWindowSlot", 172_800,
         "Timed messages that are due later than in so many slots are stored again on the way.",
         minimum=2, maximum=604_740)
-    timer_slot_messages_max: int = _key("timerCongestNumEachSlot", 2**31 - 1,
+    timer_slot_messages_max: int = setting("timerCongestNumEachSlot", 2**31 - 1,
         "More timed messages in one slot are refused.", minimum=1, live=True)
-    timer_flush_interval_ms: int = _key("timerFlushIntervalMs", 1000,
+    timer_flush_interval_ms: int = setting("timerFlushIntervalMs", 1000,
         "Timer wheel and log go to disk every so many ms.", minimum=100)
-    timer_log_file_bytes: int = _key("mappedFileSizeTimerLog", 100 * 1024 * 1024,
+    timer_log_file_bytes: int = setting("mappedFileSizeTimerLog", 100 * 1024 * 1024,
         "Size of a timer log file; that of existing files has to be the same.",
         minimum=4096, aliases=("mapedFileSizeTimerLog",))
     origin: Origin = field(default=Origin(), compare=False, repr=False)
@@ -620,44 +459,47 @@ class StoreConfig:
 class NameServerConfig(ServerConfig):
     """The settings of a name server."""
 
-    listen_port: int = _key("listenPort", 9876,
+    listen_port: int = setting("listenPort", 9876,
         "Port to listen at. 0 takes a free port.", maximum=65_535)
-    kv_config_path: str = _key("kvConfigPath", partial(_under_home, "namesrv", "kvConfig.json"),
+    kv_config_path: str = setting("kvConfigPath", partial(_under_home, "namesrv", "kvConfig.json"),
         "File of the key-value configuration (order topics). Default: namesrv/kvConfig.json in "
         "the home directory.", kind=PATH)
-    config_path: str = _key("configStorePath", partial(_under_home, "namesrv", CHANGES_FILE),
+    config_path: str = setting("configStorePath", partial(_under_home, "namesrv", CHANGES_FILE),
         "File that changes at run time are written to. Default: the file of `-c`; without one "
         "namesrv/sluice.properties in the home directory, which is then read at the start.",
         kind=PATH)
-    scan_interval_ms: int = _key("scanNotActiveBrokerInterval", 5000,
+    scan_interval_ms: int = setting("scanNotActiveBrokerInterval", 5000,
         "Every so many ms brokers that stopped registering are removed.", minimum=100)
-    order_message_enable: bool = _key("orderMessageEnable", False,
+    order_message_enable: bool = setting("orderMessageEnable", False,
         "Routes carry the strict order configuration of a topic.", live=True)
-    return_order_config_to_broker: bool = _key("returnOrderTopicConfigToBroker", True,
+    return_order_config_to_broker: bool = setting("returnOrderTopicConfigToBroker", True,
         "Brokers get the order topics as the answer to their registration.", live=True)
-    all_topic_list_enable: bool = _key("enableAllTopicList", True,
+    all_topic_list_enable: bool = setting("enableAllTopicList", True,
         "The list of all topics (request 206) is given.", live=True)
-    topic_list_enable: bool = _key("enableTopicList", True,
+    topic_list_enable: bool = setting("enableTopicList", True,
         "The lists of a cluster's, and of unit topics (224, 311-313) are given.", live=True)
-    acting_master_support: bool = _key("supportActingMaster", False,
+    acting_master_support: bool = setting("supportActingMaster", False,
         "A slave may stand in for its master in routes, when brokers agree.", live=True)
-    wait_for_service: bool = _key("needWaitForService", False,
+    notify_smallest_id: bool = setting("notifyMinBrokerIdChanged", False,
+        "The replicas of a broker are told when the smallest id of those that live changes "
+        "(request 905).", live=True)
+    wait_for_service: bool = setting("needWaitForService", False,
         "Routes are refused during the first waitSecondsForService.", live=True)
-    wait_for_service_s: int = _key("waitSecondsForService", 45,
+    wait_for_service_s: int = setting("waitSecondsForService", 45,
         "See needWaitForService, in seconds.", maximum=86_400, live=True)
-    delete_topic_with_registration: bool = _key("deleteTopicWithBrokerRegistration", False,
+    delete_topic_with_registration: bool = setting("deleteTopicWithBrokerRegistration", False,
         "A topic missing in a registration is removed. Dangerous with Java brokers, whose "
         "incremental registrations name only what changed.", live=True)
-    acl_enable: bool = _key("aclEnable", False,
+    acl_enable: bool = setting("aclEnable", False,
         "Access control here too, by the same rules; brokers then sign their registration "
         "(innerClientAuthenticationCredentials). RocketMQ's name server has none.")
-    acl_files: tuple[str, ...] = _key("plainAclFile", (),
+    acl_files: tuple[str, ...] = setting("plainAclFile", (),
         "The file of accounts and permissions; of several the first that is there. Default: "
         "`plain_acl.yml` beside the file of `-c`, else in `$ROCKETMQ_HOME/conf`, else beside "
         "kvConfigPath.")
-    reachable_addresses: bool = _key("sluiceReachableAddresses", True,
+    reachable_addresses: bool = setting("sluiceReachableAddresses", True,
         "Addresses in routes that the client cannot reach are replaced; see below.", live=True)
-    config_black_list: tuple[str, ...] = _key(
+    config_black_list: tuple[str, ...] = setting(
         "configBlackList", ("configBlackList", "configStorePath", "kvConfigPath"),
         "Keys that request 318 may not change.")
 
@@ -666,12 +508,12 @@ class NameServerConfig(ServerConfig):
 class ProxyConfig(MeasuredConfig):
     """The settings of a proxy that stands alone."""
 
-    listen_port: int = _key("grpcServerPort", 8081, "Port. 0 takes a free one.", maximum=65_535)
-    name_server_addresses: tuple[str, ...] = _key("namesrvAddr", (),
+    listen_port: int = setting("grpcServerPort", 8081, "Port. 0 takes a free one.", maximum=65_535)
+    name_server_addresses: tuple[str, ...] = setting("namesrvAddr", (),
         "Name servers, `host:port;host:port`. Default: as for client commands.", kind=SERVERS)
-    cluster: str | None = _key("rocketMQClusterName", None,
+    cluster: str | None = setting("rocketMQClusterName", None,
         "Settings of groups are asked of the brokers of this cluster. Default: of all.", kind=NAME)
-    mode: str = _key("proxyMode", "CLUSTER",
+    mode: str = setting("proxyMode", "CLUSTER",
         "The proxy in a broker's process is `sluice broker --enable-proxy`.", choices=("CLUSTER",))
 # fmt: on
 

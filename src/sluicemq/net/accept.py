@@ -33,7 +33,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sluicemq.config.settings import ServerConfig
+from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import descriptors
 from sluicemq.model.addresses import is_loopback

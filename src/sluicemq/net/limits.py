@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.config.settings import ServerConfig
+from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import RequestError
 from sluicemq.model.addresses import is_loopback
 from sluicemq.wire.codes import RequestCode, ResponseCode

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from sluicemq.config.settings import TlsConfig
+from sluicemq.config.keys import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dial, OnClose, OnRequest, dial

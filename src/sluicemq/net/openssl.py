@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from sluicemq.config.settings import TlsConfig
+from sluicemq.config.keys import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import AddressLimit

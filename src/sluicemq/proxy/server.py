@@ -22,7 +22,8 @@ import orjson
 
 from sluicemq.acl.guard import Guard
 from sluicemq.config import BrokerConfig
-from sluicemq.config.settings import ServerConfig, host_name
+from sluicemq.config.keys import ServerConfig
+from sluicemq.config.settings import host_name
 from sluicemq.errors import SluiceError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer

@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from certificates import Authority, Certificate
-from sluicemq.config.settings import TlsConfig
+from sluicemq.config.keys import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net import openssl
 from sluicemq.net.blocking import BlockingChannel
