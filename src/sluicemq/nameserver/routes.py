@@ -7,7 +7,9 @@
 Times are handed in, in milliseconds of a clock that never goes back, so that a corrected wall clock
 expires nobody; connections are opaque. Rules: spec/namesrv.md §2-§5. One rule
 of the real name server is left out on purpose: it refuses for ever a broker whose whole table has
-exactly one topic.
+exactly one topic. And a broker whose write permission an operator has wiped (205) keeps it wiped
+until 327, or until its master comes anew: there the next topic that somebody creates gives it back,
+and a broker that is being drained is written to again.
 
 Which address of a broker a client is told (`reachable_address`): one that it can reach the way it
 came in.
@@ -119,10 +121,25 @@ class Registration:
     connection: object = None
 
 
+class FirstChanged(NamedTuple):
+    """The least id of a broker name is another one: what 905 says, and to whom. `ha_address` is
+    that of one that came, `offline_address` that of one that left."""
+
+    broker_id: int
+    address: str
+    ha_address: str | None
+    offline_address: str | None
+    told: tuple[str, ...]
+
+
 class RouteTable:
-    """All brokers and topics one name server knows."""
+    """All brokers and topics one name server knows. `on_first_changed` hears who stands first of
+    each broker name."""
 
     def __init__(self) -> None:
+        self.on_first_changed: Callable[[FirstChanged], None] = lambda _change: None
+        self._drained: set[str] = set()
+        """Brokers whose write permission was wiped."""
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
@@ -160,9 +177,17 @@ class RouteTable:
             and new.broker_id != MASTER_ID
             and new.broker_id == min(addresses)
         )
+        if new.broker_id == MASTER_ID and holder is None:
+            self._drained.discard(new.broker)
         if new.broker_id == MASTER_ID or is_prime_slave:
             self._take_topics(new, everything=holder is None, read_only=is_prime_slave)
         self._live[new.cluster, new.address] = replace(new, topics={}), now_ms
+        if known is not None and known.addresses and new.broker_id < min(known.addresses):
+            others = tuple(one for one in addresses.values() if one != new.address)
+            told = others or (new.address,)
+            self.on_first_changed(
+                FirstChanged(new.broker_id, new.address, new.ha_address, None, told)
+            )
         address = addresses.get(MASTER_ID, "")
         master, _ = self._live.get((new.cluster, address), (None, 0))
         if new.broker_id == MASTER_ID or master is None:
@@ -178,10 +203,15 @@ class RouteTable:
         left = {number: one for number, one in entry.addresses.items() if one != address}
         if left:
             self._brokers[broker] = replace(entry, addresses=left)
+            first, *_ = left.items()
+            if entry.acting_master_enable and first[0] != min(entry.addresses):
+                told = tuple(left.values())
+                self.on_first_changed(FirstChanged(*first, None, address, told))
             if entry.acting_master_enable and MASTER_ID not in left:
                 self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
             return
         del self._brokers[broker]
+        self._drained.discard(broker)
         for name, brokers in tuple(self._clusters.items()):
             brokers.discard(broker)
             if not brokers:
@@ -214,10 +244,13 @@ class RouteTable:
 
     def wipe_write_permission(self, broker: str) -> int:
         """Nobody writes to this broker any more; the number of its topics."""
+        if broker in self._brokers:
+            self._drained.add(broker)
         return self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_permission(self, broker: str) -> int:
         """The inverse, which gives read and write whatever stood there before."""
+        self._drained.discard(broker)
         return self._change_permissions(broker, lambda _perm: PERM_READ | PERM_WRITE)
 
     # ---------------------------------------------------------------------------- topics
@@ -227,7 +260,8 @@ class RouteTable:
         for queue in queues:
             if queue.broker not in self._brokers:
                 return
-            self._topics.setdefault(topic, {})[queue.broker] = queue
+            perm = queue.perm & self._allowed(queue.broker)
+            self._topics.setdefault(topic, {})[queue.broker] = replace(queue, perm=perm)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, on one cluster's brokers or on all."""
@@ -288,11 +322,12 @@ class RouteTable:
 
     def _take_topics(self, new: Registration, *, everything: bool, read_only: bool) -> None:
         changed = everything or self.version_of(new.cluster, new.address) != new.version
-        wipe = read_only and bool(new.acting_master_enable)
+        is_wiped = read_only and bool(new.acting_master_enable)
+        allowed = ~PERM_WRITE if is_wiped else self._allowed(new.broker)
         for topic, config in new.topics.items():
             queues = self._topics.setdefault(topic, {})
             if changed or new.broker not in queues:
-                perm = config.perm & ~PERM_WRITE if wipe else config.perm
+                perm = config.perm & allowed
                 queues[new.broker] = QueueData(
                     new.broker, config.read_queues, config.write_queues, perm, config.sys_flag
                 )
@@ -300,6 +335,9 @@ class RouteTable:
             for topic in [t for t, q in self._topics.items() if new.broker in q]:
                 if topic not in new.topics:
                     self._drop_queues(topic, new.broker)
+
+    def _allowed(self, broker: str) -> int:
+        return ~PERM_WRITE if broker in self._drained else ~0
 
     def _forget(self, is_gone: Callable[[Registration, int], bool]) -> list[Registration]:
         gone = [live for live, updated_ms in self._live.values() if is_gone(live, updated_ms)]

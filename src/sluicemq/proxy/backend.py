@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from sluicemq.client.core.talks import Alone, Call, Talk, Wait
+from sluicemq.client.core.talks import Alone, Call, Pause, Talk, Wait
 from sluicemq.clock import Clock
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.ids import Host
@@ -104,6 +104,8 @@ class Conversation(Generic[T]):
                 self._ask(step, self._next)
             elif isinstance(step, Alone):  # a question more does no harm
                 Conversation(step.talk, self._ask, self._went_on)
+            elif isinstance(step, Pause):
+                asyncio.get_running_loop().call_later(step.seconds, self._next, Command(0))
             elif isinstance(step.value, asyncio.Future):
                 step.value.add_done_callback(partial(self._waited, step))
             else:

@@ -171,6 +171,10 @@ class ClusterBackend(AsyncioShell):
     def warnings(self) -> list[str]:
         return [text for _, text in sorted(self.disagreements.found.items())]
 
+    async def pause(self, seconds: float) -> None:
+        """Beside everything else."""
+        await asyncio.sleep(seconds)
+
     async def exchange(self, call: Call) -> Command:
         """A question of the proxy's own."""
         return await self._own.exchange(call)

@@ -105,6 +105,10 @@ class Cluster(AsyncioShell):
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
         return await channel.call(command, timeout_s)
 
+    async def pause(self, seconds: float) -> None:
+        """Beside everything else of the loop."""
+        await asyncio.sleep(seconds)
+
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """`exchange` of a request to an address."""
         return await self.exchange(Call(address, command, timeout_s))
@@ -127,6 +131,10 @@ class Admin(AdminOperations, AsyncioShell):
     async def exchange(self, call: Call) -> Command:
         """One request over the connections of the `Sluice`."""
         return await self._cluster.exchange(call)
+
+    async def pause(self, seconds: float) -> None:
+        """As its `Sluice` does."""
+        await asyncio.sleep(seconds)
 
     def alone(self, key: str) -> asyncio.Lock:
         """As its `Sluice` does."""

@@ -49,7 +49,7 @@ from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_records
 
 _log = logging.getLogger("sluicemq.client")
@@ -135,6 +135,9 @@ class QueueReader:
         self.out: set[ReceivedMessage] = set()
         self.counts = Counts()
         self.pulled_s = 0.0
+        self._replica_id = MASTER_ID
+        """Where the last answer said to ask next: at the master, or at a slave that has the queue
+        while the master is busy reading what is old."""
         self._cluster = reading.cluster
         self._reading = reading
         self._options = reading.options
@@ -323,7 +326,8 @@ class QueueReader:
         if code == FLOW_CONTROL:
             await asyncio.sleep(0.02)
             return
-        if code is None:
+        if code is None or not self._is_at_master:
+            self._replica_id = MASTER_ID
             self._cluster.routes.forget(self.queue.topic)
         if code in SUBSCRIPTION_PENDING:
             self._reading.on_pending()
@@ -352,10 +356,20 @@ class QueueReader:
                     _STUCK_S,
                 )
 
+    @property
+    def _is_at_master(self) -> bool:
+        masters = self._cluster.routes.masters.get(self.queue.topic)
+        return self._replica_id == MASTER_ID and (not masters or self.queue.broker in masters)
+
     async def _pull(self) -> PullAnswer | None:
         """The answer to a pull, None when the position was moved meanwhile. HOT."""
         in_flight, poll_s, options = self.in_flight, self._cluster.poll_s, self._options
-        may_commit = options.auto_commit and self.may_commit and not options.broadcast
+        may_commit = (
+            options.auto_commit
+            and self.may_commit
+            and not options.broadcast
+            and self._is_at_master  # a slave's offsets are the master's
+        )
         commit = in_flight.committable if may_commit else 0
         command = requests.pull(
             self.group,
@@ -369,7 +383,9 @@ class QueueReader:
             commit_offset=commit or None,
             lite=self._reading.filtered_here,
         )
-        talk = self._cluster.directory.pull(self.queue, command, poll_s + ANSWER_TIMEOUT_S)
+        talk = self._cluster.directory.pull(
+            self.queue, command, poll_s + ANSWER_TIMEOUT_S, self._replica_id
+        )
         try:
             async with asyncio.timeout(None) as self._waiting:
                 answer = await self._cluster.run(talk)
@@ -378,6 +394,7 @@ class QueueReader:
         finally:
             self._waiting = None
         self.pulled_s = self._cluster.clock.monotonic_s()
+        self._replica_id = answer.next_id
         return answer
 
     def _take(self, answer: PullAnswer) -> None:

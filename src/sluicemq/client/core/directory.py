@@ -13,6 +13,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.requests import (
     NEW_TOPIC_QUEUES,
+    NOT_AVAILABLE,
     SUCCESS,
     TOPIC_NOT_EXIST,
     PullAnswer,
@@ -119,6 +120,16 @@ class Routes:
         self.sources[topic] = read_addresses(route)
         return True
 
+    def has_replicas(self, topic: str, broker: str | None) -> bool:
+        """May another replica of this broker take over as its master? None: of a broker that has
+        no master now."""
+        route = self.known.get(topic)
+        return route is not None and any(
+            max(data.addresses, default=MASTER_ID) != MASTER_ID
+            for data in route.brokers
+            if broker == data.broker or (broker is None and MASTER_ID not in data.addresses)
+        )
+
     def forget(self, topic: str) -> None:
         """The next use asks again (after a topic or connection error)."""
         self._learnt_s.pop(topic, None)
@@ -149,12 +160,16 @@ class Directory:
         self.on_route: Callable[[str], None] = lambda topic: None
         self._first = 0
 
-    def ask_name_server(self, command: Command) -> Talk[Command]:
-        """The first name server that answers, starting with the one that answered last.
+    def ask_name_server(
+        self, command: Command, is_enough: Callable[[Command], bool] = lambda _answer: True
+    ) -> Talk[Command]:
+        """The first name server that answers, starting with the one that answered last; one whose
+        answer is not enough is believed when no other has a better one.
 
         Raises NameServerUnreachableError naming all of them.
         """
         failures: list[tuple[str, SluiceError]] = []
+        poor: Command | None = None
         count = len(self.name_servers)
         for step in range(count):
             index = (self._first + step) % count
@@ -164,8 +179,12 @@ class Directory:
             except (ConnectionLostError, RequestTimeoutError) as error:
                 failures.append((address, error))
             else:
-                self._first = index
-                return answer
+                if is_enough(answer):
+                    self._first = index
+                    return answer
+                poor = poor or answer
+        if poor is not None:
+            return poor
         reasons = "; ".join(f"{address}: {error.fact}" for address, error in failures)
         cures = [error.cure for _, error in failures]
         about_tls = (one for one in cures if "tls" in one.lower() or "certificate" in one.lower())
@@ -175,8 +194,11 @@ class Directory:
         )
 
     def find_route(self, topic: str) -> Talk[TopicRoute | None]:
-        """The route as the name servers know it now; None when they know no such topic."""
-        answer = yield from self.ask_name_server(requests.route(topic))
+        """The route as the name servers know it now; None when they know no such topic. One that
+        was restarted knows only the brokers that have registered since, so all are asked."""
+        answer = yield from self.ask_name_server(
+            requests.route(topic), lambda answer: answer.code == SUCCESS
+        )
         if answer.code == TOPIC_NOT_EXIST:
             return None
         if answer.code != SUCCESS:
@@ -236,17 +258,21 @@ class Directory:
         ConnectionLostError when it is away."""
         address = self.routes.masters.get(queue.topic, _NOWHERE).get(queue.broker)
         if address is None:
+            self.routes.forget(queue.topic)
             raise ConnectionLostError(
                 f"the master of {queue.broker!r} is not in the route of {queue.topic!r}.",
                 cure="See sluice cluster list.",
             )
         return address
 
-    def address(self, queue: MessageQueue) -> Talk[str]:
-        """Where to read a queue: at the master of its broker, or at a slave. Raises
-        RouteNotFoundError."""
-        yield from self.route(queue.topic)
+    def address(self, queue: MessageQueue, replica_id: int = MASTER_ID) -> Talk[str]:
+        """Where to read a queue: at this replica of its broker, else at the master or, while that
+        is away, at a slave. Raises RouteNotFoundError."""
+        route = yield from self.route(queue.topic)
         address = self.routes.sources[queue.topic].get(queue.broker)
+        if replica_id != MASTER_ID:
+            replicas = next((it.addresses for it in route.brokers if it.broker == queue.broker), {})
+            address = replicas.get(replica_id, address)
         if address is None:
             self.routes.forget(queue.topic)
             raise RouteNotFoundError(
@@ -255,10 +281,24 @@ class Directory:
             )
         return address
 
-    def pull(self, queue: MessageQueue, command: Command, timeout_s: float) -> Talk[PullAnswer]:
+    def pull(
+        self, queue: MessageQueue, command: Command, timeout_s: float, replica_id: int = MASTER_ID
+    ) -> Talk[PullAnswer]:
         """The outcome of a pull at the queue's broker. Raises RouteNotFoundError, RequestError."""
-        address = yield from self.address(queue)
-        return pull_answer((yield Call(address, command, timeout_s)), address)
+        address = yield from self.address(queue, replica_id)
+        return pull_answer(
+            (yield from self._exchange(queue.topic, address, command, timeout_s)), address
+        )
+
+    def _exchange(
+        self, topic: str, address: str, command: Command, timeout_s: float | None = None
+    ) -> Talk[Command]:
+        """A broker that is not there may have been replaced: the next who asks has a new route."""
+        try:
+            return (yield Call(address, command, timeout_s))
+        except (ConnectionLostError, RequestTimeoutError):
+            self.routes.forget(topic)
+            raise
 
     def ask_master(
         self, queue: MessageQueue, command: Command, timeout_s: float | None = None
@@ -267,14 +307,19 @@ class Directory:
         ConnectionLostError when it is away, RouteNotFoundError, RequestError."""
         yield from self.route(queue.topic)
         address = self.master(queue)
-        return expect_success((yield Call(address, command, timeout_s)), address)
+        answer = yield from self._exchange(queue.topic, address, command, timeout_s)
+        if answer.code == NOT_AVAILABLE:
+            self.routes.forget(queue.topic)
+        return expect_success(answer, address)
 
     def ask(self, where: MessageQueue | str, command: Command) -> Talk[Command]:
         """A request that must succeed: to a queue's broker, an address, or NAME_SERVERS."""
         if where == NAME_SERVERS:
             return expect_success((yield from self.ask_name_server(command)))
-        address = where if isinstance(where, str) else (yield from self.address(where))
-        return expect_success((yield Call(address, command)), address)
+        if isinstance(where, str):
+            return expect_success((yield Call(where, command)), where)
+        address = yield from self.address(where)
+        return expect_success((yield from self._exchange(where.topic, address, command)), address)
 
 
 def no_route(

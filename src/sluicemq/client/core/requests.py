@@ -27,6 +27,7 @@ from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.model.topic import (
+    MASTER_ID,
     DEFAULT_TOPIC,
     GroupConfig,
     MessageQueue,
@@ -384,6 +385,8 @@ GROUP_NOT_EXIST: Final = 26
 FILTER_DATA_NOT_EXIST: Final = 27
 FILTER_DATA_NOT_LATEST: Final = 28
 FLOW_CONTROL: Final = 215
+NOT_AVAILABLE: Final = 14
+"""The broker cannot write: its disk is full, or it is not the master (any more)."""
 
 SUBSCRIPTION_PENDING = frozenset({
     SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST, FILTER_DATA_NOT_EXIST, FILTER_DATA_NOT_LATEST,
@@ -397,7 +400,7 @@ _ERRORS: dict[int, tuple[type[RequestError], str]] = {
         RequestError,
         "Make the message smaller (body 4 MiB, properties 32 KiB by default).",
     ),
-    14: (RequestError, "The broker cannot write: look at its disk space and its log."),
+    NOT_AVAILABLE: (RequestError, "The broker cannot write: look at its disk space and its log."),
     16: (
         PermissionDeniedError,
         "Check the permission of topic, group and broker, and the credentials.",
@@ -525,7 +528,8 @@ _PULL_STATUS = {status.value: status for status in PullStatus}
 
 @dataclass(frozen=True, slots=True)
 class PullAnswer:
-    """A pull's outcome: where to go on, what the queue holds, and the records as they travelled."""
+    """A pull's outcome: where to go on, what the queue holds, the records as they travelled, and
+    the id of the replica to ask next."""
 
     status: PullStatus
     next_offset: int
@@ -533,6 +537,7 @@ class PullAnswer:
     offset_max: int
     data: bytes | memoryview
     remark: str
+    next_id: int = MASTER_ID
 
 
 def pull_answer(answer: Command, address: str) -> PullAnswer:
@@ -547,6 +552,7 @@ def pull_answer(answer: Command, address: str) -> PullAnswer:
         number(answer, "maxOffset"),
         answer.body if status is PullStatus.FOUND else b"",
         answer.remark or "",
+        int(fields_of(answer).get("suggestWhichBrokerId") or MASTER_ID),
     )
 
 

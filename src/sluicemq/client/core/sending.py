@@ -3,8 +3,10 @@
 `QueueChooser` goes round robin over the write queues and avoids brokers that were slow or away:
 RocketMQ's latency table, by which a broker that took 550 ms is left alone for 2 s, and so on up to
 30 s. `Attempts` owns one send: its deadline over all attempts, the retries left, and what the final
-error says of each. A time-out is never retried, because the message may be stored. `Sender` has
-the conversations of a producer.
+error says of each. A time-out is never retried, because the message may be stored. Where no other
+broker can take the message and the one that failed has replicas, the send waits, within its time,
+for the one of them that becomes master: a failover takes seconds, three attempts milliseconds.
+`Sender` has the conversations of a producer.
 """
 
 import logging
@@ -29,13 +31,14 @@ from sluicemq.client.core.messages import (
     split,
 )
 from sluicemq.client.core.requests import (
+    NOT_AVAILABLE,
     SUCCESS,
     SendResult,
     expect_success,
     fields_of,
     send_results,
 )
-from sluicemq.client.core.talks import Call, Talk
+from sluicemq.client.core.talks import Call, Pause, Talk
 from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
@@ -43,6 +46,7 @@ from sluicemq.errors import (
     ConnectionLostError,
     RequestError,
     RequestTimeoutError,
+    RouteNotFoundError,
     SendError,
     SendUnknownError,
     SluiceError,
@@ -62,6 +66,9 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
 _LATENCY_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOID_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
+PAUSE_S_MIN: Final = 0.05
+PAUSE_S_MAX: Final = 0.5
+"""From one look for a new master to the next."""
 UNREACHABLE_LATENCY_S: Final = 10.0
 """What a broken connection counts as: 10 s of latency, so the broker is avoided for 10 s."""
 
@@ -142,33 +149,49 @@ def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQ
 class Attempts:
     """One send from the first attempt to the verdict. Times are monotonic seconds."""
 
-    __slots__ = ("_failures", "_left", "_timeout_ms", "_unknown", "deadline_s", "last_broker")
+    __slots__ = (
+        "_failures", "_left", "_may_retry", "_timeout_ms", "_unknown", "deadline_s", "last_broker",
+        "pause_s",
+    )  # fmt: skip
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
         self.deadline_s = now_s + timeout_ms / 1000
         self._timeout_ms = timeout_ms
         self._left = retries
+        self._may_retry = retries > 0
         self._failures: list[str] = []
         self._unknown = False
         self.last_broker: str | None = None
+        self.pause_s = 0.0
+        """How long to wait before the next attempt."""
 
-    def failed(self, broker: str, error: SluiceError, now_s: float, *, written: bool) -> bool:
+    def failed(
+        self, broker: str, error: SluiceError, now_s: float, *, written: bool, awaits: bool = False
+    ) -> bool:
         """Notes a failed attempt; True when the next one may be made.
 
         `written` says that the request was (or may have been) handed to the network: then a broken
-        connection leaves the outcome open.
+        connection leaves the outcome open. `awaits`: a new master is waited for, whatever number of
+        retries that takes.
         """
         self.last_broker = broker
-        self._failures.append(f"{broker}: {error.fact}")
+        if (failure := f"{broker}: {error.fact}") not in self._failures:
+            self._failures.append(failure)
         if written and isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._unknown = True
         if isinstance(error, RequestTimeoutError) and written:
             return False
         if isinstance(error, RequestError) and error.code not in RETRY_CODES:
             return False
-        if self._left <= 0 or now_s >= self.deadline_s:
+        if now_s >= self.deadline_s:
+            return False
+        if awaits and self._may_retry:
+            self.pause_s = min(max(2 * self.pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
+            return True
+        if self._left <= 0:
             return False
         self._left -= 1
+        self.pause_s = 0.0
         return True
 
     def verdict(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
@@ -181,7 +204,7 @@ class Attempts:
                 cure="Do not simply send it again unless consumers tolerate duplicates; look it "
                 "up by its id first.",
             )
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError | RouteNotFoundError):
             return error
         return SendError(
             f"message {message_id} to {topic!r} was not stored [{failures}].",
@@ -376,17 +399,17 @@ class Sender:
         directory, clock, trace = self.directory, self.directory.clock, self.trace
         topic, target, call = outgoing.topic, queue, None
         began_s = clock.monotonic_s()
-        if target is None:
-            routes = directory.routes
-            queues = routes.writers.get(topic) if routes.is_fresh(topic, began_s) else None
-            if not queues:
-                queues = yield from directory.write_queues(topic)
-                began_s = clock.monotonic_s()
-            last_broker, key = attempts.last_broker, outgoing.sharding_key
-            target = self._chooser.choose(queues, began_s, last_broker, key)
         try:
-            if queue is not None:
-                yield from directory.route(queue.topic, create=True)
+            if target is None:
+                routes = directory.routes
+                queues = routes.writers.get(topic) if routes.is_fresh(topic, began_s) else None
+                if not queues:
+                    queues = yield from directory.write_queues(topic)
+                    began_s = clock.monotonic_s()
+                last_broker, key = attempts.last_broker, outgoing.sharding_key
+                target = self._chooser.choose(queues, began_s, last_broker, key)
+            else:
+                yield from directory.route(topic, create=True)
             if topic not in self._topics:
                 self._topics.add(topic)
                 self.on_first(self.group, topic)
@@ -398,13 +421,13 @@ class Sender:
             call = Call(address, command, max(0.001, attempts.deadline_s - began_s))
             answer = yield call
             results = send_results(answer, target, ids, address)
-        except (ConnectionLostError, RequestTimeoutError, RequestError) as error:
-            now_s = clock.monotonic_s()
-            self._chooser.failed(target.broker, now_s)
-            directory.routes.forget(topic)
-            is_written = call is not None and call.is_written
-            again = attempts.failed(target.broker, error, now_s, written=is_written)
-            if again and not self.is_closed:
+        except (
+            ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
+        ) as error:  # fmt: skip
+            now_s, is_written = clock.monotonic_s(), call is not None and call.is_written
+            if self._may_go_on(attempts, outgoing, target, error, queue is not None, is_written):
+                if attempts.pause_s:
+                    yield Pause(attempts.pause_s)
                 return None
             if trace is not None:
                 trace.failed(self.group, outgoing, ids, now_s - began_s, batch=batch)
@@ -414,6 +437,28 @@ class Sender:
         if trace is not None:
             trace.sent(self.group, outgoing, results, address, answer, now_s - began_s, batch=batch)
         return results
+
+    def _may_go_on(
+        self, attempts: Attempts, outgoing: Outgoing, target: MessageQueue | None,
+        error: SluiceError, is_fixed: bool, is_written: bool,
+    ) -> bool:  # fmt: skip
+        """Whether there is another attempt, after a rest where a new master has to be waited for:
+        no other broker can take the message, and this one has replicas."""
+        directory, topic, now_s = self.directory, outgoing.topic, self.directory.clock.monotonic_s()
+        broker = None if target is None else target.broker
+        if broker is not None:
+            self._chooser.failed(broker, now_s)
+        is_bound = is_fixed or bool(outgoing.sharding_key)
+        others = {one.broker for one in directory.routes.writers.get(topic, ())} - {broker}
+        may_pass = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
+        awaits = (
+            may_pass and directory.routes.has_replicas(topic, broker) and (is_bound or not others)
+        )
+        directory.routes.forget(topic)
+        again = attempts.failed(
+            broker or attempts.last_broker or "-", error, now_s, written=is_written, awaits=awaits
+        )
+        return again and not self.is_closed
 
     def write_traces(self, notes: Tracing) -> Talk[bool]:
         """Sends all that is noted; False when that failed. Raises nothing."""

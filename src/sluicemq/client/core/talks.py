@@ -51,6 +51,13 @@ class Alone:
     talk: "Talk[Any]"
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """So many seconds pass: what is asked afterwards may be answered differently."""
+
+    seconds: float
+
+
 @dataclass(slots=True)
 class Wait:
     """What a function of the user returned. Its `value` is awaited where that can be done."""
@@ -58,7 +65,7 @@ class Wait:
     value: Any
 
 
-Talk = Generator[Call | Alone | Wait, Command, T]
+Talk = Generator[Call | Alone | Pause | Wait, Command, T]
 
 
 _NOTHING = Command(0)
@@ -74,6 +81,10 @@ class BlockingShell(ABC):
     def exchange(self, call: Call) -> Command:
         """The answer to a call. Raises SluiceError."""
 
+    @abstractmethod
+    def pause(self, seconds: float) -> None:
+        """Returns after so long."""
+
     def run(self, talk: Talk[T]) -> T:
         """The result of a Talk."""
         answer = _NOTHING
@@ -85,6 +96,8 @@ class BlockingShell(ABC):
                         answer = self.exchange(step)
                     elif isinstance(step, Alone):
                         answer = self.run(step.talk)
+                    elif isinstance(step, Pause):
+                        self.pause(step.seconds)
                 except BaseException as error:  # noqa: BLE001 - the Talk decides
                     step = talk.throw(error)
                 else:
@@ -105,6 +118,10 @@ class AsyncioShell(ABC):
         """The answer to a call. Raises SluiceError."""
 
     @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Returns after so long."""
+
+    @abstractmethod
     def alone(self, key: str) -> AbstractAsyncContextManager[object]:
         """Held by one task at a time for each key."""
 
@@ -120,6 +137,8 @@ class AsyncioShell(ABC):
                     elif isinstance(step, Alone):
                         async with self.alone(step.key):
                             answer = await self.run(step.talk)
+                    elif isinstance(step, Pause):
+                        await self.pause(step.seconds)
                     elif isinstance(step.value, Awaitable):
                         answer = step.value = await step.value
                 except BaseException as error:  # noqa: BLE001 - the Talk decides

@@ -50,7 +50,7 @@ class Cluster(BlockingShell):
         self.clock = clock
         self._idle: dict[str, deque[tuple[BlockingChannel, float]]] = defaultdict(deque)
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
 
     find_route = operation(Directory.find_route)
     route = operation(Directory.route)
@@ -83,11 +83,15 @@ class Cluster(BlockingShell):
         self.give(call.address, channel)
         return answer
 
+    def pause(self, seconds: float) -> None:
+        """Blocks the caller's thread, but not beyond `close`."""
+        self._closing.wait(seconds)
+
     def take(self, address: str, timeout_s: float) -> BlockingChannel:
         """A connection of one's own until `give`: an idle one, or a new one."""
         oldest_s = self.clock.monotonic_s() - IDLE_S_MAX
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 raise ClosedError("this client is closed.", cure="Make a new one.")
             while self._idle[address]:
                 channel, since_s = self._idle[address].pop()
@@ -101,7 +105,7 @@ class Cluster(BlockingShell):
         """Hands a connection back for the next call."""
         with self._lock:
             idle = self._idle[address]
-            if not self._closed and len(idle) < IDLE_CHANNELS_MAX:
+            if not self._closing.is_set() and len(idle) < IDLE_CHANNELS_MAX:
                 idle.append((channel, self.clock.monotonic_s()))
                 return
         channel.close()
@@ -109,7 +113,7 @@ class Cluster(BlockingShell):
     def close(self) -> None:
         """Closes every idle connection; further calls raise ClosedError."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             channels = [channel for idle in self._idle.values() for channel, _ in idle]
             self._idle.clear()
         for channel in channels:
