@@ -40,6 +40,7 @@ from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
+from sluicemq.wire.replicas import BrokerHeartbeatRequest, GetBrokerMemberGroupRequest
 from sluicemq.wire.tables import (
     decode_data_version,
     decode_kv_config_file,
@@ -196,10 +197,10 @@ class Requests:
         body = b"" if held is None else encode_data_version(held)
         return success(encode_header(h.QueryDataVersionResponse(changed=changed)), body)
 
-    def broker_heartbeat(self, header: h.BrokerHeartbeatRequest, call: Call) -> None:
+    def broker_heartbeat(self, header: BrokerHeartbeatRequest, call: Call) -> None:
         self.table.refresh(header.cluster, header.address, call.now_ms)
 
-    def member_group(self, header: h.GetBrokerMemberGroupRequest, call: Call) -> Command:
+    def member_group(self, header: GetBrokerMemberGroupRequest, call: Call) -> Command:
         data = self.table.broker(header.broker)
         addresses: Mapping[int, str] = {}
         if data is not None and data.cluster == header.cluster:
@@ -369,8 +370,8 @@ TABLE: Final[dict[int, Row]] = {
     Code.REGISTER_BROKER: Row(h.RegisterBrokerRequest, Requests.register_broker),
     Code.UNREGISTER_BROKER: Row(h.BrokerRequest, Requests.unregister_broker),
     Code.QUERY_DATA_VERSION: Row(h.BrokerRequest, Requests.query_data_version),
-    Code.BROKER_HEARTBEAT: Row(h.BrokerHeartbeatRequest, Requests.broker_heartbeat),
-    Code.GET_BROKER_MEMBER_GROUP: Row(h.GetBrokerMemberGroupRequest, Requests.member_group),
+    Code.BROKER_HEARTBEAT: Row(BrokerHeartbeatRequest, Requests.broker_heartbeat),
+    Code.GET_BROKER_MEMBER_GROUP: Row(GetBrokerMemberGroupRequest, Requests.member_group),
     Code.GET_BROKER_CLUSTER_INFO: Row(None, Requests.cluster_info),
     Code.WIPE_WRITE_PERM_OF_BROKER: Row(h.WritePermissionRequest, Requests.wipe_write_permission),
     Code.ADD_WRITE_PERM_OF_BROKER: Row(h.WritePermissionRequest, Requests.add_write_permission),

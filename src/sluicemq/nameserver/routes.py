@@ -121,9 +121,9 @@ class Registration:
     connection: object = None
 
 
-class FirstChanged(NamedTuple):
-    """The least id of a broker name is another one: what 905 says, and to whom. `ha_address` is
-    that of one that came, `offline_address` that of one that left."""
+class SmallestChanged(NamedTuple):
+    """The smallest living id of a broker name is another one: what 905 says, and to whom.
+    `ha_address` is that of one that came, `offline_address` that of one that left."""
 
     broker_id: int
     address: str
@@ -133,11 +133,11 @@ class FirstChanged(NamedTuple):
 
 
 class RouteTable:
-    """All brokers and topics one name server knows. `on_first_changed` hears who stands first of
-    each broker name."""
+    """All brokers and topics one name server knows. `on_smallest_changed` hears which replica
+    of a broker name is the smallest now."""
 
     def __init__(self) -> None:
-        self.on_first_changed: Callable[[FirstChanged], None] = lambda _change: None
+        self.on_smallest_changed: Callable[[SmallestChanged], None] = lambda _change: None
         self._drained: set[str] = set()
         """Brokers whose write permission was wiped."""
         self._topics: dict[str, dict[str, QueueData]] = {}
@@ -185,8 +185,8 @@ class RouteTable:
         if known is not None and known.addresses and new.broker_id < min(known.addresses):
             others = tuple(one for one in addresses.values() if one != new.address)
             told = others or (new.address,)
-            self.on_first_changed(
-                FirstChanged(new.broker_id, new.address, new.ha_address, None, told)
+            self.on_smallest_changed(
+                SmallestChanged(new.broker_id, new.address, new.ha_address, None, told)
             )
         address = addresses.get(MASTER_ID, "")
         master, _ = self._live.get((new.cluster, address), (None, 0))
@@ -206,7 +206,7 @@ class RouteTable:
             first, *_ = left.items()
             if entry.acting_master_enable and first[0] != min(entry.addresses):
                 told = tuple(left.values())
-                self.on_first_changed(FirstChanged(*first, None, address, told))
+                self.on_smallest_changed(SmallestChanged(*first, None, address, told))
             if entry.acting_master_enable and MASTER_ID not in left:
                 self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
             return

@@ -2,7 +2,9 @@
 
 Everything is decided by `requests.py` on one table in memory; a timer
 removes brokers that have stopped registering, and a closed connection removes its brokers at once.
-Name servers know nothing of each other: a broker registers with each.
+Name servers know nothing of each other: a broker registers with each. They call nobody, but for
+notifyMinBrokerIdChanged: then replicas hear who of them is the smallest (905), once, and those that
+cannot be told find out by asking (901).
 """
 
 import asyncio
@@ -12,17 +14,24 @@ import logging
 from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
+from sluicemq.errors import SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.nameserver.requests import TABLE, Requests
-from sluicemq.nameserver.routes import RouteTable
+from sluicemq.nameserver.routes import RouteTable, SmallestChanged
 from sluicemq.net.accept import warn_of_protection
+from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
 from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.replicas import SmallestIdChangedRequest
 
 log = logging.getLogger("sluicemq.nameserver")
 
 LOOK_S = 0.5
+NOTIFY_S = 0.3
 
 
 class NameServer:
@@ -51,7 +60,11 @@ class NameServer:
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,
         )
-        self._server = secured(network, None, config).listener(
+        network = secured(network, None, config)
+        self._pool = ChannelPool(timeout_s=NOTIFY_S, clock=clock, connect=network.dial)
+        self._notices: set[asyncio.Task[None]] = set()
+        self.requests.table.on_smallest_changed = self._notify
+        self._server = network.listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
             limits=ServerLimits.of(config),
@@ -88,6 +101,7 @@ class NameServer:
                 await self._watch
             self._watch = None
         await self._server.close()
+        await self._pool.close()
 
     def tick(self) -> None:
         """Remove brokers that have been silent too long, and close their connections."""
@@ -106,6 +120,29 @@ class NameServer:
             log.warning(
                 "broker %s at %s is removed: its connection closed", broker.broker, broker.address
             )
+
+    def _notify(self, change: SmallestChanged) -> None:
+        if not self.requests.config.notify_smallest_id or self._closing:
+            return
+        fields = encode_header(
+            SmallestIdChangedRequest(
+                broker_id=change.broker_id,
+                address=change.address,
+                offline_address=change.offline_address,
+                ha_address=change.ha_address,
+            )
+        )
+
+        async def tell(address: str) -> None:
+            with contextlib.suppress(SluiceError):
+                command = Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)
+                (await self._pool.get(address)).oneway(command)
+
+        log.info("id %d at %s is the smallest now; telling %s", *change[:2], ", ".join(change.told))
+        for address in change.told:
+            notice = asyncio.get_running_loop().create_task(tell(address))
+            self._notices.add(notice)
+            notice.add_done_callback(self._notices.discard)
 
     async def _look_at_rules(self, guard: Guard) -> None:
         """An edit of plain_acl.yml is in force as a whole, between two requests."""

@@ -633,25 +633,6 @@ class QueryDataVersionResponse:
     changed: bool = boolean("changed")
 
 
-@request(Code.BROKER_HEARTBEAT)
-class BrokerHeartbeatRequest:
-    cluster: str = text("clusterName")
-    address: str = text("brokerAddr")
-    broker: str = text("brokerName")
-    broker_id: int | None = int64("brokerId", default=None)
-    epoch: int | None = int32("epoch", default=None)
-    offset_max: int | None = int64("maxOffset", default=None)
-    confirm_offset: int | None = int64("confirmOffset", default=None)
-    heartbeat_timeout_ms: int | None = int64("heartbeatTimeoutMills", default=None)
-    election_priority: int | None = int32("electionPriority", default=None)
-
-
-@request(Code.GET_BROKER_MEMBER_GROUP)
-class GetBrokerMemberGroupRequest:
-    cluster: str = text("clusterName")
-    broker: str = text("brokerName")
-
-
 @request(Code.DELETE_TOPIC_IN_NAMESRV)
 class DeleteTopicInNameServerRequest(TopicRequest):
     cluster: str | None = text("clusterName", default=None)

@@ -3,7 +3,7 @@
 import pytest
 
 from sluicemq.client.aio.cluster import Cluster as AsyncioCluster
-from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Call, Talk, operation
+from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Call, Pause, Talk, operation
 from sluicemq.errors import ConnectionLostError
 from sluicemq.wire.frames import Command
 
@@ -33,10 +33,16 @@ class Threads(Answers, BlockingShell):
     def exchange(self, call: Call) -> Command:
         return self.answer(call)
 
+    def pause(self, seconds: float) -> None:
+        self.rested_s = seconds
+
 
 class Tasks(Answers, AsyncioShell):
     async def exchange(self, call: Call) -> Command:
         return self.answer(call)
+
+    async def pause(self, seconds: float) -> None:
+        self.rested_s = seconds
 
     alone = AsyncioCluster.alone
 
@@ -44,6 +50,16 @@ class Tasks(Answers, AsyncioShell):
 async def test_a_talk_runs_alike_in_both_shells() -> None:
     assert Threads().twice("x") == "there1 there3"
     assert await Tasks().twice(text="x") == "there1 there3"
+
+
+async def test_a_talk_rests_in_both_shells() -> None:
+    def late(directory: str) -> Talk[str]:
+        yield Pause(1.5)
+        return directory
+
+    threads, tasks = Threads(), Tasks()
+    assert (threads.run(late("x")), await tasks.run(late("x"))) == ("x", "x")
+    assert (threads.rested_s, tasks.rested_s) == (1.5, 1.5)
 
 
 async def test_an_error_that_the_talk_does_not_catch_is_the_callers() -> None:

@@ -1,5 +1,6 @@
 """The name server as a whole, without sockets: time and lost connections."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.model.ids import Host
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.dispatch import Peer
+from sluicemq.net.dispatch import Dispatcher, Peer
+from sluicemq.net.network import MemoryNetwork
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 from sluicemq.wire.tables import RegisterBody, TopicTable, encode_register_body
 
@@ -124,3 +126,30 @@ def test_a_one_way_heartbeat_gets_no_answer(server: NameServer) -> None:
     fields = {"brokerName": "a", "brokerAddr": "127.0.0.1:1", "clusterName": "c"}
     frame = encode(Command(904, fields, flag=FLAG_ONEWAY))
     assert server.dispatcher.feed(frame, connect()[0]) == (len(frame), b"")
+
+
+async def test_replicas_are_told_who_is_the_smallest(tmp_path: Path, clock: HandClock) -> None:
+    network = MemoryNetwork()
+    heard: list[Command] = []
+    config = NameServerConfig(
+        kv_config_path=str(tmp_path / "kv.json"), bind_address="127.0.0.1", listen_port=0,
+        notify_smallest_id=True,
+    )  # fmt: skip
+    server = NameServer(config, clock=clock, network=network)
+    slave = network.listener(Dispatcher({905: lambda command, _peer: heard.append(command)}))
+    await server.start()
+    await slave.start("127.0.0.1", [7])
+    peer, _ = connect()
+    register(server, peer, enableActingMaster="true")
+    for broker_id, port in (("1", "7"), ("2", "8")):
+        acting = {"enableActingMaster": "true", "brokerAddr": f"127.0.0.1:{port}"}
+        register(server, connect()[0], brokerId=broker_id, **acting)
+    server.disconnected(peer)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    said = {
+        "minBrokerId": "1", "minBrokerAddr": "127.0.0.1:7", "offlineBrokerAddr": "127.0.0.1:1",
+    }  # fmt: skip
+    assert [(command.fields, command.is_oneway) for command in heard] == [(said, True)]
+    await slave.close()
+    await server.close()

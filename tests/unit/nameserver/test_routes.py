@@ -9,6 +9,7 @@ from sluicemq.nameserver.routes import (
     TIMEOUT_MS,
     Registration,
     RouteTable,
+    SmallestChanged,
     in_zone,
 )
 from sluicemq.wire.headers import RegisterBrokerResponse
@@ -228,15 +229,109 @@ def test_a_broker_that_came_back_survives_the_end_of_its_old_connection(table: R
     assert table.route("T") is not None
 
 
-def test_write_permission_is_wiped_until_the_next_edition(table: RouteTable) -> None:
+def test_write_permission_is_wiped_until_it_is_given_back_or_the_broker_comes_anew(
+    table: RouteTable,
+) -> None:
+    def perm(topic: str = "T") -> int:
+        return table.route(topic).queues[0].perm  # type: ignore[union-attr]
+
     table.register(master(), 0)
     table.register(master("b"), 0)
     assert table.wipe_write_permission("a") == 2
     assert [queue.perm for queue in table.route("T").queues] == [4, 6]  # type: ignore[union-attr]
     table.register(master(), 1)
     assert table.route("T").queues[0].perm == 4  # type: ignore[union-attr]
-    table.register(master(version=DataVersion(2, 100)), 2)
+    table.register(master(version=DataVersion(2, 100), topics=topics("T", "new")), 2)
+    table.register_topic("late", [QueueData("a", 4, 4, 6)])
+    assert (perm(), perm("new"), perm("late")) == (4, 4, 4)
+    table.unregister("c", "a", "a:1")
+    table.register(master(), 3)
+    assert perm() == 6
+    table.wipe_write_permission("a")
+    table.add_write_permission("a")
+    table.register(master(version=DataVersion(3, 100)), 4)
+    assert perm() == 6
+
+
+def test_a_wipe_holds_while_a_slave_is_left_until_the_master_is_back(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(slave(), 0)
+    table.wipe_write_permission("a")
+    table.unregister("c", "a", "a:1")
+    assert table.route("T").queues[0].perm == 4  # type: ignore[union-attr]
+    table.register(master(), 1)
     assert table.route("T").queues[0].perm == 6  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------ who is smallest
+
+
+def test_replicas_hear_who_is_the_smallest(table: RouteTable) -> None:
+    heard: list[SmallestChanged] = []
+    table.on_smallest_changed = heard.append
+    acting = {"acting_master_enable": True}
+    table.register(slave(broker_id=2, **acting), 0)
+    table.register(slave(address="a:5", broker_id=3, **acting), 0)
+    assert heard == [], "nobody was there, or it is not the smallest"
+    table.register(master(**acting), 0)
+    assert heard.pop() == SmallestChanged(0, "a:1", "a:2", None, ("a:9", "a:5"))
+    table.register(master(**acting), 1)
+    table.unregister("c", "a", "a:5")
+    assert heard == []
+    table.unregister("c", "a", "a:1")
+    assert heard.pop() == SmallestChanged(2, "a:9", None, "a:1", ("a:9",))
+    table.register(slave(broker_id=0, version=DataVersion(0, 0, 1), **acting), 2)
+    assert heard.pop() == SmallestChanged(0, "a:9", "", None, ("a:9",)), "it has become the master"
+
+
+def test_nobody_is_told_that_a_broker_without_acting_masters_has_lost_its_own(
+    table: RouteTable,
+) -> None:
+    heard: list[SmallestChanged] = []
+    table.on_smallest_changed = heard.append
+    table.register(master(), 0)
+    table.register(slave(), 0)
+    table.unregister("c", "a", "a:1")
+    assert heard == []
+
+
+# ---------------------------------------------------------------------------------- a failover
+
+
+def test_a_failover_seen_by_a_name_server(table: RouteTable) -> None:
+    """Of two that say they are the master the one of the later epoch is, whoever speaks last."""
+
+    def epoch(number: int, **changes: object) -> Registration:
+        return master(version=DataVersion(5, 100, number), **changes)
+
+    def registered() -> dict[int, str]:
+        data = table.broker("a")
+        return {} if data is None else dict(data.addresses)
+
+    table.register(epoch(1), 0)
+    table.register(epoch(1, broker_id=2, address="a:9"), 0)
+    table.register(epoch(2, address="a:9"), 1)
+    assert registered() == {0: "a:9"}
+    assert table.register(epoch(1), 2) == RegisterBrokerResponse(), "the deposed one comes too late"
+    assert registered() == {0: "a:9"}
+    table.register(epoch(2, broker_id=1, address="a:1"), 3)
+    assert registered() == {0: "a:9", 1: "a:1"}, "and is a slave"
+    table.refresh("c", "a:1", 4)
+    assert [queue.perm for queue in table.route("T").queues] == [6]  # type: ignore[union-attr]
+    fresh = RouteTable()  # a name server that was restarted hears the deposed one first
+    fresh.register(epoch(1), 0)
+    fresh.register(epoch(2, address="a:9"), 0)
+    assert fresh.broker("a").addresses == {0: "a:9"}  # type: ignore[union-attr]
+
+
+def test_a_slave_that_takes_over_brings_the_topics_of_its_own_log(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(slave(version=DataVersion(1, 100)), 0)
+    table.unregister("c", "a", "a:1")
+    table.register(
+        slave(broker_id=0, version=DataVersion(1, 100, 2), topics=topics("T", queues=8)), 1
+    )
+    assert table.route("T").queues[0].write_queues == 8  # type: ignore[union-attr]
 
 
 def test_adding_write_permission_gives_both(table: RouteTable) -> None:

@@ -27,8 +27,8 @@ from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.model.topic import (
-    MASTER_ID,
     DEFAULT_TOPIC,
+    MASTER_ID,
     GroupConfig,
     MessageQueue,
     TopicConfig,

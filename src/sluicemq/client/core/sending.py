@@ -183,7 +183,7 @@ class Attempts:
             return False
         if isinstance(error, RequestError) and error.code not in RETRY_CODES:
             return False
-        if now_s >= self.deadline_s:
+        if now_s >= self.deadline_s or (isinstance(error, RouteNotFoundError) and not awaits):
             return False
         if awaits and self._may_retry:
             self.pause_s = min(max(2 * self.pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
