@@ -49,7 +49,7 @@ COMMANDS: Final = {
     "group": Entry("group", "group", "List, create, show and move consumer groups."),
     "consumer": Entry("group", "consumer", "Show what consumers do now."),
     "delay": Entry("message", "delay", "List and cancel delayed messages."),
-    "cluster": Entry("topic", "cluster", "Show the brokers of a cluster."),
+    "cluster": Entry("cluster", "cluster", "Brokers and their replicas: show, switch the master."),
     "sql": Entry("spark", "sql", "Query topics, archives, dead letters and traces with SQL."),
     "explain": Entry("explain", "explain", "Say why a message or a group is where it is."),
     "filter": Entry("filter", "filter_group", "Check and try filter expressions."),

@@ -1,4 +1,4 @@
-"""`sluice topic` and `sluice cluster`: topics with their queues, brokers and how they do."""
+"""`sluice topic`: topics with their queues."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,8 +14,7 @@ from sluicemq.cli.output import (
     with_options,
 )
 from sluicemq.client.sync.admin import Admin
-from sluicemq.errors import ConfigurationError, SluiceError
-from sluicemq.model.topic import DLQ_PREFIX, MASTER_ID, MESSAGE_TYPE, MESSAGE_TYPES, RETRY_PREFIX
+from sluicemq.model.topic import DLQ_PREFIX, MESSAGE_TYPE, MESSAGE_TYPES, RETRY_PREFIX
 
 F = TypeVar("F", bound=Callable[..., Any])
 SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
@@ -193,72 +192,3 @@ def delete(admin: Admin, name: str, cluster: str | None, yes: bool, as_json: boo
         click.confirm(f"Delete {name} with all its messages?", abort=True, err=True)
     admin.delete_topic(name, cluster=cluster)
     print_result({"topic": name, "deleted": True}, f"Topic {name} is deleted.", as_json=as_json)
-
-
-# -------------------------------------------------------------------------------- cluster
-
-
-@click.group()
-def cluster() -> None:
-    """Show the brokers of a cluster."""
-
-
-@cluster.command("list")
-@admin_options
-def list_brokers(admin: Admin, as_json: bool) -> None:
-    """Every broker with its addresses and whether it can be reached from here."""
-    records = []
-    for data in sorted(
-        admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
-    ):
-        for broker_id, address in sorted(data.addresses.items()):
-            runtime: dict[str, str] = {}
-            try:
-                runtime, state = admin.runtime(address), "up"
-            except SluiceError as error:
-                state = f"unreachable: {error}"
-            records.append(
-                {
-                    "cluster": data.cluster,
-                    "broker": data.broker,
-                    "role": "master" if broker_id == MASTER_ID else f"slave {broker_id}",
-                    "address": address,
-                    "version": runtime.get("brokerVersionDesc", ""),
-                    "in_per_s": _rate(runtime.get("putTps", "")),
-                    "out_per_s": _rate(runtime.get("getTransferredTps", "")),
-                    "state": state,
-                }
-            )
-    print_records(
-        records, as_json=as_json, empty="No broker is registered. Start one: sluice broker."
-    )
-
-
-def _rate(text: str) -> float | None:
-    """The first of three rates: over 10 s, 1 min, 10 min (spec/admin.md §3)."""
-    try:
-        return round(float(text.partition(" ")[0]), 1)
-    except ValueError:
-        return None
-
-
-@cluster.command("show")
-@click.argument("broker")
-@admin_options
-def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
-    """Every counter of BROKER (its name, or host:port)."""
-    address = broker
-    if ":" not in broker:
-        masters = admin.masters()
-        if broker not in masters:
-            raise ConfigurationError(
-                f"there is no broker {broker!r}.",
-                cure=f"The name server knows: {', '.join(masters) or 'none'}.",
-            )
-        address = masters[broker]
-    runtime = dict(sorted(admin.runtime(address).items()))
-    if as_json:
-        print_json(runtime)
-        return
-    records = [{"counter": name, "value": value} for name, value in runtime.items()]
-    print_records(records, title=f"{broker} at {address}", empty="No counters.")

@@ -7,6 +7,7 @@ queue, times are milliseconds since 1970.
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.operations import explain, messages
 from sluicemq.client.core.operations import groups as group_talks
+from sluicemq.client.core.operations import replicas as replica_talks
 from sluicemq.client.core.operations import topics as topic_talks
 from sluicemq.client.core.talks import operation
 
@@ -20,6 +21,9 @@ class AdminOperations:
     masters = operation(topic_talks.masters)
     runtime = operation(topic_talks.runtime)
     access_status = operation(topic_talks.access_status)
+    replicas = operation(replica_talks.replicas)
+    switch_master = operation(replica_talks.switch_master)
+    elect_master = operation(replica_talks.elect_master)
 
     topics = operation(topic_talks.topics)
     queues = operation(topic_talks.queues)

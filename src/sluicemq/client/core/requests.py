@@ -97,6 +97,8 @@ topic_stats = _of(Code.GET_TOPIC_STATS_INFO, headers.TopicRequest)
 groups_of_topic = _of(Code.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest)
 runtime_info = _bare(Code.GET_BROKER_RUNTIME_INFO)
 access_status = _bare(Code.SLUICE_ACCESS_STATUS)
+replica_status = _bare(Code.SLUICE_REPLICA_STATUS)
+elect_master = _bare(Code.SLUICE_ELECT_MASTER)
 
 # Queues.
 offset_min = _of_queue(Code.GET_MIN_OFFSET, headers.QueueRequest)
@@ -122,6 +124,13 @@ list_delayed = _of(Code.SLUICE_LIST_DELAYED, headers.ListDelayedRequest)
 cancel_delayed = _of(Code.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest)
 list_transactions = _of(Code.SLUICE_LIST_TRANSACTIONS, headers.ListTransactionsRequest)
 resolve_transaction = _of(Code.SLUICE_RESOLVE_TRANSACTION, headers.ResolveTransactionRequest)
+
+
+def switch_master(broker_id: int | None) -> Command:
+    """Another replica becomes master: this one, or whoever has most."""
+    command = request(Code.SLUICE_SWITCH_MASTER)
+    command.fields = {} if broker_id is None else {"brokerId": f"{broker_id}"}
+    return command
 
 
 def route(topic: str) -> Command:

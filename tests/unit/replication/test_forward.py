@@ -1,0 +1,173 @@
+"""A replica that is not master passes on what only the master answers."""
+
+import asyncio
+from collections.abc import Mapping
+
+from sluicemq.net.channel import Channel
+from sluicemq.net.dispatch import Dispatcher, Handler, Peer
+from sluicemq.net.network import MemoryNetwork
+from sluicemq.replication.forward import HOLD_S, NOT_MASTER, Forwarder, NotMasterError
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
+
+MASTER, OTHER, REPLICA = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
+
+
+class World:
+    """Masters that say who they are, and a replica before them."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+        self.forwarder = Forwarder(self.network.dial)
+        self.seen: dict[str, list[tuple[int, Peer]]] = {MASTER: [], OTHER: [], REPLICA: []}
+        self.refuses: set[str] = set()
+
+    def handlers(self, name: str) -> dict[int, Handler]:
+        def handle(command: Command, peer: Peer) -> Command:
+            self.seen[name].append((command.code, peer))
+            if name in self.refuses:
+                raise NotMasterError
+            return Command(0, {"by": name, "body": bytes(command.body).decode()})
+
+        codes = (Code.SEND_MESSAGE_V2, Code.HEART_BEAT, Code.PULL_MESSAGE, Code.GET_BROKER_CONFIG)
+        return dict.fromkeys(map(int, codes), handle)
+
+    async def serve(self, name: str, handlers: Mapping[int, Handler] | None = None) -> None:
+        host, _, port = name.partition(":")
+        listener = self.network.listener(
+            Dispatcher(handlers or self.handlers(name)), on_disconnect=self.forwarder.disconnected
+        )
+        await listener.start(host, [int(port)])
+
+    async def replica(self, *, serves_reads: bool = False) -> Channel:
+        local = self.handlers(REPLICA)
+        await self.serve(REPLICA, self.forwarder.handlers(local, serves_reads=serves_reads))
+        return await self.network.dial(REPLICA)
+
+
+def send(text: str) -> Command:
+    return Command(Code.SEND_MESSAGE_V2, {"topic": "t"}, text.encode())
+
+
+async def test_a_send_is_answered_by_the_master_and_a_question_to_the_replica_by_itself() -> None:
+    world = World()
+    await world.serve(MASTER)
+    channel = await world.replica()
+    world.forwarder.master = MASTER
+    answers = await asyncio.gather(*(channel.call(send(f"{i}"), 5) for i in range(50)))
+    assert [it.fields for it in answers] == [{"by": MASTER, "body": f"{i}"} for i in range(50)]
+    assert len({peer for _, peer in world.seen[MASTER]}) == 1
+    own = await channel.call(Command(Code.GET_BROKER_CONFIG), 5)
+    assert own.fields is not None
+    assert own.fields["by"] == REPLICA
+    await world.forwarder.close()
+
+
+async def test_pulls_are_forwarded_unless_the_replica_serves_readers() -> None:
+    for serves_reads, by in ((False, MASTER), (True, REPLICA)):
+        world = World()
+        await world.serve(MASTER)
+        channel = await world.replica(serves_reads=serves_reads)
+        world.forwarder.master = MASTER
+        answer = await channel.call(Command(Code.PULL_MESSAGE), 5)
+        assert answer.fields is not None
+        assert answer.fields["by"] == by
+        await world.forwarder.close()
+
+
+async def test_requests_wait_while_nobody_is_master_and_then_go_in_order() -> None:
+    world = World()
+    channel = await world.replica()
+    calls = [asyncio.ensure_future(channel.call(send(f"{i}"), 5)) for i in range(5)]
+    await asyncio.sleep(0.1)
+    await world.serve(OTHER)
+    world.forwarder.master = OTHER
+    answers = await asyncio.gather(*calls)
+    assert [it.fields and it.fields["body"] for it in answers] == list("01234")
+    await world.forwarder.close()
+
+
+async def test_who_waited_long_enough_is_told_to_try_again() -> None:
+    world = World()
+    channel = await world.replica()
+    began = asyncio.get_running_loop().time()
+    answer = await channel.call(send("x"), 10)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert asyncio.get_running_loop().time() - began < HOLD_S + 0.5
+    await world.forwarder.close()
+
+
+async def test_a_forwarded_request_is_not_forwarded_again() -> None:
+    world = World()
+    channel = await world.replica()
+    world.forwarder.master = REPLICA  # it thinks so, and that is it itself
+    answer = await channel.call(send("x"), 10)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "try again" in (answer.remark or "")
+    await world.forwarder.close()
+
+
+async def test_one_that_is_master_no_more_is_asked_again_and_then_the_next() -> None:
+    world = World()
+    await world.serve(MASTER)
+    await world.serve(OTHER)
+    world.refuses.add(MASTER)
+    channel = await world.replica()
+    world.forwarder.master = MASTER
+    call = asyncio.ensure_future(channel.call(send("x"), 5))
+    await asyncio.sleep(0.12)
+    assert len(world.seen[MASTER]) > 1
+    world.forwarder.master = OTHER
+    answer = await call
+    assert answer.fields is not None
+    assert answer.fields["by"] == OTHER
+    assert NOT_MASTER
+    await world.forwarder.close()
+
+
+async def test_a_request_that_was_written_when_the_tunnel_broke_ends_the_connection() -> None:
+    world = World()
+
+    def lose(command: Command, peer: Peer) -> None:
+        peer.close()
+
+    await world.serve(MASTER, {int(Code.SEND_MESSAGE_V2): lose})
+    channel = await world.replica()
+    world.forwarder.master = MASTER
+    call = asyncio.ensure_future(channel.call(send("x"), 5))
+    await asyncio.wait([call])
+    assert "closed before the answer" in str(call.exception())
+    await world.forwarder.close()
+
+
+async def test_the_last_heartbeat_goes_first_and_the_master_asks_back() -> None:
+    world = World()
+    await world.serve(MASTER)
+    asked: list[int] = []
+
+    def on_request(command: Command, channel: Channel) -> Command | None:
+        asked.append(command.code)
+        return Command(0, body=b"running")
+
+    await world.replica()
+    channel = await world.network.dial(REPLICA, on_request=on_request)
+    await channel.call(Command(Code.HEART_BEAT, body=b"{}"), 5)
+    assert world.seen[MASTER] == []
+    world.forwarder.master = MASTER
+    await channel.call(send("x"), 5)
+    assert [code for code, _ in world.seen[MASTER]] == [Code.HEART_BEAT, Code.SEND_MESSAGE_V2]
+    peer = world.seen[MASTER][0][1]
+    peer.notify(Command(Code.NOTIFY_CONSUMER_IDS_CHANGED))
+    answers: list[Command] = []
+    peer.ask(Command(Code.GET_CONSUMER_RUNNING_INFO), answers.append)
+    await asyncio.sleep(0.05)
+    assert asked == [Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.GET_CONSUMER_RUNNING_INFO]
+    assert [bytes(it.body) for it in answers] == [b"running"]
+    await channel.call(Command(Code.HEART_BEAT, body=b"{}"), 5)
+    await asyncio.sleep(0.01)
+    assert [code for code, _ in world.seen[MASTER]].count(Code.HEART_BEAT) == 2
+    await channel.close()
+    await asyncio.sleep(0.05)
+    assert peer.closed
+    await world.forwarder.close()
