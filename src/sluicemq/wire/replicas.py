@@ -1,7 +1,7 @@
-"""What brokers of one name and the name servers tell each other about who lives (spec/ha.md §5, §6)."""
+"""What brokers of one name and name servers tell each other of who lives (spec/ha.md §5, §6)."""
 
 from sluicemq.wire.codes import RequestCode as Code
-from sluicemq.wire.declare import boolean, int32, int64, text
+from sluicemq.wire.declare import int32, int64, text
 from sluicemq.wire.headers import request
 
 
