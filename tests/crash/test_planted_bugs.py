@@ -23,9 +23,8 @@ from sluicemq.broker.table import TABLE
 from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
+from sluicemq.store import dispatch, segments
 from sluicemq.store import log as scan
-from sluicemq.store import recover as recovery
-from sluicemq.store import segments
 from sluicemq.store.directory import DeletedTopics
 from sluicemq.store.log import CommitLog, Scanned
 from sluicemq.store.queues import ConsumeQueues, Queue
@@ -194,9 +193,9 @@ def failed_checkpoint_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_crc_check_on_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = recovery.sweep_records
+    original = dispatch.sweep_records
     monkeypatch.setattr(
-        recovery, "sweep_records", lambda log, start, **_: original(log, start, check_crc=False)
+        dispatch, "sweep_records", lambda *args, **kw: original(*args, **{**kw, "check_crc": False})
     )
 
 

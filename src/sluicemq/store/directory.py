@@ -177,6 +177,14 @@ class DurableMark:
             write_checkpoint(self._files, self._path, new, index_time_ms=self.index_time_ms)
             self._sequence, self.mark = new.sequence, new
 
+    def remove(self) -> None:
+        """Durably, nothing is known of log, queues and index. Raises OSError."""
+        with self._lock:
+            self.mark = None
+            if self._files.exists(self._path):
+                self._files.remove(self._path)
+                self._files.sync_directory(self._path.rpartition("/")[0])
+
     def start_at(self, log_start: int) -> None:
         """The durable mark says from now on that the log begins there. Raises OSError."""
         with self._lock:
@@ -188,9 +196,8 @@ class DurableMark:
         mark = self.found.mark
         if mark is not None:
             write_checkpoint(self._files, self._path, mark.without_queues())
-        elif self._files.exists(self._path):
-            self._files.remove(self._path)
-            self._files.sync_directory(self._path.rpartition("/")[0])
+        else:
+            self.remove()
 
     def say_index_time(self, time_ms: int) -> None:
         """RocketMQ's field for the index alone, not synced, and only beside a mark of ours.

@@ -6,6 +6,9 @@ Written once a turn, one pwrite per file touched; a file that has no room for th
     synced_offset <= written_offset        (and the writer's own, which the log does not know)
     on disk          in the kernel
 
+Behind a master (`follow`) the bytes may end within a record: `records_end` is how far queues, index
+and marks are then; with a writer it is `written_offset`.
+
 `sync` may run in another thread than everything else. It covers what was written when it began
 (a group commit), in file order, and touches nothing that the writing thread changes: it reads
 `written_offset` once and writes `synced_offset`.
@@ -113,6 +116,8 @@ class CommitLog:
         self.requires_checksum = requires_checksum
         self.written_offset = 0
         self.synced_offset = 0
+        self.followed_end: int | None = None
+        """`records_end` when a master writes the log."""
         self.failure: OSError | None = None
         self.refusal: StoreFullError | None = None
         self._sync_lock = threading.Lock()
@@ -123,9 +128,28 @@ class CommitLog:
         """The first position that is still there."""
         return self.segments.start
 
+    @property
+    def records_end(self) -> int:
+        """Behind the last record that is in its queue."""
+        return self.written_offset if self.followed_end is None else self.followed_end
+
     def set_end(self, offset: int) -> None:
         """What recovery found: everything before is on disk, appending goes on from there."""
         self.written_offset = self.synced_offset = offset
+
+    def cut(self, end: int) -> None:
+        """Forget what lies behind `end`, durably. Raises StoreError, as a failed sync does."""
+        with self._sync_lock:
+            self.check()
+            segments = self.segments
+            try:
+                if segments.cut(end):
+                    if segments.last is not None:
+                        segments.last.file().sync()
+                    segments.files.sync_directory(segments.directory)
+            except OSError as error:
+                self.fail(error)
+            self.written_offset, self.synced_offset = end, min(self.synced_offset, end)
 
     def check(self) -> None:
         """Raises StoreError when the log takes no more writes."""
@@ -148,7 +172,7 @@ class CommitLog:
 
     # --- writing
 
-    def write(self, pieces: Sequence[tuple[int, bytes]], end: int) -> None:
+    def write(self, pieces: Sequence[tuple[int, bytes | memoryview]], end: int) -> None:
         """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
 
         Raises StoreFullError or StoreError; then nothing was written, as far as anyone can tell,

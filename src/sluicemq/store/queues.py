@@ -38,6 +38,8 @@ BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_UNIT: Final = UNIT.pack(0, BLANK_SIZE, 0)
 GAP_MAX: Final = 64
 """Blank units in a row that a search looks behind: a queue may lack some in its middle."""
+UNITS_SINGLY: Final = 1024
+"""So many at the end are looked at one by one, where damage is likely, before halves are taken."""
 SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
 Units = memoryview | bytearray | bytes
 TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
@@ -186,6 +188,19 @@ class Queue:
         self.segments.release()
         return found
 
+    def end_before(self, log_end: int) -> int:
+        """The offset behind the last unit whose record ends at `log_end` or before."""
+        offset = self.next_offset
+        stop = max(self.offset_min, offset - UNITS_SINGLY)
+        while offset > stop:
+            unit = self.unit(offset - 1)
+            if unit is None or (unit.is_used and unit.end <= log_end):
+                return offset
+            offset -= 1
+        return _bisect(
+            self.offset_min, offset, lambda unit: unit.is_blank or unit.end <= log_end, self.unit
+        )
+
     def correct_min(self, log_start: int) -> None:
         """Set offset_min behind blank units and those whose records are deleted from the log."""
         self.offset_min = self.first_from(log_start)
@@ -234,11 +249,13 @@ class Queue:
 
     def truncate(self, offset: int) -> None:
         """Forget the units from `offset` on, in memory and in the files."""
+        visible = min(self.visible_offset, offset)
         if offset >= self.tail_start:
             del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
-            self.next_offset = self.committed_offset = self.visible_offset = offset
+            self.next_offset = self.committed_offset = offset
         else:
             self._set_end(offset)
+        self.visible_offset = visible
         self.offset_min = min(self.offset_min, offset)
         if offset * UNIT_BYTES < self.segments.end:
             self._cut(offset * UNIT_BYTES, keeps_file=True)
@@ -449,12 +466,7 @@ class ConsumeQueues:
     def truncate_log(self, end: int) -> None:
         """Drop the units whose records lie at `end` or later: the log does not hold them."""
         for queue in self:
-            offset = queue.next_offset
-            while offset > queue.offset_min:
-                unit = queue.unit(offset - 1)
-                if unit is None or (unit.is_used and unit.end <= end):
-                    break
-                offset -= 1
+            offset = queue.end_before(end)
             if offset < queue.next_offset:
                 queue.truncate(offset)
 
@@ -486,13 +498,23 @@ class ConsumeQueues:
         for topic in {topic for topic, _ in self.by_key}:
             self.delete(topic)
 
-    def totals(self) -> tuple[int, int]:
-        """How many queues have units, and the sum of their ends: a digest for the checkpoint. No
-        start agrees with that of doubtful queues."""
+    def totals(self, log_end: int | None = None) -> tuple[int, int]:
+        """How many queues have units, and the sum of their ends: a digest for the checkpoint, of
+        now or as it is when the log is cut to `log_end`. No start agrees with that of doubtful
+        queues."""
         if self.is_doubtful:
             return -1, -1
-        ends = [queue.committed_offset for queue in self if queue.committed_offset]
-        return len(ends), sum(ends)
+        ends = [
+            queue.committed_offset if log_end is None else queue.end_before(log_end)
+            for queue in self
+        ]
+        return len(ends) - ends.count(0), sum(ends)
+
+    def last_unit(self, log_end: int | None = None) -> Unit | None:
+        """Of all queues, the one that lies last in the log (before its new end)."""
+        ends = [(q, q.next_offset if log_end is None else q.end_before(log_end)) for q in self]
+        units = [queue.unit(end - 1) for queue, end in ends if end > 0]
+        return max((unit for unit in units if unit is not None and not unit.is_blank), default=None)
 
     def close(self) -> None:
         for queue in self:

@@ -131,6 +131,11 @@ class LogReader:
         self.soundness = Soundness(log, queues, config.delay_levels_ms)
         self.columns: PropertyColumns | None = columns
 
+    def forget(self) -> None:
+        """The log was cut below what readers have seen."""
+        self._judged = JudgedRecords()
+        self._tag_hits = None
+
     # --- by queue offset
 
     def read(

@@ -28,10 +28,10 @@ from sluicemq.store.directory import (
     fit_sizes,
     read_checkpoint,
 )
+from sluicemq.store.dispatch import sweep_records
 from sluicemq.store.log import CommitLog, Scanned
 from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.recover import sweep_records
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.scan import RangeScan

@@ -21,47 +21,36 @@ the writes that were not synced and drops others, also earlier ones: what is dro
 up to the end of a write or in whole sectors (`is_lost_write`). Everything else is damage: a disk
 changes bits, it does not remove them.
 
-A record's queue and offset have no checksum. One that cannot be (it goes back in its queue, or
-skips more offsets than there was room for in the log) waits for the next one of its queue: only
-when that goes on from it the queue does as well, else the record is passed over and logged.
-Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
+How records get into their queues is in `dispatch`.
 """
 
 import logging
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicemq.errors import ProtocolError, StoreDamagedError
 from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGIC_V1, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.store.directory import Checkpoint, Mark
+from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
-    LOST_CODE,
     SEARCH_BYTES_MAX,
     CommitLog,
     Scanned,
     explain,
-    is_blank,
     next_record,
     read_scanned,
     records_from,
 )
-from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit, is_possible
-
-if TYPE_CHECKING:
-    from sluicemq.store.bulk import Group, Sweep
+from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit
 
 logger = logging.getLogger(__name__)
 
-SINGLES_FIRST: Final = 2000
-"""A walk shorter than this is over before NumPy would be imported."""
-SINGLES_BETWEEN: Final = 32
-"""So many are read one by one where columns do not help, more each time, up to the number above."""
 CLEAN_TAIL_BYTES: Final = 16 << 20
 SECTOR_BYTES: Final = 512
 _ZEROS_MIN: Final = 2
@@ -95,7 +84,7 @@ class Recovery:
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """`delays_ms`: messageDelayLevel, for units of delayed messages that are built anew."""
-        self._delays_ms = delays_ms
+        self._dispatcher = Dispatcher(log, queues, check_crc=check_crc, delays_ms=delays_ms)
         self._root = root or log.segments.directory.rpartition("/")[0]
         self._log = log
         self._queues = queues
@@ -105,10 +94,6 @@ class Recovery:
         self._after_crash = False
         self._start = 0
         self._is_incomplete = False
-        self._by_name: dict[tuple[bytes, int], Queue] = {}
-        self._added = 0
-        self._time_ms = 0
-        self._suspects: dict[Queue, tuple[int, Unit]] = {}
 
     def load(self, *, after_crash: bool) -> None:
         """Find the files; after an orderly stop this changes nothing.
@@ -181,18 +166,17 @@ class Recovery:
             on_rebuild()
             logger.warning("consume queues are missing or too short: building all from the log")
             queues.remove_all()
-            self._by_name.clear()
-            self._suspects.clear()
-            self._added = 0
+            self._dispatcher.forget()
             end = self._walk(log.start, may_gap=True)
             end = log.start if end is None else end
         self._require_mark(end)
         self._finish(end)
-        if not self._time_ms:
-            unit = self._last_unit()
+        time_ms = self._dispatcher.time_ms
+        if not time_ms:
+            unit = self._queues.last_unit()
             last = self._record_of(unit) if unit is not None else None
-            self._time_ms = last.store_time_ms if last is not None else 0
-        return Recovered(end, self._time_ms, self._added, is_rebuilt)
+            time_ms = last.store_time_ms if last is not None else 0
+        return Recovered(end, time_ms, self._dispatcher.added, is_rebuilt)
 
     def _usable_mark(self) -> Mark | None:
         mark, segments = self._checkpoint.mark, self._log.segments
@@ -227,7 +211,7 @@ class Recovery:
     def _walk_start(self) -> int | None:
         log, mark = self._log, self._mark
         if self._after_crash and mark is not None:
-            last = self._last_unit()  # its record is looked at again: the mark vouches for it
+            last = self._queues.last_unit()  # looked at again: the mark vouches for its record
             is_there = last is not None and last.physical_offset >= log.start
             # Queue or log may be damaged: building anew finds out. What lies between that record
             # and the mark stands in no queue: topics that were deleted.
@@ -247,7 +231,7 @@ class Recovery:
             goes_on = next(log.scan(mark.log_offset, check_crc=False), None) is not None
             if not goes_on and self._queues.totals() != (mark.queues, mark.units):
                 return None
-        last = self._last_unit()
+        last = self._queues.last_unit()
         return max(log.start, last.end if last else 0, mark.log_offset if mark else 0)
 
     def _trim(self, queue: Queue) -> None:
@@ -302,98 +286,14 @@ class Recovery:
         scanned = self._log.scanned_at(unit.physical_offset, check_crc=check_crc)
         return scanned if scanned is not None and scanned.size_bytes == unit.size_bytes else None
 
-    def _last_unit(self) -> Unit | None:
-        """Of all queues, the one that lies last in the log."""
-        units = [q.unit(q.next_offset - 1) for q in self._queues if q.next_offset > 0]
-        return max((unit for unit in units if unit is not None and not unit.is_blank), default=None)
-
-    # --- walking
-
     def _walk(self, start: int, *, may_gap: bool) -> int | None:
         """Put every record from `start` on into its queue; the end, or None at a gap: the queue
         lacks units before this one."""
-        end = start
-        for found in sweep_records(
-            self._log, start, check_crc=self._check_crc, delays_ms=self._delays_ms
-        ):
-            if not isinstance(found, Scanned):
-                is_complete = all(self._dispatch_group(g, may_gap=may_gap) for g in found.groups)
-            elif found.is_queued:
-                code = found.tag_code(self._delays_ms)
-                unit = Unit(found.position, found.size_bytes, code)
-                queue = self._queue(found.topic, found.queue_id)
-                is_complete = self._put(queue, found.queue_offset, unit, may_gap=may_gap)
-                for other, offset in found.other_queues() if is_complete else ():
-                    self._put(self._queues.open(other), offset, unit, may_gap=True)
-            else:
-                is_complete = True
-            if not is_complete:
-                return None
-            end = found.end
-            self._time_ms = found.store_time_ms
-        for queue, (offset, unit) in self._suspects.items():
-            if offset == 0:  # the topic was deleted and made again, and has one message
-                self._place(queue, offset, unit)
-            else:
-                _report_suspect(queue, offset, unit)
-        self._suspects.clear()
+        end = self._dispatcher.walk(start, may_gap=may_gap)
+        if end is None:
+            return None
+        self._dispatcher.settle()
         return self._log.skip_blank(end)
-
-    def _dispatch_group(self, group: "Group", *, may_gap: bool) -> bool:
-        """Many units of one queue. False at a gap."""
-        queue = self._queue(group.topic, group.queue_id)
-        is_new = queue.topic not in self._queues.deleted.ends
-        is_row = group.is_row and is_new and is_possible(queue.key)
-        added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_row else None
-        if added is None:
-            return all(
-                self._put(queue, offset, Unit._make(unit), may_gap=may_gap)
-                for offset, unit in group.rows()
-            )
-        if added:
-            self._added += added
-            self._queues.note(queue)
-        return True
-
-    def _queue(self, topic: bytes, queue_id: int) -> Queue:
-        queue = self._by_name.get((topic, queue_id))
-        if queue is None:
-            name = (topic.decode(errors="replace"), queue_id)
-            queue = self._by_name[topic, queue_id] = self._queues.open(name)
-        return queue
-
-    def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
-        """False at a gap."""
-        if not self._queues.deleted.counts(queue.topic, unit.physical_offset):
-            return True
-        suspect = self._suspects.pop(queue, None)
-        if suspect is not None and suspect[0] + 1 == offset:
-            self._place(queue, *suspect)
-        elif suspect is not None:
-            _report_suspect(queue, *suspect)
-        offset_max = OFFSET_MAX
-        if not (self._log.start or queue.next_offset or unit.tag_code == LOST_CODE):
-            # The first of a queue in a whole log: no more than records fit before it.
-            offset_max = unit.physical_offset // RECORD_BYTES_MIN
-        if not is_possible(queue.key) or not 0 <= offset <= offset_max:
-            _report_suspect(queue, offset, unit)
-            return True
-        if not _is_plausible(queue, offset, unit):
-            self._suspects[queue] = (offset, unit)
-            return True
-        if offset > queue.next_offset and not may_gap:
-            logger.warning(
-                "queue %s/%d lacks the units from %d to %d",
-                queue.topic, queue.queue_id, queue.next_offset, offset,
-            )  # fmt: skip
-            return False
-        self._place(queue, offset, unit)
-        return True
-
-    def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
-        if queue.put(offset, unit):
-            self._added += 1
-            self._queues.note(queue)
 
     # --- the end
 
@@ -442,7 +342,7 @@ class Recovery:
         if found.store_time_ms <= known_ms:
             reason = f"everything stored until {known_ms} ms was safely on disk."
             raise self._damage_error(end, f"The checkpoint says that {reason}")
-        if found.store_time_ms < self._time_ms:
+        if found.store_time_ms < self._dispatcher.time_ms:
             return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
         data = _bytes_between(log, end, found.position)
         ends_file = (end + len(data)) % log.segments.file_bytes == 0
@@ -482,66 +382,6 @@ class Recovery:
             cure=f"Nothing was changed. `sluice store repair {self._root}` shows what can be saved,"
             " with --write it saves it; or bring the files back from a copy.",
         )
-
-
-def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
-    """Whether a record with this offset can be where it is, as far as the queue knows."""
-    end = queue.next_offset
-    if end == offset:
-        return True
-    if offset < end:
-        known = queue.unit(offset)
-        return known is not None and known.physical_offset >= unit.physical_offset
-    last = queue.unit(end - 1)
-    if last is None or not last.is_used or last.is_blank or last.tag_code == LOST_CODE:
-        return True  # a place holder may lie far before the place of what it stands for
-    return (offset - end + 1) * RECORD_BYTES_MIN <= unit.physical_offset - last.physical_offset
-
-
-def _report_suspect(queue: Queue, offset: int, unit: Unit) -> None:
-    logger.error(
-        "the record at %d of the log is damaged and is passed over: it says that it is message %d"
-        " of queue %s/%d, which cannot be; stop the broker and run `sluice store repair`",
-        unit.physical_offset, offset, queue.topic, queue.queue_id,
-    )  # fmt: skip
-
-
-# --- many records at a time
-
-
-def sweep_records(
-    log: CommitLog, start: int, *, check_crc: bool = True, delays_ms: Sequence[int] = DELAYS_MS
-) -> "Iterator[Scanned | Sweep]":
-    """As `CommitLog.scan`, many records at a time where there are many.
-
-    The first ones come singly: a short walk, the usual one, does without NumPy. `delays_ms` are
-    the delays of level 1, 2, … (messageDelayLevel), for the units of delayed messages.
-    """
-    singles, between = SINGLES_FIRST, SINGLES_BETWEEN
-    position = start
-    while (segment := log.segments.at(position)) is not None:
-        view, base = segment.view(), segment.base
-        while segment.end - position >= BLANK_BYTES and not is_blank(view, position - base):
-            found: Scanned | Sweep | None
-            if singles:
-                singles -= 1
-                found = log.counted_at(position, check_crc=check_crc)
-                if found is None:
-                    return
-            else:
-                from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks
-
-                found = sweep_piece(
-                    view, position - base, base, check_crc=check_crc,
-                    requires_checksum=log.requires_checksum, delays_ms=delays_ms,
-                )  # fmt: skip
-                is_worth_it = found is not None and found.count >= SINGLES_BETWEEN
-                between = SINGLES_BETWEEN if is_worth_it else min(2 * between, SINGLES_FIRST)
-                singles = 0 if is_worth_it else between
-            if found is not None:
-                yield found
-                position = found.end
-        position = segment.end
 
 
 # --- what a power loss leaves

@@ -6,7 +6,11 @@ waits for the disk. A turn of the loop is: many `writer.append`, one `commit`, t
     ASYNC_FLUSH   `commit` makes the turn visible at once; `sync` runs on a timer
     SYNC_FLUSH    `commit` makes nothing visible; after `sync` returned an end, `publish(end)` does
 
-So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002-visible-means-safe.md).
+So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002-visible-means-safe.md). A
+store that is opened `is_gated` waits for replicas in the same way: who knows how far they are calls
+`confirm`, and what a start finds behind the confirmed end is hidden until then. `following` is for
+a slave, whose log another broker writes (`follow`).
+
 `tick` writes queue files and asks for checkpoints; the checkpoint itself waits for the disk and
 therefore is made at the end of a `sync`.
 """
@@ -14,6 +18,7 @@ therefore is made at the end of a `sync`.
 import contextlib
 import logging
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -33,6 +38,8 @@ from sluicemq.store.directory import (
     remove_abort,
     write_abort,
 )
+from sluicemq.store.dispatch import Dispatcher, sweep_records
+from sluicemq.store.follow import Following
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
@@ -74,7 +81,14 @@ class Store:
     """
 
     def __init__(
-        self, config: StoreConfig, files: Files, clock: Clock, unlock: Callable[[], None]
+        self,
+        config: StoreConfig,
+        files: Files,
+        clock: Clock,
+        unlock: Callable[[], None],
+        *,
+        is_gated: bool = False,
+        confirmed: int | None = None,
     ) -> None:
         """Load and recover. The directory is locked."""
         self._config = config
@@ -114,20 +128,32 @@ class Store:
         self.on_visible: Callable[[Visible], None] | None = None
         self.keys.record_at = self.reader.record_at
         self.retention.on_start_moved += [self.keys.start_moved, self.columns.start_moved]
+        self._waits = config.flush_sync or is_gated
         self._waiting: deque[_Turn] = deque()
+        self._hidden: dict[Queue, int] = {}  # what was found behind `confirmed`: its queues' ends
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
         self._marked: tuple[int, ...] | None = None
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
         self._settle_recovery(after_crash=after_crash)
+        if confirmed is not None and confirmed < log.written_offset:
+            self._hide(confirmed)
 
     @classmethod
     def open(
-        cls, config: StoreConfig, *, files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
+        cls,
+        config: StoreConfig,
+        *,
+        files: Files = SYSTEM_FILES,
+        clock: Clock = SYSTEM_CLOCK,
+        is_gated: bool = False,
+        confirmed: int | None = None,
     ) -> "Store":
         """Lock, load and recover the store below `config.root`, made when it is missing.
 
+        `is_gated`: what is committed is visible when it is confirmed. Of what is found there,
+        nothing behind the position `confirmed` of the log (None: its end) is visible before.
         Raises StoreLockedError when a living process has it, StoreDamagedError when files are not
         what they must be, StoreError when it cannot be written.
         """
@@ -136,7 +162,7 @@ class Store:
             files.make_directory(config.root)
             check_directory(files, config)
             unlock = files.lock(f"{config.root}/lock")
-            return cls(config, files, clock, unlock)
+            return cls(config, files, clock, unlock, is_gated=is_gated, confirmed=confirmed)
         except (SluiceError, OSError) as error:
             if unlock is not None:
                 unlock()
@@ -156,9 +182,7 @@ class Store:
         elif not self.keys.has_news:
             return
         # What recovery wrote is not synced yet: nothing may rely on the old mark any more.
-        self._queues.flush()
-        self._request_checkpoint()
-        self._make_checkpoint()
+        self._checkpoint_now()
 
     # --- turns
 
@@ -176,10 +200,10 @@ class Store:
         queues = [(queue, queue.next_offset) for queue in writer.touched]
         self._queues.dirty.update(writer.touched)
         writer.touched.clear()
-        if self._config.flush_sync:
+        if self._waits:
             self._waiting.append(_Turn(end, queues))
         else:
-            self._show(end, queues)
+            self.show(end, queues)
         return end
 
     def sync(self) -> int:
@@ -195,7 +219,10 @@ class Store:
         return end
 
     def publish(self, end_offset: int) -> None:
-        """SYNC_FLUSH: make the turns visible that end at `end_offset` or before."""
+        """SYNC_FLUSH, and behind a gate: make the turns visible that end at `end_offset` or before,
+        and what was found at the start as far as it goes."""
+        if self._hidden:
+            self._reveal(end_offset)
         waiting = self._waiting
         shown: dict[Queue, int] = {}
         end = 0
@@ -204,14 +231,150 @@ class Store:
             shown.update(turn.queues)
             end = turn.end
         if end:
-            self._show(end, list(shown.items()))
+            self.show(end, list(shown.items()))
 
-    def _show(self, end: int, queues: list[tuple[Queue, int]]) -> None:
+    confirm = publish
+    """Its name for who asks replicas and not the disk."""
+
+    def _hide(self, confirmed: int) -> None:
+        """Of what recovery found, show what ends at `confirmed` or before."""
+        end = self._log.start
+        for queue in self._queues:
+            shown = queue.end_before(confirmed)
+            if shown < queue.next_offset:
+                self._hidden[queue] = queue.next_offset
+                queue.visible_offset = shown
+            unit = queue.unit(shown - 1) if shown > queue.offset_min else None
+            if unit is not None and not unit.is_blank:
+                end = max(end, unit.end)
+        self.reader.visible_end = end
+
+    def _reveal(self, confirmed: int) -> None:
+        """Show more of what was hidden."""
+        end, shown = self.reader.visible_end, []
+        for queue, limit in list(self._hidden.items()):
+            low = queue.visible_offset
+
+            def is_hidden(at: int, queue: Queue = queue) -> bool:
+                unit = queue.unit(at)
+                return unit is None or (unit.end > confirmed and not unit.is_blank)
+
+            offset = low + bisect_left(range(low, limit), True, key=is_hidden)
+            if offset == limit:
+                del self._hidden[queue]
+            if offset > low:
+                unit = queue.unit(offset - 1)
+                end = max(end, 0 if unit is None or unit.is_blank else unit.end)
+                shown.append((queue, offset))
+        if not self._hidden:
+            end = max(end, min(confirmed, self.recovered.end))
+        self.show(end, shown)
+
+    def show(self, end: int, queues: list[tuple[Queue, int]]) -> None:
+        """Everything before `end` is visible, of these queues up to an offset of theirs."""
         self.reader.visible_end = end
         for queue, offset in queues:
             queue.visible_offset = offset
         if self.on_visible is not None and queues:
             self.on_visible([(queue.topic, queue.queue_id, offset) for queue, offset in queues])
+
+    # --- replicas
+
+    def raw(self, position: int, size_max: int) -> memoryview:
+        """The bytes of the log from `position` on, as far as they are written, within one file,
+        without copying; none at its end. Raises StoreError for what was never there or is gone."""
+        log = self._log
+        segment = log.segments.at(position)
+        if position == log.written_offset or (segment is None and position == log.segments.end):
+            return memoryview(b"")
+        if segment is None or position > log.written_offset:
+            raise StoreError(
+                f"The log in {log.segments.directory} has nothing at {position}: it goes from"
+                f" {log.start} to {log.written_offset}.",
+                cure="A replica that is so far behind, or ahead, has to begin anew.",
+            )
+        at, stop = position - segment.base, min(segment.end, log.written_offset) - segment.base
+        return segment.view()[at : min(at + size_max, stop)]
+
+    def following(self) -> Following:
+        """From now on a master writes the log: the writer is refused."""
+        self.commit()
+        log, config = self._log, self._config
+        log.followed_end = log.written_offset
+        self.writer.is_following = True
+        dispatcher = Dispatcher(
+            log, self._queues, check_crc=config.check_crc_on_recover,
+            delays_ms=config.delay_levels_ms,
+        )  # fmt: skip
+        return Following(self, log, self.writer, dispatcher)
+
+    def begin_log(self, position: int) -> None:
+        """Let the empty log begin at a file's beginning. Raises StoreError."""
+        log = self._log
+        try:
+            with self._checkpoint_lock:
+                self._checkpoint_due = self._marked = None
+                self._durable.remove()  # a mark would miss what lies before
+                self._durable.index_time_ms = 0
+                log.cut(log.start)
+                log.add_file(position)
+                log.set_end(position)
+                log.followed_end = position
+            self._queues.remove_all()
+            self.keys.begin(position)
+            self.show(position, [])
+            self._checkpoint_now()
+        except OSError as error:
+            log.fail(error)
+
+    def cut_log(self, end: int) -> None:
+        """Forget what a master wrote from `end` on, durably. Raises StoreError."""
+        log = self._log
+        if end >= log.records_end:
+            log.cut(end)  # no queue knows of it
+            return
+        if end <= log.start:
+            self.begin_log(0)
+            return
+        try:
+            self._checkpoint_now()
+            last = self._queues.last_unit(end)
+            start = log.start if last is None else max(last.physical_offset, log.start)
+            records_end, time_ms = start, 0
+            for found in sweep_records(log, start, end, check_crc=False):
+                records_end, time_ms = found.end, found.store_time_ms
+            if (skipped := log.skip_blank(records_end)) <= end:
+                records_end = skipped
+            with self._checkpoint_lock:
+                state = records_end, *self._queues.totals(end), time_ms
+                mark = Mark(0, *state, *self.keys.mark_before(records_end), log.start)
+                self._durable.write(mark)
+                log.cut(end)
+                log.followed_end = records_end
+            self._cut_queues(end)
+            self.keys.cut(records_end)
+            self.writer.last_time_ms = time_ms
+            self._checkpoint_now()
+        except OSError as error:
+            log.fail(error)
+
+    def _cut_queues(self, end: int) -> None:
+        seen = {queue: queue.visible_offset for queue in self._queues}
+        self._queues.truncate_log(end)
+        self._queues.deleted.cut(end)
+        for queue, offset in list(self._hidden.items()):
+            self._hidden[queue] = min(offset, queue.next_offset)
+        self.reader.visible_end = min(self.reader.visible_end, self._log.records_end)
+        taken_back = {
+            queue.topic for queue, offset in seen.items() if queue.visible_offset < offset
+        }
+        if taken_back:
+            logger.warning(
+                "the log in %s is cut to %d, below what readers have seen", self._config.root, end
+            )
+            self.reader.forget()
+            for topic in taken_back:
+                self.columns.delete(topic)
 
     # --- periodic work
 
@@ -264,7 +427,7 @@ class Store:
         if self._checkpoint_due is not None or self._queues.dirty:
             return
         state = (
-            self._log.written_offset, *self._queues.totals(), self.writer.last_time_ms,
+            self._log.records_end, *self._queues.totals(), self.writer.last_time_ms,
             *self.keys.mark(), self._log.start,
         )  # fmt: skip
         if state == self._marked and not self._queues.unsynced and self.keys.is_synced:
@@ -273,6 +436,13 @@ class Store:
         paths = sorted(self._queues.unsynced) + self.keys.paths_to_sync()
         self._queues.unsynced.clear()
         self._checkpoint_due = _CheckpointDue(Mark(0, *state), paths)
+
+    def _checkpoint_now(self) -> None:
+        """A mark of the present end; waits for the disk. Raises OSError, StoreError."""
+        self._queues.flush()
+        self._make_checkpoint()  # one that was due
+        self._request_checkpoint()
+        self._make_checkpoint()
 
     def _make_checkpoint(self) -> None:
         with self._checkpoint_lock:
@@ -399,9 +569,17 @@ class Store:
             self.columns.delete(topic)
         except OSError as error:  # half of it may be gone: the next start finishes it
             self._log.fail(error)
-        self._queues.flush()
-        self._request_checkpoint()
-        self._make_checkpoint()
+        self._checkpoint_now()
+
+    def _drop_partial(self) -> None:
+        """Of what a master wrote, drop the beginning of a record: it is sent again."""
+        log = self._log
+        if log.records_end == log.written_offset:
+            return
+        end = log.records_end
+        for found in sweep_records(log, end, log.written_offset, check_crc=False):
+            end = found.end
+        log.cut(min(log.skip_blank(end), log.written_offset))
 
     def close(self) -> None:
         """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked.
@@ -414,6 +592,7 @@ class Store:
         try:
             if self._log.failure is None:
                 self.commit()
+                self._drop_partial()
                 self.keys.finish(self.writer.last_time_ms)
                 self._flush_queues()
                 self._log.sync()

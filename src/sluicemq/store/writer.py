@@ -81,16 +81,23 @@ class Writer:
         self._file_bytes = config.commit_log_file_bytes
         self._parts: list[bytes | bytearray | memoryview] = []
         self._pieces: list[tuple[int, bytes]] = []  # of files that the turn has filled
+        self.is_following = False
+        """Whether a master writes the log, and nobody else may."""
+        self.move()
+        self._now_ms = 0
+        self.last_time_ms = time_ms
+        self.touched: list[Queue] = []
+        """The queues that the turn has appended to."""
+
+    def move(self) -> None:
+        """Go on where the log ends."""
+        log = self._log
         self._position = self._turn_start = log.written_offset
         # A record ends before this: 8 bytes before the end of the file it begins in.
         file_end = self._position + -self._position % self._file_bytes
         if file_end == self._position and log.segments.at(self._position) is not None:
             file_end += self._file_bytes  # else: at a file's very end there is no room
         self._room_end = self._turn_room_end = file_end - BLANK_BYTES
-        self._now_ms = 0
-        self.last_time_ms = time_ms
-        self.touched: list[Queue] = []
-        """The queues that the turn has appended to."""
 
     def append(
         self,
@@ -169,6 +176,12 @@ class Writer:
         log = self._log
         if log.failure is not None or log.refusal is not None:
             log.check_room()
+        if self.is_following:
+            raise StoreError(
+                f"The log in {log.segments.directory} is written by a master: this broker is a"
+                " slave.",
+                cure="Send to the master.",
+            )
         now, last = self._clock.now_ms(), self.last_time_ms
         if now < last:
             if last - now <= CLOCK_STEP_BACK_MAX_MS:

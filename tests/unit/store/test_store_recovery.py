@@ -7,7 +7,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import encode_record
-from sluicemq.store import recover as recovery
+from sluicemq.store import dispatch
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import DELAYS_MS, read_scanned
 
@@ -61,14 +61,14 @@ def test_orderly_start_does_not_walk_the_log(bench: Any, monkeypatch: pytest.Mon
     bench.open()
     fill(bench)
     walked: list[int] = []
-    original = recovery.sweep_records
+    original = dispatch.sweep_records
 
     def counting(*args: Any, **options: Any) -> Any:
         for scanned in original(*args, **options):
             walked.append(scanned.position)
             yield scanned
 
-    monkeypatch.setattr(recovery, "sweep_records", counting)
+    monkeypatch.setattr(dispatch, "sweep_records", counting)
     store = bench.reopen()
     assert walked == []
     assert (store.recovered.units_added, store.recovered.is_rebuilt) == (0, False)
@@ -365,9 +365,9 @@ def test_record_whose_topic_can_be_no_directory_is_passed_over(
     bench: Any, topic: str, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing covers the topic: a damaged one must not lead out of the store."""
-    monkeypatch.setattr(recovery, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(dispatch, "SINGLES_FIRST", singles)
     told: list[str] = []  # not caplog: other tests of a process switch logging off
-    monkeypatch.setattr(recovery.logger, "error", lambda text, *_: told.append(text))
+    monkeypatch.setattr(dispatch.logger, "error", lambda text, *_: told.append(text))
     bench.open()
     bench.send(b"x")
     bench.store.close()
@@ -460,7 +460,7 @@ def test_rebuilt_units_of_delayed_messages_follow_the_configured_levels(
     bench: Any, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Singly and in columns: the walk of recovery has both."""
-    monkeypatch.setattr(recovery, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(dispatch, "SINGLES_FIRST", singles)
     bench.open(delay_levels="7s 90m")
     for number in range(40):
         level = str(1 + number % 3)

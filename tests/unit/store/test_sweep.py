@@ -8,11 +8,11 @@ import pytest
 
 from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import MAGIC_BLANK
+from sluicemq.store import dispatch
 from sluicemq.store import log as scan
-from sluicemq.store import recover as recovery
 from sluicemq.store.bulk import Sweep, unproved_heads
+from sluicemq.store.dispatch import sweep_records
 from sluicemq.store.log import CommitLog, Scanned
-from sluicemq.store.recover import sweep_records
 from sluicemq.testing.files import CrashableFiles
 
 FILE_BYTES = 1 << 17
@@ -37,8 +37,8 @@ TOPICS = ["A", "B", *(f"Topic{n}" for n in range(12)), "SCHEDULE_TOPIC_XXXX", "%
 
 @pytest.fixture(autouse=True)
 def columns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "SINGLES_FIRST", 20)
-    monkeypatch.setattr(recovery, "SINGLES_BETWEEN", 5)
+    monkeypatch.setattr(dispatch, "SINGLES_FIRST", 20)
+    monkeypatch.setattr(dispatch, "SINGLES_BETWEEN", 5)
 
 
 def record(rng: random.Random, position: int, offset: int, kind: str) -> bytes:

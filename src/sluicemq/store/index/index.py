@@ -194,7 +194,7 @@ class KeyIndex:
         self._unsynced: set[str] = set()
         self._preparing: deque[Iterator[None]] = deque()
         self._proof: Iterator[None] | None = None  # are the files that others wrote complete?
-        self._position = log.written_offset
+        self._position = log.records_end
         self._skip = 0  # keys of the record at `position` that are in already
         self._flush_s = clock.monotonic_s()
         self._flush_due_ms: int | None = None
@@ -234,7 +234,7 @@ class KeyIndex:
 
     def _load(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
         """Find the files, and where to go on. What takes time is left to `catch_up`."""
-        end = self._log.written_offset
+        end = self._log.records_end
         names = [n for n in self._files.names(self._directory) if is_index_name(n)]
         while names:
             with closing(self._files.open(f"{self._directory}/{names[-1]}")) as file:
@@ -345,7 +345,7 @@ class KeyIndex:
     @property
     def backlog_bytes(self) -> int:
         """How much of the log is not indexed yet."""
-        return self._log.written_offset - self._position if self.is_on else 0
+        return self._log.records_end - self._position if self.is_on else 0
 
     @property
     def is_close(self) -> bool:
@@ -428,21 +428,21 @@ class KeyIndex:
         before = self._position = max(self._position, self._log.start)
         segment, last = self._log.segments.at(before), self._last
         if segment is None:
-            self._position = self._log.written_offset
+            self._position = self._log.records_end
             return self._position - before
         if last is not None and not last.is_ready and last.room:
             self._preparing.append(last.load())  # its slots have to come into memory first
             return STEP_COST_BYTES
         following = self.known.next_start(before)
         if following == before and not self._skip:
-            known = self.known.take(before, self._log.written_offset, bytes_max)
+            known = self.known.take(before, self._log.records_end, bytes_max)
             if known is not None:
                 self._put(known.columns, 0, known.starts)
                 self._position = known.end
                 return known.end - before
         from sluicemq.store.index import columns  # noqa: PLC0415 - NumPy when there is something
 
-        view, base, goal = segment.view(), segment.base, self._log.written_offset
+        view, base, goal = segment.view(), segment.base, self._log.records_end
         ends = before + bytes_max, goal, segment.end, following or goal
         stop = max(min(ends), before + 1) - base
         starts, end = columns.walk(view, before - base, stop)
@@ -641,6 +641,35 @@ class KeyIndex:
             paths = sorted(self._unsynced)
             self._unsynced.clear()
             return paths
+
+    def mark_before(self, end: int) -> IndexMark:
+        """The mark of what `cut` leaves; all is synced."""
+        mark = self.mark()
+        if not self.is_on or mark.offset <= end:
+            return mark
+        kept = [f for f in self._index_files if not f.is_empty and f.offset_of(1) < end]
+        if not kept:
+            return IndexMark(end, files=0)
+        return IndexMark(end, kept[-1].count_before(end), kept[-1].name, len(kept))
+
+    def cut(self, end: int) -> None:
+        """The log ends there now: later entries go. Raises OSError."""
+        with self._lock:
+            if not self.is_on or self._position <= end:
+                return
+            self._preparing.clear()
+            while (last := self._last) and (last.is_empty or last.offset_of(1) >= end):
+                self._remove_last()
+            if last is not None:
+                self._restore(last, last.count_before(end))
+            if self._proof is not None:
+                self._proof = self._look_for_holes()
+            self._position, self._skip = end, 0
+
+    def begin(self, log_start: int) -> None:
+        """The log begins there, empty."""
+        self.cut(0)
+        self._position = log_start
 
     def start_moved(self, log_start: int) -> None:
         """Let go of files whose messages all lie before, never of the last one."""
