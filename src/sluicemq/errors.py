@@ -13,6 +13,7 @@
     │   ├── StoreTransientError the system has run short of something: the same works later
     │   ├── StoreUncertainError what was written may come back after a restart
     │   └── MessageIllegalError the message breaks a limit of the store
+    ├── ConsensusError          the consensus service did not answer: the change is done or not
     ├── RequestError            a request was answered with a code that is not success
     │   ├── TopicNotFoundError
     │   ├── GroupNotFoundError
@@ -117,6 +118,10 @@ class StoreUncertainError(StoreError):
 
 class MessageIllegalError(StoreError):
     """The message breaks a limit of the store."""
+
+
+class ConsensusError(SluiceError):
+    """The consensus service did not answer; a change asked for may be done, now or later."""
 
 
 class RequestError(SluiceError):
