@@ -1,8 +1,14 @@
-"""What brokers of one name and name servers tell each other of who lives (spec/ha.md §5, §6)."""
+"""What brokers of one name and name servers tell each other of who lives (spec/ha.md §5, §6), and
+what replicas of ours ask each other besides the log (docs/design/0022)."""
+
+from typing import Final
 
 from sluicemq.wire.codes import RequestCode as Code
-from sluicemq.wire.declare import int32, int64, text
-from sluicemq.wire.headers import request
+from sluicemq.wire.declare import boolean, int32, int64, text
+from sluicemq.wire.headers import answer, request
+
+STATE_WAIT_MS: Final = 5000
+"""So long a master lets a slave wait for news of its state."""
 
 
 @request(Code.BROKER_HEARTBEAT)
@@ -34,3 +40,25 @@ class SmallestIdChangedRequest:
     address: str | None = text("minBrokerAddr", default=None)
     offline_address: str | None = text("offlineBrokerAddr", default=None)
     ha_address: str | None = text("haBrokerAddr", default=None)
+
+
+@request(Code.SLUICE_FOLLOW_STATE)
+class FollowStateRequest:
+    """Who asks: a replica in this incarnation and life, whose log ends at `log_end`. It has all
+    operations of the master's life `master_life` up to `number`. `wants_none`: it only says so."""
+
+    replica_id: int = int32("replicaId")
+    incarnation: str = text("incarnation", default="")
+    life: str = text("life", default="")
+    log_end: int = int64("logEnd", default=0)
+    master_life: str = text("masterLife", default="")
+    number: int = int64("number", default=0)
+    wants_none: bool = boolean("wantsNone", default=False)
+
+
+@answer(Code.SLUICE_FOLLOW_STATE)
+class FollowStateResponse:
+    """The operations in the body are of this life of the master; its log begins at `log_start`."""
+
+    life: str = text("life")
+    log_start: int = int64("logStart")

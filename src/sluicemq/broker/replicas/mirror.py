@@ -26,6 +26,8 @@ What somebody else writes (an editor: access rules) is found by `Mirror.look`.
 """
 
 import contextlib
+import errno
+import os
 import struct
 import threading
 import zlib
@@ -404,6 +406,64 @@ class _MirroredFile:
 
 
 # ---------------------------------------------------------------------------------- the slave
+
+
+class HeldFiles(MirroredFiles):
+    """The files of a slave for everybody but its `Applier`: what others write to those that are
+    mirrored goes nowhere, since a slave has its master's."""
+
+    def __init__(self, below: Files, places: Places) -> None:
+        super().__init__(below, Mirror(places, life=""))
+
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        if self._mirror.places.name_of(path) is None:
+            return self._below.open(path, create=create, access=access)
+        return _HeldFile(self._below.open(path) if self._below.exists(path) or not create else None)
+
+    def rename(self, old: str, new: str) -> None:
+        if self._mirror.places.name_of(old) is None:
+            self._below.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        if self._mirror.places.name_of(path) is None:
+            self._below.remove(path)
+
+
+class _HeldFile:
+    """A small file that is only read; None is one that somebody would have made."""
+
+    def __init__(self, below: File | None) -> None:
+        self._below = below
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Nothing."""
+
+    def truncate(self, size: int) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return b"" if self._below is None else self._below.pread(size, offset)
+
+    def size(self) -> int:
+        return 0 if self._below is None else self._below.size()
+
+    def data_start(self, offset: int) -> int | None:
+        return None if self._below is None else self._below.data_start(offset)
+
+    def data_end(self, offset: int) -> int:
+        return 0 if self._below is None else self._below.data_end(offset)
+
+    def fileno(self) -> int:
+        if self._below is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._below.fileno()
+
+    def close(self) -> None:
+        if self._below is not None:
+            self._below.close()
 
 
 class Applier:
