@@ -282,8 +282,21 @@ async def dial(
 ) -> Channel:
     """Connect to `host:port`. Raises ConnectionLostError, RequestTimeoutError, ProtocolError;
     ConfigurationError when the files of `tls` cannot be used."""
-    host = parse_host(address)
     channel = Channel(address, on_request=on_request, on_close=on_close)
+    channel.is_tls = tls is not None
+    await connect(address, lambda: _Socket(channel), timeout_s=timeout_s, tls=tls)
+    return channel
+
+
+async def connect(
+    address: str,
+    protocol: Callable[[], asyncio.Protocol],
+    *,
+    timeout_s: float = DIAL_TIMEOUT_S,
+    tls: Tls | None = None,
+) -> None:
+    """Connect a protocol to `host:port`. Raises as `dial`."""
+    host = parse_host(address)
     options: dict[str, Any] = {}
     if tls is not None:
         from sluicemq.net.openssl import client_context  # noqa: PLC0415 - OpenSSL, on demand
@@ -294,11 +307,10 @@ async def dial(
             "server_hostname": tls.server_name or host.address,
             "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
         }
-        channel.is_tls = True
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.get_running_loop().create_connection(
-                lambda: _Socket(channel), host.address, host.port, **options
+                protocol, host.address, host.port, **options
             )
     except TimeoutError as error:
         raise RequestTimeoutError(
@@ -307,7 +319,6 @@ async def dial(
         ) from error
     except OSError as error:
         raise cannot_connect(address, error, is_tls=tls is not None) from error
-    return channel
 
 
 def cannot_connect(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:

@@ -129,6 +129,11 @@ class Peer:
             self.idle_sweeps = 0
             write(pieces)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and has not left; for streams (`net.stream`)."""
+        return 0 if self.closed else int(self._carrier.get_write_buffer_size())  # type: ignore[attr-defined]
+
     def close(self) -> None:
         """Close when what was written has left."""
         if not self.closed:

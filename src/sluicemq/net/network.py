@@ -11,19 +11,27 @@ arrive in order; nothing is lost and nothing is limited.
 """
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from sluicemq.config.keys import TlsConfig
-from sluicemq.errors import ConfigurationError, ConnectionLostError
+from sluicemq.errors import ConnectionLostError
 from sluicemq.model.ids import Host
-from sluicemq.net.channel import Channel, Dial, OnClose, OnRequest, dial
+from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, Dial, OnClose, OnRequest, dial
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.server import RemotingServer
+from sluicemq.net.stream import (
+    Accept,
+    MemoryPorts,
+    MemoryStreams,
+    Stream,
+    StreamServer,
+    StreamUser,
+    dial_stream,
+)
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Pieces
 
@@ -34,6 +42,18 @@ class Listener(Protocol):
     """Serves a dispatcher; see `RemotingServer`, which is one."""
 
     dispatcher: Dispatcher
+    ports: tuple[int, ...]
+
+    async def start(self, host: str | None, ports: Sequence[int]) -> None:
+        """Raises ConfigurationError when a port cannot be had; 0 is any free one."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class StreamListener(Protocol):
+    """Serves streams; see `StreamServer`, which is one."""
+
     ports: tuple[int, ...]
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
@@ -59,15 +79,26 @@ class Network(Protocol):
         limits: ServerLimits = SERVER_LIMITS,
     ) -> Listener: ...
 
+    def stream_listener(
+        self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS
+    ) -> StreamListener: ...
+
+    async def dial_stream(
+        self, address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> Stream:
+        """Raises ConnectionLostError, RequestTimeoutError."""
+        ...
+
 
 class Sockets:
     """TCP, with TLS for those who want it: `tls` for what is dialled, `served` for what is
     served (None: plain connections only)."""
 
-    __slots__ = ("_served", "dial")
+    __slots__ = ("_served", "_tls", "dial")
 
     def __init__(self, tls: Tls | None = None, served: TlsConfig | None = None) -> None:
         self.dial: Dial = partial(dial, tls=tls)
+        self._tls = tls
         self._served = None if served is None or served.tls_mode == "disabled" else served
 
     def listener(
@@ -77,8 +108,22 @@ class Sockets:
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
     ) -> RemotingServer:
-        tls = None if self._served is None else TlsAcceptor(self._served)
-        return RemotingServer(dispatcher, on_disconnect=on_disconnect, limits=limits, tls=tls)
+        return RemotingServer(
+            dispatcher, on_disconnect=on_disconnect, limits=limits, tls=self._acceptor()
+        )
+
+    def stream_listener(
+        self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS
+    ) -> StreamServer:
+        return StreamServer(accept, limits=limits, tls=self._acceptor())
+
+    async def dial_stream(
+        self, address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> Stream:
+        return await dial_stream(address, user, timeout_s=timeout_s, tls=self._tls)
+
+    def _acceptor(self) -> TlsAcceptor | None:
+        return None if self._served is None else TlsAcceptor(self._served)
 
 
 SOCKETS = Sockets()
@@ -91,8 +136,9 @@ def secured(network: Network, tls: Tls | None, served: TlsConfig | None = None) 
 
 
 _CLIENT_PORT_FIRST = 40_000
-_SERVER_PORTS = itertools.cycle(range(20_000, 40_000))
-"""Of the process, so that two networks do not share an address: clients remember addresses."""
+
+
+L = TypeVar("L", bound=MemoryPorts)
 
 
 class _Wire:
@@ -143,36 +189,21 @@ class _Link:
         self._channel.disconnected(None)
 
 
-class MemoryListener:
+class MemoryListener(MemoryPorts):
     """Serves a dispatcher at ports of a memory network."""
 
     def __init__(
         self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
     ) -> None:
+        super().__init__(network.listeners)
         self.dispatcher = dispatcher
         self.on_disconnect = on_disconnect
-        self.ports: tuple[int, ...] = ()
         self.links: set[_Link] = set()
-        self._network = network
-        self._addresses: tuple[str, ...] = ()
-
-    async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        found = tuple(port or next(_SERVER_PORTS) for port in ports)
-        addresses = tuple(f"{host or '127.0.0.1'}:{port}" for port in found)
-        for port, address in zip(found, addresses, strict=True):
-            if address in self._network.listeners:
-                raise ConfigurationError(
-                    f"Port {port} is in use already in this memory network.",
-                    cure="Close what serves it, or use port 0.",
-                )
-        self.ports, self._addresses = found, addresses
-        self._network.listeners.update(dict.fromkeys(addresses, self))
 
     async def close(self) -> None:
         """Answers that were written are on their way before the connections end."""
         await asyncio.sleep(0)
-        for address in self._addresses:
-            self._network.listeners.pop(address, None)
+        self.stop_listening()
         for link in tuple(self.links):
             link.lose()
 
@@ -181,7 +212,7 @@ class MemoryNetwork:
     """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
 
     def __init__(self) -> None:
-        self.listeners: dict[str, MemoryListener] = {}
+        self.listeners: dict[str, Any] = {}
         self._port = _CLIENT_PORT_FIRST
 
     def listener(
@@ -204,12 +235,31 @@ class MemoryNetwork:
     ) -> Channel:
         """Raises ConnectionLostError when nobody serves there."""
         del timeout_s  # nothing here takes time
+        listener, remote, local = self._find(address, MemoryListener)
+        channel = Channel(address, on_request=on_request, on_close=on_close)
+        _Link(listener, channel, remote, local)
+        return channel
+
+    def stream_listener(
+        self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS
+    ) -> MemoryStreams:
+        del limits
+        return MemoryStreams(self.listeners, accept)
+
+    async def dial_stream(
+        self, address: str, user: StreamUser, *, timeout_s: float = 0.0
+    ) -> Stream:
+        """Raises ConnectionLostError when nobody serves there."""
+        del timeout_s
+        listener, remote, local = self._find(address, MemoryStreams)
+        return listener.dialled(user, remote, local)
+
+    def _find(self, address: str, kind: type[L]) -> tuple[L, Host, Host]:
+        """Who serves there, and both addresses of a new connection to it."""
         listener = self.listeners.get(address)
-        if listener is None:
+        if not isinstance(listener, kind):
             raise ConnectionLostError(f"Nobody serves {address} in this process.")
         self._port += 1
         host, _, port = address.rpartition(":")
-        channel = Channel(address, on_request=on_request, on_close=on_close)
         local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))
-        _Link(listener, channel, Host("127.0.0.1", self._port), local)
-        return channel
+        return listener, Host("127.0.0.1", self._port), local

@@ -484,6 +484,10 @@ class TlsStream(asyncio.Protocol):
             return
         self._transport.write(self._outgoing.read())
 
+    def get_write_buffer_size(self) -> int:
+        """Encrypted, as it waits for the socket."""
+        return self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Close when what was written has left."""
         if self._tls is not None and self.is_open:

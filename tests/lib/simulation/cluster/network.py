@@ -30,7 +30,14 @@ from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
+from sluicemq.net.stream import Accept, Stream, StreamUser, receive
 from sluicemq.wire.frames import Pieces
+
+
+def refuse(stream: Stream) -> StreamUser:
+    """No stream is served here."""
+    raise ConfigurationError("Requests are served here, no streams.", cure="Dial another port.")
+
 
 USUAL_S = 0.002
 SILENCE_S = (5.0, 90.0)
@@ -48,6 +55,11 @@ class Way:
         self._last_s = 0.0
         self.closed = False
         self.on_closed: Callable[[], None] = lambda: None
+        self.on_arrived: Callable[[], None] = lambda: None
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes under way."""
+        return sum(len(data) for _, data in self._under_way if data)
 
     def write(self, data: bytes, /) -> None:
         if not self.closed:
@@ -83,6 +95,7 @@ class Way:
         if network.held_until_s(self._link.ends) <= network.now_s():
             while self._under_way and self._under_way[0][0] <= network.now_s() + 1e-6:
                 self._deliver(self._under_way.popleft()[1])
+            self.on_arrived()
         self._arm()
 
     def cut(self, first_bytes: float) -> None:
@@ -106,26 +119,30 @@ class Way:
 
 
 class Link:
-    """A connection between two processes."""
+    """A connection between two processes; what is spoken there: `Call` and `StreamLink`."""
 
     def __init__(
-        self, network: "FaultyNetwork", client: Process, channel: Channel,
-        endpoint: "Listener", remote: Host, local: Host,
+        self, network: "FaultyNetwork", client: Process, endpoint: "Listener", remote: Host,
+        local: Host,
     ) -> None:  # fmt: skip
         self.network = network
         self.client, self.server = client, endpoint.process
         self.ends = (client, endpoint.process)
         self.is_silent = False
-        self._endpoint = endpoint
-        self._channel = channel
-        self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
         self._has_server = True
         self.to_server = Way(self, endpoint.process, self._at_server)
         self.to_client = Way(self, client, self._at_client)
         self.to_server.on_closed = lambda: self._at_client(None)
         self.to_client.on_closed = lambda: self._at_server(None)
         self.peer = Peer(self.to_client, remote, local)
-        channel.connected(self.to_server, remote)
+
+    def tell_client(self, data: bytes | None) -> None:
+        """Bytes, or the end."""
+        raise NotImplementedError
+
+    def tell_server(self, data: bytes | None) -> None:
+        """Bytes, or the end."""
+        raise NotImplementedError
 
     @property
     def are_both_alive(self) -> bool:
@@ -134,25 +151,19 @@ class Link:
     def _at_client(self, data: bytes | None) -> None:
         if not self.client.is_alive:
             return
-        if data is not None:
-            if not self._channel.closed:
-                self._channel.received(data)
-            return
-        self.to_server.closed = True
-        self.network.links.discard(self)
-        self._channel.disconnected(None)
+        if data is None:
+            self.to_server.closed = True
+            self.network.links.discard(self)
+        self.tell_client(data)
 
     def _at_server(self, data: bytes | None) -> None:
         if not (self._has_server and self.server.is_alive):
             return
-        if data is not None:
-            self._endpoint.dispatcher.serve(self._pieces, self.peer, data)
-            return
-        self._has_server = False
-        self.to_client.closed = True
-        self.peer.lost()
-        if self._endpoint.on_disconnect is not None:
-            self._endpoint.on_disconnect(self.peer)
+        if data is None:
+            self._has_server = False
+            self.to_client.closed = True
+            self.peer.lost()
+        self.tell_server(data)
 
     def cut(self, rng: random.Random) -> None:
         """It breaks now."""
@@ -172,14 +183,80 @@ class Link:
             way.end(rng.uniform(*SILENCE_S))
 
 
+class Call(Link):
+    """Requests and answers."""
+
+    def __init__(
+        self, network: "FaultyNetwork", client: Process, channel: Channel,
+        endpoint: "Listener", remote: Host, local: Host,
+    ) -> None:  # fmt: skip
+        super().__init__(network, client, endpoint, remote, local)
+        self._endpoint = endpoint
+        self._channel = channel
+        self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
+        channel.connected(self.to_server, remote)
+
+    def tell_client(self, data: bytes | None) -> None:
+        if data is None:
+            self._channel.disconnected(None)
+        elif not self._channel.closed:
+            self._channel.received(data)
+
+    def tell_server(self, data: bytes | None) -> None:
+        endpoint = self._endpoint
+        if data is not None:
+            endpoint.dispatcher.serve(self._pieces, self.peer, data)
+        elif endpoint.on_disconnect is not None:
+            endpoint.on_disconnect(self.peer)
+
+
+class StreamLink(Link):
+    """Plain bytes."""
+
+    def __init__(
+        self, network: "FaultyNetwork", client: Process, user: StreamUser, endpoint: "Listener",
+        remote: Host, local: Host,
+    ) -> None:  # fmt: skip
+        super().__init__(network, client, endpoint, remote, local)
+        self._accept = endpoint.accept
+        self._user = user
+        self._served: StreamUser | None = None
+        self.stream = Peer(self.to_server, local, remote)
+        self.to_server.on_arrived = user.writable
+        self.to_client.on_arrived = self._writable
+
+    def tell_client(self, data: bytes | None) -> None:
+        if data is None:
+            self.stream.lost()
+            self._user.lost()
+        else:
+            receive(self.stream, data, self._user.received)
+
+    def tell_server(self, data: bytes | None) -> None:
+        if data is not None:
+            receive(self.peer, data, self._serve)
+        elif self._served is not None:
+            self._served.lost()
+
+    def _writable(self) -> None:
+        if self._served is not None:
+            self._served.writable()
+
+    def _serve(self, data: bytes) -> None:
+        if self._served is None:
+            self._served = self._accept(self.peer)
+        self._served.received(data)
+
+
 class Listener:
     """The face of `net.network.Listener`."""
 
     def __init__(
         self, network: "FaultyNetwork", process: Process, dispatcher: Dispatcher,
-        on_disconnect: OnPeer | None,
+        on_disconnect: OnPeer | None = None, accept: Accept = refuse,
     ) -> None:  # fmt: skip
         self.dispatcher = dispatcher
+        self.accept = accept
         self.process = process
         self.on_disconnect = on_disconnect
         self.ports: tuple[int, ...] = ()
@@ -222,6 +299,25 @@ class ProcessNetwork:
         on_close: OnClose | None = None,
     ) -> Channel:
         network, process = self._network, self._process
+        listener = await self._reach(address, timeout_s)
+        channel = Channel(address, on_request=on_request, on_close=on_close)
+        remote = Host("127.0.0.1", next(network.ports))
+        network.links[Call(network, process, channel, listener, remote, parse_host(address))] = None
+        return channel
+
+    async def dial_stream(
+        self, address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> Stream:
+        network = self._network
+        listener = await self._reach(address, timeout_s)
+        remote = Host("127.0.0.1", next(network.ports))
+        link = StreamLink(network, self._process, user, listener, remote, parse_host(address))
+        network.links[link] = None
+        return link.stream
+
+    async def _reach(self, address: str, timeout_s: float) -> Listener:
+        """Who listens there, after the time that it takes."""
+        network, process = self._network, self._process
         await asyncio.sleep(network.latency_s())
         listener = network.listeners.get(address)
         if listener is not None and listener.process.is_alive:
@@ -233,10 +329,11 @@ class ProcessNetwork:
             listener = network.listeners.get(address)
         if listener is None or not (listener.process.is_alive and process.is_alive):
             raise ConnectionLostError(f"Cannot connect to {address}: refused.")
-        channel = Channel(address, on_request=on_request, on_close=on_close)
-        remote = Host("127.0.0.1", next(network.ports))
-        network.links[Link(network, process, channel, listener, remote, parse_host(address))] = None
-        return channel
+        return listener
+
+    def stream_listener(self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS) -> Listener:
+        del limits
+        return Listener(self._network, self._process, Dispatcher({}), accept=accept)
 
     def listener(
         self,

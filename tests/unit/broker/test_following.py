@@ -1,0 +1,316 @@
+"""A feed and a follower, joined in memory: what a slave gets, says and shows, in both protocols."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sluicemq.broker.replicas.epochs import Epochs
+from sluicemq.broker.replicas.feed import Admission, Feed, Feeds
+from sluicemq.broker.replicas.follower import Follower, follow
+from sluicemq.broker.settings import Settings
+from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.errors import ConfigurationError, StoreError
+from sluicemq.model.ids import Host
+from sluicemq.net.network import MemoryNetwork
+from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.ha import Epoch
+
+FILE_BYTES = 64 * 1024
+
+
+class Log:
+    """Bytes with a begin: the store of a master, and a slave's with its `Following`."""
+
+    def __init__(self, start: int = 0, data: bytes = b"") -> None:
+        self.offset_min = start
+        self.data = bytearray(data)
+        self.shown: int | None = 0
+        self.synced_offset = start + len(data)
+
+    @property
+    def end(self) -> int:
+        return self.offset_min + len(self.data)
+
+    written_offset = end
+
+    def sync(self) -> int:
+        self.synced_offset = self.end
+        return self.end
+
+    def raw(self, position: int, size_max: int) -> memoryview:
+        file_end = position - position % FILE_BYTES + FILE_BYTES
+        at = position - self.offset_min
+        return memoryview(bytes(self.data[at : at + min(size_max, file_end - position)]))
+
+    def append(self, position: int, data: bytes | memoryview) -> None:
+        if position != self.end:
+            assert not self.data, "a gap"
+            if position % FILE_BYTES:
+                raise StoreError(f"{position} is no begin of a file.")
+            self.offset_min = position
+        self.data += data
+
+    def dispatch(self, confirmed: int | None) -> None:
+        self.shown = self.end if confirmed is None else confirmed
+
+    def truncate(self, end: int) -> None:
+        del self.data[end - self.offset_min :]
+
+
+class Gate:
+    """What a master knows of its slaves."""
+
+    def __init__(self) -> None:
+        self.confirmed = 0
+        self.ends: dict[Feed, int] = {}
+
+    def joined(self, link: Feed) -> None:
+        self.ends[link] = -1
+
+    def left(self, link: Feed) -> None:
+        self.ends.pop(link, None)
+
+    def acknowledged(self, link: Feed, offset: int) -> None:
+        self.ends[link] = offset
+
+
+class Pair:
+    """A master and a slave, on one loop and a clock of their own."""
+
+    def __init__(self, master: Log, slave: Log, *, terms: Any = None, **keys: Any) -> None:
+        """`terms`: the epochs of both, in failover."""
+        self.now_s = 100.0
+        clock: Any = SimpleNamespace(monotonic_s=lambda: self.now_s, now_ms=lambda: 1)
+        sync = keys.pop("flush_sync", False)
+        settings = Settings(
+            BrokerConfig(**keys),
+            StoreConfig(commit_log_file_bytes=FILE_BYTES, flush_sync=sync),
+        )
+        self.master, self.slave, self.gate = master, slave, Gate()
+        files = CrashableFiles()
+        epochs = [None, None] if terms is None else [
+            Epochs(files, f"/{at}/epochFileCheckpoint", log.end)
+            for at, log in enumerate((master, slave))
+        ]  # fmt: skip
+        for place, entries in zip(epochs, terms or [(), ()], strict=True):
+            for entry in entries:
+                assert place is not None
+                place.begin(Epoch(*entry))
+        self.epochs = epochs
+        self.admission = Admission(settings, is_guarded=False)
+        self.feeds = Feeds(
+            master, self.gate, epochs[0], settings, clock,
+            call_soon=lambda run: asyncio.get_running_loop().call_soon(run),
+            admission=self.admission,
+        )  # fmt: skip
+        self.follower = Follower(slave, slave, epochs[1], settings, clock)
+        self.follower.replica_id = 7
+        self.network = MemoryNetwork()
+
+    async def start(self) -> None:
+        self.listener = self.network.stream_listener(self.feeds.accept)
+        await self.listener.start("h", [1])
+        await self.connect()
+
+    async def connect(self) -> None:
+        self.follower.connected(await self.network.dial_stream("h:1", self.follower))
+        await settle()
+
+    async def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.feeds.run()
+        self.follower.run()
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+def filled(size: int, start: int = 0) -> Log:
+    return Log(start, bytes((start + at) * 2654435761 >> 8 & 255 for at in range(size)))
+
+
+async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
+    pair = Pair(filled(150_000, FILE_BYTES), Log())
+    pair.follower.master_is_ours = True
+    await pair.start()
+    assert (pair.slave.offset_min, pair.slave.data) == (FILE_BYTES, pair.master.data)
+    pair.master.data += b"more"
+    pair.feeds.grown()
+    await settle()
+    assert pair.slave.data.endswith(b"more")
+    assert list(pair.gate.ends.values()) == [pair.master.end]
+    assert pair.slave.shown == pair.master.end
+    assert pair.follower.status().end == pair.master.end
+
+
+async def test_as_rocketmqs_do_an_empty_slave_gets_the_last_file_alone() -> None:
+    pair = Pair(filled(150_000), Log())
+    await pair.start()
+    assert pair.slave.offset_min == 2 * FILE_BYTES
+    assert pair.slave.data == pair.master.data[2 * FILE_BYTES :]
+
+
+async def test_a_slave_goes_on_where_it_was() -> None:
+    master = filled(150_000)
+    pair = Pair(master, Log(0, bytes(master.data[:777])))
+    await pair.start()
+    assert pair.slave.data == master.data
+    (feed,) = pair.feeds.all
+    feed.close()
+    await settle()
+    assert not pair.gate.ends
+    assert not pair.feeds.all
+    master.data += b"later"
+    await pair.connect()
+    assert pair.slave.data == master.data
+
+
+async def test_heartbeats_keep_a_quiet_connection_and_silence_ends_it() -> None:
+    pair = Pair(filled(10), filled(10))
+    await pair.start()
+    for _ in range(10):
+        await pair.pass_time(4.9)
+        await pair.pass_time(0.2)
+    assert pair.feeds.all
+    assert pair.follower.is_level
+    pair.now_s += 20.1
+    pair.feeds.run()
+    await settle()
+    assert not pair.feeds.all
+    assert pair.follower.state == 0
+
+
+async def test_a_slave_that_has_more_than_its_master_is_closed_and_never_counted() -> None:
+    pair = Pair(filled(10), filled(11))
+    await pair.start()
+    assert not pair.gate.ends
+    assert pair.follower.state == 0
+
+
+async def test_a_slave_older_than_the_masters_log_begins_anew() -> None:
+    cut: list[int] = []
+    pair = Pair(filled(1000, FILE_BYTES), filled(10))
+    pair.follower.master_is_ours = True
+    pair.follower.on_incomplete = lambda: cut.append(1)
+    await pair.start()
+    assert (pair.slave.offset_min, pair.slave.data) == (FILE_BYTES, pair.master.data)
+    assert cut == [1]
+
+
+async def test_behind_a_java_master_a_gap_is_an_error_that_is_told() -> None:
+    pair = Pair(filled(1000, FILE_BYTES), filled(10))
+    await pair.start()
+    assert len(pair.slave.data) == 10
+    assert "ends at 10 here" in pair.follower.status().fault
+
+
+async def test_plain_and_with_sync_flush_only_what_is_synced_travels() -> None:
+    pair = Pair(filled(1000), Log(), flush_sync=True)
+    await pair.start()
+    pair.master.data += bytes(10)
+    pair.feeds.grown()
+    await settle()
+    assert pair.slave.end == 1000
+    assert list(pair.gate.ends.values()) == [0], "it is not on the slave's disk"
+    pair.slave.sync()
+    pair.follower.synced()
+    pair.master.sync()
+    pair.feeds.grown()
+    await settle()
+    assert pair.slave.end == 1010
+    assert list(pair.gate.ends.values()) == [1000]
+
+
+async def test_flow_control_bounds_a_second() -> None:
+    pair = Pair(filled(10_000), Log(), ha_flow_control=True, ha_bytes_per_s=1024)
+    pair.follower.master_is_ours = True
+    await pair.start()
+    for seconds in range(1, 4):
+        assert pair.slave.end == 1024 * seconds
+        await pair.pass_time(1)
+
+
+async def test_failover_cuts_a_diverged_tail_and_shows_what_is_confirmed() -> None:
+    master = filled(100_000)
+    slave = Log(0, bytes(master.data[:70_000]) + b"another's")
+    pair = Pair(master, slave, terms=[[(1, 0), (3, 70_000)], [(1, 0), (2, 70_000)]])
+    pair.gate.confirmed = 60_000
+    await pair.start()
+    assert slave.data == master.data
+    assert slave.shown == 60_000
+    assert pair.epochs[1].entries == ((1, 0), (3, 70_000))
+    (feed,) = pair.feeds.all
+    assert feed.replica_id == 7
+    pair.gate.confirmed = 100_000
+    pair.feeds.grown()
+    await settle()
+    assert slave.shown == 100_000, "told at once, though nothing else was to be said"
+
+
+async def test_confirmed_bytes_are_cut_by_nobody_but_a_person() -> None:
+    master, slave = filled(1000), filled(1500)
+    pair = Pair(master, slave, terms=[[(1, 0), (3, 900)], [(1, 0), (2, 1200)]])
+    pair.follower.confirmed = 901
+    await pair.start()
+    assert slave.end == 1500
+    assert "901 is known to be confirmed" in pair.follower.fault
+    pair.follower.is_unclean = True
+    await pair.connect()
+    assert slave.data == master.data
+
+
+async def test_a_master_of_an_older_epoch_is_not_followed() -> None:
+    pair = Pair(filled(10), filled(5), terms=[[(1, 0)], [(1, 0), (2, 5)]])
+    await pair.start()
+    assert pair.slave.end == 5
+    assert "is of epoch 1" in pair.follower.fault
+
+
+async def test_a_plain_slave_of_a_failover_master_is_refused() -> None:
+    pair = Pair(filled(10), Log(), terms=[[(1, 0)], []])
+    pair.follower._epochs = None
+    await pair.start()
+    assert not pair.slave.data
+    assert not pair.feeds.all
+
+
+@pytest.mark.parametrize(
+    ("peers", "is_guarded", "named", "admits"),
+    [
+        ((), False, "", True), ((), True, "", False), ((), True, "10.0.0.7", True),
+        (("10.0.0.*",), True, "", True), (("10.0.1.*",), False, "10.0.0.7", False),
+    ],
+)  # fmt: skip
+def test_who_may_connect(peers: Any, is_guarded: bool, named: str, admits: bool) -> None:
+    settings = Settings(BrokerConfig(ha_peers=peers), StoreConfig())
+    admission = Admission(settings, is_guarded=is_guarded)
+    admission.name(named)
+    check: Callable[[], None] = lambda: admission.check(Host("10.0.0.7", 1))  # noqa: E731
+    if admits:
+        check()
+    else:
+        with pytest.raises(ConfigurationError, match="sluiceReplicaPeers"):
+            check()
+
+
+async def test_a_follower_is_connected_again_and_to_another_address() -> None:
+    pair = Pair(filled(10), Log())
+    target = [""]
+    await pair.start()
+    pair.follower.lost()
+    following = asyncio.create_task(follow(pair.network, pair.follower, lambda: target[0]))
+    await asyncio.sleep(0)
+    target[0] = "h:1"
+    async with asyncio.timeout(5):
+        while pair.follower.state == 0:
+            await asyncio.sleep(0.05)
+        target[0] = "h:2"
+        while "h:2" not in pair.follower.fault:
+            await asyncio.sleep(0.05)
+    following.cancel()
