@@ -17,7 +17,8 @@ Version 4 is this. Older ones are still read: version 3 does not say where the l
 version 2 not how many index files there are either (-1); version "M" (the first) ends behind the
 store time, and its index position is 0, so that the index is looked at from the beginning.
 
-`abort` exists while a store is open: finding it at a start means that a crash came before.
+`abort` exists while a store is open: finding it at a start means that a crash came before. A
+slave's says so.
 
 `config/deletedTopics.json` is an object of topic -> position in the log before which the topic's
 records do not count. They stay in the log until its files go, so a recovery that builds queues from
@@ -56,6 +57,7 @@ _LAYOUTS: Final = {
     _MAGIC: struct.Struct(">10q"),
 }
 _INDEX_TIME_AT: Final = 16
+FOLLOWED: Final = b" slave"
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
 LOG: Final = "commitlog"
@@ -215,14 +217,22 @@ class DurableMark:
 # --- other small files
 
 
-def write_abort(files: Files, path: str) -> None:
-    """Say, durably, that a store is open here."""
-    content = str(process_id()).encode()
+def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
+    """Say, durably, that a store is open here, and whether a master writes its log."""
+    content = str(process_id()).encode() + FOLLOWED * is_followed
     with closing(files.open(path, create=True)) as file:
         file.truncate(len(content))
         file.pwrite(content, 0)
         file.sync()
     files.sync_directory(path.rpartition("/")[0])
+
+
+def says_followed(files: Files, path: str) -> bool:
+    """Whether the store was a slave's when it was not closed in order."""
+    if not files.exists(path):
+        return False
+    with closing(files.open(path)) as file:
+        return file.pread(file.size(), 0).endswith(FOLLOWED)
 
 
 def remove_abort(files: Files, path: str) -> None:

@@ -82,8 +82,10 @@ class Recovery:
         check_crc: bool,
         root: str = "",
         delays_ms: Sequence[int] = DELAYS_MS,
+        was_followed: bool = False,
     ) -> None:
-        """`delays_ms`: messageDelayLevel, for units of delayed messages that are built anew."""
+        """`delays_ms`: messageDelayLevel, for units of delayed messages that are built anew.
+        `was_followed`: the log is a slave's, written in pieces that begin and end anywhere."""
         self._dispatcher = Dispatcher(log, queues, check_crc=check_crc, delays_ms=delays_ms)
         self._root = root or log.segments.directory.rpartition("/")[0]
         self._log = log
@@ -91,6 +93,7 @@ class Recovery:
         self._checkpoint = checkpoint
         self._check_crc = check_crc
         self._mark: Mark | None = None
+        self._was_followed = was_followed
         self._after_crash = False
         self._start = 0
         self._is_incomplete = False
@@ -337,6 +340,9 @@ class Recovery:
         if found is None:
             if self._after_crash and any(_bytes_between(log, end, end + RECORD_BYTES_MIN)):
                 logger.warning("the log ends at %d: a torn record behind it is cut off", end)
+            return
+        if self._was_followed:  # what is lost of its pieces may be of any size, and is sent again
+            logger.warning("the log ends at %d: what a master sent behind it is cut off", end)
             return
         known_ms = self._checkpoint.java_time_ms if mark is None else 0
         if found.store_time_ms <= known_ms:

@@ -36,6 +36,7 @@ from sluicemq.store.directory import (
     check_directory,
     read_checkpoint,
     remove_abort,
+    says_followed,
     write_abort,
 )
 from sluicemq.store.dispatch import Dispatcher, sweep_records
@@ -108,12 +109,13 @@ class Store:
             deleted=DeletedTopics.load(files, config.root),
         )  # fmt: skip
         checkpoint = read_checkpoint(files, f"{config.root}/checkpoint")
+        was_followed = says_followed(files, self._abort_path)
         recovery = Recovery(
             log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
-            delays_ms=config.delay_levels_ms,
+            delays_ms=config.delay_levels_ms, was_followed=was_followed,
         )  # fmt: skip
         recovery.load(after_crash=after_crash)
-        write_abort(files, self._abort_path)
+        write_abort(files, self._abort_path, is_followed=was_followed)
         self._durable = DurableMark(files, f"{config.root}/checkpoint", checkpoint)
         self.recovered = recovery.run(self._durable.distrust_queues)
         self.keys = KeyIndex(config, files, clock, log, self._durable, after_crash=after_crash)
@@ -137,6 +139,8 @@ class Store:
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
         self._settle_recovery(after_crash=after_crash)
+        if was_followed:  # what was written by others is safe now
+            write_abort(files, self._abort_path)
         if confirmed is not None and confirmed < log.written_offset:
             self._hide(confirmed)
 
@@ -297,9 +301,13 @@ class Store:
         return segment.view()[at : min(at + size_max, stop)]
 
     def following(self) -> Following:
-        """From now on a master writes the log: the writer is refused."""
+        """From now on a master writes the log: the writer is refused. Raises StoreError."""
         self.commit()
         log, config = self._log, self._config
+        try:
+            write_abort(self._files, self._abort_path, is_followed=True)
+        except OSError as error:
+            log.fail(error)
         log.followed_end = log.written_offset
         self.writer.is_following = True
         dispatcher = Dispatcher(
@@ -330,11 +338,11 @@ class Store:
     def cut_log(self, end: int) -> None:
         """Forget what a master wrote from `end` on, durably. Raises StoreError."""
         log = self._log
-        if end >= log.records_end:
-            log.cut(end)  # no queue knows of it
-            return
         if end <= log.start:
             self.begin_log(0)
+            return
+        if end >= log.records_end:
+            log.cut(end)  # no queue knows of it
             return
         try:
             self._checkpoint_now()

@@ -40,9 +40,13 @@ class Bench:
         )
         self.store: Store | None = None
 
-    def open(self, **changes: Any) -> Store:
+    def open(
+        self, *, is_gated: bool = False, confirmed: int | None = None, **changes: Any
+    ) -> Store:
         self.config = replace(self.config, **changes)
-        self.store = Store.open(self.config, files=self.files, clock=self.clock)
+        self.store = Store.open(
+            self.config, files=self.files, clock=self.clock, is_gated=is_gated, confirmed=confirmed
+        )
         return self.store
 
     def reopen(self, *, kill: bool = False, **changes: Any) -> Store:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from sluicemq.errors import StoreDamagedError, StoreError
+from sluicemq.errors import StoreDamagedError, StoreError, StoreFullError
 from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
+from sluicemq.testing.files import PowerLost
 
 TOPICS = ["T", "A", "B"]
 
@@ -110,3 +111,227 @@ def test_bytes_that_are_no_record_are_said(bench: Any) -> None:
     following.append(0, b"\1" * 300)
     with pytest.raises(StoreDamagedError, match="no record"):
         following.dispatch(None)
+
+
+# --- where it begins, and begins anew
+
+
+def test_an_empty_store_begins_at_any_file(bench: Any) -> None:
+    master = bench.open()
+    fill(bench, 200)
+    start = master.written_offset // 4096 * 4096
+    slave, following = follower(bench)
+    assert following.is_empty
+    with pytest.raises(StoreError, match="ends at 0"):
+        following.append(start + 5, b"x")
+    following.append(start, master.raw(start, 300))
+    assert (slave.store.offset_min, following.end, following.is_empty) == (
+        start,
+        start + 300,
+        False,
+    )
+    feed(master, following)
+    following.dispatch(None)
+    for topic in TOPICS:
+        for queue_id in range(3):
+            mine, theirs = slave.messages(topic, queue_id), bench.messages(topic, queue_id)
+            assert mine == [m for m in theirs if m.physical_offset >= start]
+    for kill in (False, True):
+        store = slave.reopen(kill=kill)
+        assert (store.offset_min, store.written_offset) == (start, master.written_offset)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6, 8, 12, 20])
+def test_power_may_fail_while_a_store_begins_somewhere(bench: Any, after: int) -> None:
+    bench.open()
+    fill(bench, 100)
+    slave, following = follower(bench)
+    feed(bench.store, following, 500)
+    slave.store.close()
+    following = slave.open().following()
+    slave.files.power_fails_after = after
+    try:
+        following.truncate(0)
+        following.append(8192, bench.store.raw(8192, 100))
+        slave.store.sync()
+    except PowerLost:
+        pass
+    for seed in range(20):
+        other = type(bench)()
+        other.files = slave.files.crash(random.Random(seed))
+        store = other.open()
+        following = store.following()
+        assert following.end in (0, 8192) or (store.offset_min == 0 and following.end <= 500)
+        following.truncate(0)
+        feed(bench.store, following)
+        following.dispatch(None)
+        assert other.bodies() == bench.bodies()
+
+
+def test_a_truncated_store_is_empty_and_begins_again(bench: Any) -> None:
+    master = bench.open()
+    fill(bench, 200)
+    slave, following = follower(bench)
+    feed(master, following)
+    following.dispatch(None)
+    following.truncate(0)
+    assert (following.end, following.is_empty, slave.store.queues()) == (0, True, [])
+    following.append(4096, master.raw(4096, 4096))
+    following.truncate(4096)
+    assert following.is_empty
+    following.append(8192, master.raw(8192, 4096))
+    following.dispatch(None)
+    store = slave.reopen(kill=True)
+    assert (store.offset_min, store.written_offset) == (8192, 12288)
+
+
+def test_truncation_reaches_into_every_derived_file(bench: Any) -> None:
+    """Queues of several files, an index of several files, columns in memory."""
+    config = {"index_slots": 7, "index_entries": 20}
+    master = bench.open(**config)
+    fill(bench, 60)
+    place = master.written_offset
+    fill(bench, 140, seed=2)
+    slave, following = follower(bench, **config)
+    feed(master, following)
+    following.dispatch(None)
+    store = slave.store
+    store.keys.catch_up(1 << 30)
+    store.tick()
+    store.sync()
+    cut = {key: store.queue_offsets(*key)[1] for key in store.queues()}
+    following.truncate(place)
+    assert following.end == store.reader.visible_end == place
+    for key, end in cut.items():
+        _, high = store.queue_offsets(*key)
+        assert high < end
+        for message in slave.messages(*key):
+            assert message.physical_offset < place
+    for number in range(140):
+        found = [store.keys.find(topic, f"k{number}", 9, 0, 1 << 60).records for topic in TOPICS]
+        for record in (record for records in found for record in records):
+            assert int.from_bytes(record[28:36]) < place
+    feed(master, following)
+    following.dispatch(None)
+    master.close()
+    slave.store.close()
+    assert content(slave, "consumequeue") == content(bench, "consumequeue")
+
+
+def test_truncation_within_a_record_waits_for_its_rest(bench: Any) -> None:
+    master = bench.open()
+    (_, _), (second, _) = bench.send(b"1", b"2" * 100)
+    slave, following = follower(bench)
+    feed(master, following)
+    following.dispatch(None)
+    following.truncate(second + 50)
+    assert (slave.bodies(), following.end) == ([b"1"], second + 50)
+    feed(master, following)
+    following.dispatch(None)
+    assert slave.bodies() == bench.bodies()
+
+
+def test_a_stop_in_the_middle_of_a_record_drops_its_beginning(bench: Any) -> None:
+    master = bench.open()
+    (_, _), (second, _) = bench.send(b"1", b"2" * 100)
+    slave, following = follower(bench)
+    feed(master, following, second + 50)
+    following.dispatch(0)
+    slave.store.close()
+    assert not any(slave.files.content("/store/commitlog/" + "0" * 20)[second:])
+    following = slave.open(confirmed=0).following()
+    assert (following.end, slave.bodies()) == (second, [])
+    following.dispatch(None)
+    assert slave.bodies() == [b"1"]
+
+
+def test_retention_works_under_a_follower(bench: Any) -> None:
+    master = bench.open()
+    fill(bench, 200)
+    slave, following = follower(bench, file_reserved_hours=1, delete_hours=("0",))
+    slave.files.clock = slave.clock
+    feed(master, following)
+    following.dispatch(None)
+    slave.clock.ms += 20_000
+    slave.store.tick()
+    slave.store.sync()
+    slave.clock.ms += 100 * 3_600_000
+    slave.store.retention.request()
+    for step in slave.store.retention.clean():
+        if callable(step):
+            step()
+    start = slave.store.offset_min
+    assert start > 0
+    end = following.end
+    bench.send(b"more")
+    feed(master, following)
+    following.dispatch(None)
+    following.truncate(end)
+    assert (slave.store.offset_min, following.end) == (start, end)
+    store = slave.reopen(kill=True)
+    assert (store.offset_min, store.written_offset) == (start, end)
+
+
+def test_a_full_disk_refuses_bytes_and_takes_them_later(bench: Any) -> None:
+    master = bench.open()
+    fill(bench, 100)
+    slave, following = follower(bench)
+    slave.files.free_bytes = 8192
+    with pytest.raises(StoreFullError):
+        feed(master, following)
+    end = following.end
+    assert end < master.written_offset
+    slave.files.free_bytes = None
+    feed(master, following)
+    following.dispatch(None)
+    assert slave.bodies() == bench.bodies()
+
+
+# --- the gate, and what a start hides
+
+
+def test_behind_a_gate_nothing_is_visible_before_it_is_confirmed(bench: Any) -> None:
+    store = bench.open(is_gated=True)
+    woken: list[Any] = []
+    store.on_visible = woken.append
+    bench.send(b"1")
+    first = store.written_offset
+    bench.send(b"2")
+    assert (bench.bodies(), woken) == ([], [])
+    store.confirm(first)
+    assert (bench.bodies(), woken) == ([b"1"], [[("T", 0, 1)]])
+    store.confirm(store.written_offset)
+    assert bench.bodies() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_start_hides_what_was_not_confirmed(bench: Any, kill: bool) -> None:
+    bench.open()
+    places = [bench.send(body)[0][0] for body in (b"1", b"2", b"3")]
+    bench.send(b"other", topic="A")
+    end = bench.store.written_offset
+    store = bench.reopen(kill=kill, is_gated=True, confirmed=places[2])
+    assert (bench.bodies(), bench.bodies("A")) == ([b"1", b"2"], [])
+    assert store.reader.record_at(places[2]) is None
+    bench.send(b"4")
+    store.confirm(places[2] + 7)
+    assert bench.bodies() == [b"1", b"2"]
+    woken: list[Any] = []
+    store.on_visible = woken.append
+    store.confirm(end)
+    assert (bench.bodies(), bench.bodies("A")) == ([b"1", b"2", b"3"], [b"other"])
+    assert [sorted(queues) for queues in woken] == [[("A", 0, 1), ("T", 0, 3)]]
+    store.confirm(store.written_offset)
+    assert bench.bodies() == [b"1", b"2", b"3", b"4"]
+
+
+def test_raw_gives_what_is_written_within_one_file(bench: Any) -> None:
+    store = bench.open(is_gated=True)
+    fill(bench, 100)
+    end = store.written_offset
+    assert len(store.raw(4000, 1000)) == 96
+    assert bytes(store.raw(end - 5, 1000)) == bytes(store._log.record(end - 5, 5) or b"")
+    assert len(store.raw(end, 10)) == 0
+    for position in (-1, end + 1, 1 << 40):
+        with pytest.raises(StoreError, match="has nothing at"):
+            store.raw(position, 10)
