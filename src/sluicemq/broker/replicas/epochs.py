@@ -18,7 +18,8 @@ import zlib
 from itertools import pairwise
 from typing import Final
 
-from sluicemq.files import Files, load_text, replace_text
+from sluicemq.errors import StoreDamagedError
+from sluicemq.files import Files, read_text, replace_text
 from sluicemq.wire.ha import Epoch
 
 CRC_MASK: Final = 0x7FFFFFFF
@@ -34,7 +35,8 @@ def render_epochs(epochs: tuple[Epoch, ...]) -> str:
 def parse_epochs(text: str) -> tuple[Epoch, ...]:
     """What the file says. Raises ValueError."""
     count, crc, *lines = text.split("\n")
-    epochs = tuple(Epoch(*map(int, line.split("-"))) for line in lines if line)
+    pairs = (line.split("-") for line in lines if line)
+    epochs = tuple(Epoch(int(number), int(start)) for number, start in pairs)
     if int(count) != len(epochs):
         raise ValueError(f"{count} entries are announced, there are {len(epochs)}")
     found = zlib.crc32("\n".join(lines).encode()) & CRC_MASK
@@ -49,10 +51,21 @@ class Epochs:
     """The epochs of one log, on disk."""
 
     def __init__(self, files: Files, path: str, log_end: int) -> None:
-        """What begins behind the end of the log is forgotten. Raises StoreDamagedError."""
+        """What begins behind the end of the log is forgotten. Raises StoreDamagedError.
+
+        The edition before counts only when the last one is missing: then no byte of a newer epoch
+        is in the log yet.
+        """
         self._files = files
         self._path = path
-        self.entries = load_text(files, path, parse_epochs) or ()
+        text = read_text(files, path if files.exists(path) else path + ".bak")
+        try:
+            self.entries = () if text is None else parse_epochs(text)
+        except ValueError as error:
+            raise StoreDamagedError(
+                f"{path} cannot be read: {error}.",
+                cure="Put back a good copy, or empty this replica's store, so that it begins anew.",
+            ) from error
         self._keep(tuple(epoch for epoch in self.entries if epoch.start <= log_end))
 
     @property
