@@ -1,0 +1,171 @@
+"""What must hold in every history.
+
+    lost        a value that was acknowledged is not where it was said to be, on the master at the end
+    twice       one offset of a queue was given to two values, in acknowledgements, to consumers, at the end
+    order       sends of a queue are not linearizable: one that was called after another had returned
+                stands before it (also when nobody was told that it is stored)
+    taken back  what a consumer was given is not there at the end, or is another value
+    phantom     a value is there that nobody sent, that was refused, or more often than it was tried
+    backwards   a master of the same or a later epoch has shown a shorter queue than one before it
+    split       two masters have one epoch, one is elected from outside the set, or acknowledgements
+                of an older epoch stand behind those of a newer one
+    forgotten   a change that was answered is not there at the end
+    apart       two replicas differ in what both have of the log
+
+Each check is linear (or a sort) in the history, so histories of real processes can be as long as
+they like. Linearizability is that simple because an append says its place: an order of the
+operations exists exactly when no two have one offset and real time agrees with the offsets; an
+unsure one counts if it is found, else it has not happened.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import inf
+
+from histories.history import History, Outcome, Queue, Send
+
+
+def check(history: History) -> list[str]:
+    """Everything that is wrong, the plainest first. Without a replica left that may take over (the
+    only disks that had everything are gone) only what does not need one is looked at."""
+    during = [*_twice(history), *_backwards(history), *_split(history)]
+    if not history.left:
+        return during
+    return [
+        *_lost(history), *during, *_order(history), *_taken_back(history), *_phantoms(history),
+        *_forgotten(history), *_apart(history),
+    ]  # fmt: skip
+
+
+def _final(history: History) -> dict[Queue, dict[int, str]]:
+    return history.left[0].queues if history.left else {}
+
+
+def _acknowledged(history: History) -> Iterator[tuple[Queue, Send]]:
+    for send in history.sends:
+        if send.outcome is Outcome.OK and send.must_stay:
+            assert send.queue is not None
+            yield send.queue, send
+
+
+def _lost(history: History) -> Iterator[str]:
+    final = _final(history)
+    for queue, send in _acknowledged(history):
+        found = final.get(queue, {}).get(send.offset)
+        if found != send.value:
+            yield f"lost: {send.value} was acknowledged at {queue}:{send.offset}, there is {found}"
+
+
+def _twice(history: History) -> Iterator[str]:
+    given: dict[tuple[Queue, int], str] = {}
+    places = [(queue, send.offset, send.value) for queue, send in _acknowledged(history)]
+    places += [(seen.queue, seen.offset, seen.value) for seen in history.seen]
+    for queue, offset, value in places:
+        if given.setdefault((queue, offset), value) != value:
+            yield f"twice: {queue}:{offset} was {given[queue, offset]} and is {value}"
+
+
+def _order(history: History) -> Iterator[str]:
+    """From a queue's end to its beginning: nothing returned before what stands in front was called."""
+    by_value = {send.value: send for send in history.sends}
+    places: dict[Queue, dict[int, Send]] = defaultdict(dict)
+    for queue, values in _final(history).items():
+        for offset, value in values.items():
+            if value in by_value and by_value[value].attempts_max == 1:
+                places[queue][offset] = by_value[value]
+    for queue, send in _acknowledged(history):
+        places[queue][send.offset] = send
+    for queue, sends in places.items():
+        first: Send | None = None
+        for offset in sorted(sends, reverse=True):
+            send = sends[offset]
+            if first is not None and first.returned_s < send.called_s:
+                yield (
+                    f"order: {send.value} at {queue}:{offset} was called at {send.called_s:.3f} s,"
+                    f" {first.value} behind it had returned at {first.returned_s:.3f} s"
+                )
+            told_s = send.returned_s if send.outcome is Outcome.OK else inf
+            if first is None or told_s < first.returned_s:
+                first = send if told_s < inf else first
+
+
+def _taken_back(history: History) -> Iterator[str]:
+    final = _final(history)
+    for seen in history.seen:
+        found = final.get(seen.queue, {}).get(seen.offset)
+        if found != seen.value:
+            yield f"taken back: {seen.value} was seen at {seen.queue}:{seen.offset}, there is {found}"
+
+
+def _phantoms(history: History) -> Iterator[str]:
+    by_value = {send.value: send for send in history.sends}
+    counts: dict[str, int] = defaultdict(int)
+    for queue, values in _final(history).items():
+        for offset, value in values.items():
+            send = by_value.get(value)
+            counts[value] += 1
+            if send is None:
+                yield f"phantom: nobody sent {value}, which is at {queue}:{offset}"
+            elif send.outcome is Outcome.REFUSED:
+                yield f"phantom: {value} was refused, and is at {queue}:{offset}"
+            elif counts[value] > send.attempts_max:
+                yield f"phantom: {value} was sent once, and is again at {queue}:{offset}"
+
+
+def _backwards(history: History) -> Iterator[str]:
+    """Of those that had returned when it was called, none of its epoch or older saw more."""
+    by_queue = defaultdict(list)
+    for said in history.ends:
+        by_queue[said.queue].append(said)
+    for queue, ends in by_queue.items():
+        longest: dict[int, int] = {}  # by epoch, of what has returned
+        returning = iter(sorted(ends, key=lambda said: said.returned_s))
+        following = next(returning)
+        for said in sorted(ends, key=lambda said: said.called_s):
+            while following.returned_s < said.called_s:
+                longest[following.epoch] = max(longest.get(following.epoch, 0), following.end)
+                following = next(returning)
+            for epoch, end in longest.items():
+                if epoch <= said.epoch and end > said.end:
+                    yield (
+                        f"backwards: {queue} ended at {end} in epoch {epoch},"
+                        f" and later at {said.end} in epoch {said.epoch}"
+                    )
+
+
+def _split(history: History) -> Iterator[str]:
+    masters: dict[int, tuple[int, str]] = {}
+    for before, term in zip([None, *history.terms], history.terms, strict=False):
+        who = (term.master, term.life)
+        if masters.setdefault(term.epoch, who) != who:
+            yield f"split: epoch {term.epoch} is of {masters[term.epoch]} and of {who}"
+        if before is None or term.epoch == before.epoch or term.is_unclean:
+            continue
+        if term.epoch < before.epoch:
+            yield f"split: epoch {term.epoch} comes after {before.epoch}"
+        if term.in_sync.get(term.master) not in (before.in_sync.get(term.master, "-"), None):
+            yield f"split: {term.master} is elected in epoch {term.epoch}, not of {before.in_sync}"
+    highest: dict[Queue, tuple[int, int]] = {}
+    for queue, send in sorted(_acknowledged(history), key=lambda pair: pair[1].offset):
+        epoch = send.epoch or 0
+        newest, at = highest.get(queue, (0, 0))
+        if epoch and epoch < newest:
+            yield f"split: {queue}:{send.offset} is of epoch {epoch}, {at} before it of {newest}"
+        highest[queue] = max((newest, at), (epoch, send.offset))
+
+
+def _forgotten(history: History) -> Iterator[str]:
+    for change in history.changes:
+        if change.outcome is Outcome.OK and change.value not in history.left[0].changes:
+            yield f"forgotten: {change.value} was answered, and is not there"
+
+
+def _apart(history: History) -> Iterator[str]:
+    for left in history.left[1:]:
+        first = history.left[0]
+        start = max(left.log_start, first.log_start)
+        ours, theirs = first.log[start - first.log_start :], left.log[start - left.log_start :]
+        size = min(len(ours), len(theirs))
+        if ours[:size] != theirs[:size]:
+            at = next(i for i in range(size) if ours[i] != theirs[i])
+            yield f"apart: {first.name} and {left.name} differ at {start + at}"

@@ -1,0 +1,109 @@
+"""What was seen from outside, in the words of the checker.
+
+A queue is a place to which values are appended. A send is called, and returns with an offset, with
+a refusal (certainly not stored), or unsure. Values are told apart: a sender never sends one twice,
+though a client that retries may store one more than once (`attempts_max`). Times are of one clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+
+Queue = tuple[str, int]
+"""Topic and queue id, of one broker name."""
+
+
+class Outcome(Enum):
+    """What a sender knows."""
+
+    OK = "acknowledged"
+    REFUSED = "refused"
+    UNSURE = "unsure"
+
+
+@dataclass(slots=True)
+class Send:
+    """One message. `epoch`: of the master that acknowledged it, where that is known."""
+
+    value: str
+    queue: Queue | None
+    called_s: float
+    returned_s: float = inf
+    outcome: Outcome = Outcome.UNSURE
+    offset: int = -1
+    epoch: int | None = None
+    attempts_max: int = 1
+    must_stay: bool = True
+    """Is what was acknowledged promised to survive a failover? Not under ASYNC_MASTER."""
+
+    def acknowledge(self, queue: Queue, offset: int, now_s: float, epoch: int | None = None) -> None:
+        self.outcome, self.queue, self.offset, self.epoch = Outcome.OK, queue, offset, epoch
+        self.returned_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A consumer was given `value`; `node`: by whom."""
+
+    queue: Queue
+    offset: int
+    value: str
+    at_s: float
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A master of this epoch said that the queue ends here."""
+
+    queue: Queue
+    end: int
+    called_s: float
+    returned_s: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is promised and stands in no queue: a topic, an offset that was reset, an access rule."""
+
+    value: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class TermSeen:
+    """One value of the record `state`, in the order of its versions."""
+
+    epoch: int
+    master: int
+    life: str
+    in_sync: Mapping[int, str]
+    is_unclean: bool = False
+
+
+@dataclass(slots=True)
+class Left:
+    """What a replica has when everything has come to rest."""
+
+    name: str
+    queues: dict[Queue, dict[int, str]] = field(default_factory=dict)
+    """Offset -> value, of what it shows."""
+    changes: frozenset[str] = frozenset()
+    log: bytes | tuple[object, ...] = b""
+    """From `log_start` on, to be compared with the other replicas'."""
+    log_start: int = 0
+
+
+@dataclass(slots=True)
+class History:
+    """One run."""
+
+    sends: list[Send] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    terms: list[TermSeen] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    """The master's first."""

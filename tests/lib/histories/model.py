@@ -1,0 +1,788 @@
+"""The design of replication as a program of a few hundred lines, on virtual time, with its rules as switches.
+
+Replicas, the record of the consensus, clients and a network that loses: nothing of the product is in
+here. A run is a seed; it makes the world, the faults and the history that the checker judges. The
+numbers of `Rules` are those of docs/design/0022-replication.md, "What holds, and why". With all of
+them a million seeds must be fine (so the design is); with any one switched off some seed must not be
+(so the checker sees, and the rule is needed).
+
+A log is a list of entries, a position an index in it. A disk outlives its process: killed, it keeps
+everything; without power, what was synced; wiped, nothing. Time is spent in messages alone.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from histories.history import Change, End, History, Left, Outcome, Queue, Seen, Send, TermSeen
+
+QUEUE: Queue = ("t", 0)
+LATER: Queue = ("later", 0)
+TICK_S = 0.25
+LEASE_S = 2.0
+BEHIND_S = 3.0
+STANDING_S = 0.6
+SYNC_S = 0.02
+CALM_S = 60.0
+FAULTS = ("kill", "kill", "kill", "power", "wipe", "pause", "cut", "one-way", "consensus", "away", "loss")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Each True is a rule of the design."""
+
+    epoch_of_a_life: bool = True
+    truncates: bool = True
+    line_before_bytes: bool = True
+    counts_after_handshake: bool = True
+    claims_bind: bool = True
+    joins_caught_up: bool = True
+    counts_proposals: bool = True
+    settles_proposals: bool = True
+    whole_to_stand: bool = True
+    serves_when_confirmed: bool = True
+    waits_for_all: bool = True
+    shows_confirmed: bool = True
+    only_members: bool = True
+    incarnations: bool = True
+    deposed_is_silent: bool = True
+    answers_after_state: bool = True
+
+
+@dataclass(frozen=True)
+class Record:
+    """The consensus' `state`."""
+
+    version: int = 0
+    epoch: int = 0
+    master: int = -1
+    life: str = ""
+    in_sync: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def members(self) -> dict[int, str]:
+        return dict(self.in_sync)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record of the log. `of`: the delayed value that a delivery is of."""
+
+    epoch: int
+    queue: Queue
+    offset: int
+    value: str
+    of: str = ""
+
+
+@dataclass
+class Disk:
+    """What a process leaves. `mark` is a delay offset: so many entries of LATER are delivered."""
+
+    incarnation: str
+    log: list[Entry] = field(default_factory=list)
+    synced: int = 0
+    lines: list[tuple[int, int]] = field(default_factory=list)
+    confirmed: int = 0
+    is_whole: bool = True
+    mark: int = 0
+    changes: frozenset[str] = frozenset()
+
+
+@dataclass
+class Session:
+    """A slave, seen by its master."""
+
+    replica: int
+    incarnation: str
+    life: str
+    acked: int = -1
+    state: int = -1
+    sent: int = 0
+    heard_s: float = 0.0
+    caught_up_s: float = 0.0
+    is_compared: bool = False
+
+
+class World:
+    """Time, network, consensus, replicas, clients, faults of one seed."""
+
+    def __init__(self, seed: int, rules: Rules, replicas: int | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.rules = rules
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.history = History()
+        self.record = Record()
+        self.lives: dict[int, tuple[str, str, float]] = {}
+        """id -> life, incarnation, until when."""
+        self.published: dict[tuple[int, int], tuple[tuple[int, int, int], str]] = {}
+        """(version of the record, id) -> (last epoch, end, -id), incarnation."""
+        self.cuts: dict[tuple[int, int], float] = {}
+        self.loss = 0.0
+        self.latency_s = 0.01
+        self.is_calm = False
+        self.kinds = self.rng.choices(FAULTS, k=self.rng.choice((1, 2, 4, 12)))
+        """A few kinds make what all of them together drown."""
+        self.faults = self.rng.choice((0.2, 0.6, 2.0))
+        self.lateness = self.rng.choice((0.0, 0.02, 0.2))
+        count = replicas or self.rng.choice((2, 3, 3))
+        self.is_sync_flush = self.rng.random() < 0.5
+        self.nodes = [Node(self, index) for index in range(1, count + 1)]
+        self.values = 0
+        members = tuple((node.id, node.disk.incarnation) for node in self.nodes)
+        self.decide(Record(1, 0, -1, "", members))
+
+    # --- time and network
+
+    def at(self, delay_s: float, work: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now_s + delay_s, self._count, work))
+
+    def run(self, until_s: float) -> None:
+        while self._events and self._events[0][0] <= until_s:
+            self.now_s, _, work = heapq.heappop(self._events)
+            work()
+        self.now_s = until_s
+
+    def carry(self, source: int, target: int, work: Callable[[], None]) -> None:
+        """A message; -1 is the consensus, 0 a client. Lost in a cut, of one direction or both."""
+        if self.cuts.get((source, target), 0.0) > self.now_s or self.rng.random() < self.loss:
+            return
+        delay_s = self.latency_s * self.rng.uniform(0.2, 2)
+        if self.rng.random() < self.lateness and not self.is_calm:
+            delay_s += self.rng.uniform(0, 3 if -1 in (source, target) else 0.5)
+        self.at(delay_s, work)
+
+    # --- consensus
+
+    def decide(self, record: Record) -> None:
+        self.record = record
+        self.history.terms.append(
+            TermSeen(record.epoch, record.master, record.life, record.members)
+        )
+
+    def swap(self, expected: int, record: Record) -> bool:
+        if self.record.version != expected:
+            return False
+        self.decide(replace(record, version=expected + 1))
+        return True
+
+    # --- what happens
+
+    def live(self, seconds: float) -> None:
+        """Clients and faults at random."""
+        rng, end_s = self.rng, self.now_s + seconds
+        while self.now_s < end_s:
+            rng.choices(
+                (self.send, self.look, self.look_at_end, self.change, self.fault), (8, 4, 8, 1, self.faults)
+            )[0]()
+            self.run(self.now_s + rng.expovariate(12))
+
+    def any_node(self) -> "Node":
+        """The master by yesterday's route, or anybody."""
+        masters = [node for node in self.nodes if node.is_up and node.is_master]
+        return self.rng.choice(masters if masters and self.rng.random() < 0.9 else self.nodes)
+
+    def send(self) -> None:
+        self.values += 1
+        queue = LATER if self.rng.random() < 0.1 else QUEUE
+        send, node = Send(f"v{self.values}", queue, self.now_s), self.any_node()
+        self.history.sends.append(send)
+
+        def told(offset: int, epoch: int) -> None:
+            if send.outcome is Outcome.UNSURE:
+                send.acknowledge(queue, offset, self.now_s, epoch)
+
+        def answer(offset: int, epoch: int) -> None:
+            self.carry(node.id, 0, lambda: told(offset, epoch))
+
+        self.carry(0, node.id, lambda: node.take(send.value, queue, answer))
+
+    def look(self) -> None:
+        node = self.rng.choice(self.nodes)
+        shown = node.shown() if node.is_up else 0
+        for entry in node.disk.log[max(shown - self.rng.choice((1, 3)), 0) : shown]:
+            seen = Seen(entry.queue, entry.offset, entry.value, self.now_s, f"{node.id}")
+            self.history.seen.append(seen)
+
+    def look_at_end(self) -> None:
+        node = self.any_node()
+        if node.is_up and node.is_master and node.serves:
+            entries = node.disk.log[: node.shown()]
+            end = sum(entry.queue == QUEUE for entry in entries)
+            self.history.ends.append(End(QUEUE, end, self.now_s, self.now_s, node.epoch))
+
+    def change(self) -> None:
+        self.values += 1
+        node, value = self.any_node(), f"c{self.values}"
+
+        def answer() -> None:
+            self.history.changes.append(Change(value, Outcome.OK))
+
+        self.carry(0, node.id, lambda: node.change(value, answer))
+
+    # --- faults
+
+    def fault(self) -> None:
+        rng = self.rng
+        node = rng.choice(self.nodes)
+        if rng.random() < 0.4:
+            node = next((other for other in self.nodes if other.id == self.record.master), node)
+        kind = rng.choice(self.kinds)
+        for_s = rng.choice((0.05, 0.5, 2.0, 5.0, rng.uniform(0, 15)))
+        if kind in ("kill", "power", "wipe"):
+            if kind == "wipe" and self.record.master == node.id and len(self.record.in_sync) < 2:
+                kind = "kill"  # the only disk that has everything
+            node.die(kind)
+            self.at(for_s, node.start)
+        elif kind == "pause":
+            node.pauses_until_s = self.now_s + for_s
+        elif kind == "loss":
+            self.loss, self.latency_s = rng.choice(((0.0, 0.01), (0.05, 0.1), (0.0, 0.6)))
+        else:
+            others = [-1] if kind == "consensus" else [other.id for other in self.nodes]
+            if kind == "away":
+                others.append(-1)
+            for other in others:
+                self.cuts[node.id, other] = self.now_s + for_s
+                if kind != "one-way":
+                    self.cuts[other, node.id] = self.now_s + for_s
+
+    def settle(self) -> None:
+        """All faults end, everybody is there; then what is left."""
+        self.cuts.clear()
+        self.loss, self.latency_s, self.is_calm = 0.0, 0.01, True
+        for node in self.nodes:
+            node.pauses_until_s = 0.0
+            node.start()
+        self.run(self.now_s + CALM_S)
+
+    def leave(self) -> None:
+        """What the elected master has, then the others of the set."""
+        members = self.record.members
+        nodes = [
+            node for node in self.nodes
+            if members.get(node.id) == node.disk.incarnation and node.disk.is_whole
+        ]  # fmt: skip
+        nodes.sort(key=lambda node: (not node.is_master or node.epoch != self.record.epoch, node.id))
+        if nodes and not (nodes[0].is_master and nodes[0].serves):
+            nodes = []  # nobody may take over: what was acknowledged waits for its disk
+        for node in nodes:
+            left = Left(f"replica {node.id}", changes=node.disk.changes, log=tuple(node.disk.log))
+            for entry in node.disk.log:
+                left.queues.setdefault(entry.queue, {})[entry.offset] = entry.value
+            self.history.left.append(left)
+
+
+class Node:
+    """A replica: a disk, and a process while it is up."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.rules, self.id = world, world.rules, number
+        self.disk = Disk(f"disk-{number}-0")
+        self.wiped = self.started = 0
+        self.is_up = False
+        self.pauses_until_s = 0.0
+        self._forget()
+        self.start()
+
+    def _forget(self) -> None:
+        self.life = f"life-{self.id}-{self.started}"
+        self.seen = Record(-1)
+        self.is_master = self.is_standing = self.serves = False
+        self.epoch = 0
+        self.start_at = 0
+        self.following: tuple[int, str, int] | None = None
+        self.dialled_s = -10.0
+        self.heard_s = -10.0
+        self.sessions: dict[int, Session] = {}
+        self.proposals: dict[int, list[Record]] = {}
+        self.waiting: list[tuple[int, int, Callable[[], None]]] = []
+        """(end of the log, number of the state), answer."""
+        self.states: list[tuple[int, int, int, frozenset[str]]] = []
+        """Operations to come: number, end of the log, mark, changes."""
+        self.state = 0
+        self.has_snapshot = False
+
+    # --- life
+
+    def start(self) -> None:
+        if self.is_up:
+            return
+        self.started += 1
+        self._forget()
+        self.is_up = True
+        if not self.rules.epoch_of_a_life:
+            self.life = f"life-{self.id}"
+        self.disk.lines = [line for line in self.disk.lines if line[1] <= len(self.disk.log)]
+        self.disk.confirmed = min(self.disk.confirmed, len(self.disk.log))
+        self.disk.synced = len(self.disk.log)
+        life = self.life, self.started
+        self.world.at(0.0, lambda: self.tick(life))
+
+    def die(self, kind: str) -> None:
+        self.is_up = False
+        disk, rng = self.disk, self.world.rng
+        if kind == "power":
+            if self.world.is_sync_flush:
+                del disk.log[rng.randint(min(disk.synced, len(disk.log)), len(disk.log)) :]
+            else:
+                if self.rules.incarnations:
+                    self.wiped += 1
+                    disk.incarnation = f"disk-{self.id}-{self.wiped}"
+                if rng.random() < 0.5:
+                    del disk.log[rng.randint(len(disk.log) // 2, len(disk.log)) :]
+        if kind == "wipe":
+            if self.rules.incarnations:
+                self.wiped += 1
+            self.disk = Disk(f"disk-{self.id}-{self.wiped}")
+
+    def later(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Only in this life, and not while it is paused."""
+        started = self.started
+
+        def do() -> None:
+            if not self.is_up or self.started != started:
+                return
+            if self.pauses_until_s > self.world.now_s:
+                self.world.at(self.pauses_until_s - self.world.now_s, do)
+            else:
+                work()
+
+        self.world.at(delay_s, do)
+
+    def tell(self, target: int, work: Callable[["Node"], None]) -> None:
+        """To another replica's process."""
+        node = self.world.nodes[target - 1]
+        self.world.carry(self.id, target, lambda: node.is_up and node.later(0.0, lambda: work(node)))
+
+    def tick(self, life: tuple[str, int]) -> None:
+        """What comes again and again: lease, record, roles, feeds."""
+        if not self.is_up or life[1] != self.started:
+            return
+        self.later(TICK_S, lambda: self.tick(life))
+        self.ask(self._renew_and_read, self._saw)
+        if self.is_master:
+            self._work()
+        elif self.following and self.world.now_s - max(self.heard_s, self.dialled_s) > 1.0:
+            self._dial()
+
+    def ask(self, question: Callable[[], Any], answer: Callable[..., None]) -> None:
+        """A request to the consensus; it or its answer may be lost, or be late."""
+        world, started = self.world, self.started
+
+        def arrived() -> None:
+            result = question()
+
+            def back() -> None:
+                if self.started == started and self.is_up:
+                    self.later(0.0, lambda: answer(*result))
+
+            world.carry(-1, self.id, back)
+
+        world.carry(self.id, -1, arrived)
+
+    def _renew_and_read(self) -> tuple[Record, dict[int, tuple[str, str, float]]]:
+        world = self.world
+        if self.is_up:
+            world.lives[self.id] = (self.life, self.disk.incarnation, world.now_s + LEASE_S)
+        return world.record, {i: own for i, own in world.lives.items() if own[2] > world.now_s}
+
+    # --- roles
+
+    def _saw(self, record: Record, lives: dict[int, tuple[str, str, float]]) -> None:
+        if record.version < self.seen.version:
+            return
+        is_news = record.version > self.seen.version
+        self.seen = record
+        if is_news:
+            self.proposals = {v: p for v, p in self.proposals.items() if v >= record.version}
+            self.is_standing = False
+        if not self.rules.settles_proposals:
+            self.proposals.clear()
+        is_mine = record.master == self.id and record.life == self.life
+        if is_mine and self.epoch != record.epoch:
+            self._become_master(record)
+        elif self.is_master and not is_mine and self.rules.deposed_is_silent:
+            self._depose()
+        if self.is_master:
+            return
+        master = lives.get(record.master)
+        if master is not None and master[0] == record.life and record.master != self.id:
+            follows = (record.master, record.life, record.epoch)
+            if self.following != follows and not (self.is_standing and self.proposals):
+                self.is_standing = False
+                self.following = follows
+                self.has_snapshot = False
+                self.states.clear()
+                self._dial()
+        elif self._may_stand(record):
+            self._stand(record)
+
+    def _may_stand(self, record: Record) -> bool:
+        member = record.members.get(self.id)
+        is_member = member == self.disk.incarnation or not self.rules.only_members
+        return is_member and (self.disk.is_whole or not self.rules.whole_to_stand)
+
+    def _stand(self, record: Record) -> None:
+        if self.is_standing:
+            return
+        self.is_standing = True
+        self.following = None
+        last = self.disk.lines[-1][0] if self.disk.lines else 0
+        mine = ((last, len(self.disk.log), -self.id), self.disk.incarnation)
+        version, published = record.version, self.world.published
+
+        def publish() -> tuple[()]:
+            published[version, self.id] = mine
+            return ()
+
+        def look() -> tuple[dict[int, tuple[tuple[int, int, int], str]]]:
+            return ({i: end for (v, i), end in published.items() if v == version},)
+
+        def choose(ends: dict[int, tuple[tuple[int, int, int], str]]) -> None:
+            if self.seen.version != version or not self.is_standing or self.is_master:
+                return
+            self.is_standing = False
+            if not self._may_stand(self.seen) or max(ends.values(), default=mine)[0] > mine[0]:
+                return
+            chosen = {i: inc for i, (_, inc) in ends.items() if record.members.get(i) == inc}
+            chosen[self.id] = self.disk.incarnation
+            epoch = record.epoch + 1
+            self._propose(replace(record, epoch=epoch, master=self.id, life=self.life,
+                                  in_sync=tuple(sorted(chosen.items()))))  # fmt: skip
+            self.is_standing = True
+
+        def again() -> None:
+            if self.seen.version == version and self.is_standing:
+                self.is_standing = False
+
+        self.ask(publish, lambda: None)
+        self.later(STANDING_S, lambda: self.ask(look, choose))
+        self.later(4 * STANDING_S, again)
+
+    def _propose(self, record: Record) -> None:
+        version = record.version
+        self.proposals.setdefault(version, []).append(record)
+        world = self.world
+        self.ask(lambda: (world.swap(version, record), world.record), self._proposed)
+
+    def _proposed(self, _done: bool, record: Record) -> None:
+        if record.version > self.seen.version:
+            self._saw(record, {self.id: (self.life, self.disk.incarnation, 0.0)})
+
+    def _become_master(self, record: Record) -> None:
+        self.following = None
+        self.is_master, self.epoch = True, record.epoch
+        self.sessions.clear()
+        self.is_standing = False
+        disk = self.disk
+        self.start_at = len(disk.log)
+        disk.synced = len(disk.log)
+        self.states.clear()
+        if self.rules.line_before_bytes:
+            disk.lines.append((self.epoch, self.start_at))
+        else:
+            line = (self.epoch, self.start_at)
+            self.later(3.0, lambda: disk.lines.append(line) if self.epoch == line[0] else None)
+        self.serves = not self.rules.serves_when_confirmed
+        self._confirm()
+
+    def _depose(self) -> None:
+        self.is_master = self.serves = False
+        self.waiting.clear()
+        self.sessions.clear()
+
+    # --- a master
+
+    def take(self, value: str, queue: Queue, answer: Callable[[int, int], None]) -> None:
+        """A send."""
+        if not (self.is_up and self.is_master and self.serves):
+            return
+        if self.pauses_until_s > self.world.now_s:
+            self.later(0.0, lambda: self.take(value, queue, answer))
+            return
+        offset, epoch = self._append(queue, value), self.epoch
+        self.waiting.append((len(self.disk.log), 0, lambda: answer(offset, epoch)))
+        self._feed()
+
+    def _append(self, queue: Queue, value: str, of: str = "") -> int:
+        log = self.disk.log
+        offset = sum(entry.queue == queue for entry in log)
+        log.append(Entry(self.epoch, queue, offset, value, of))
+        if self.world.is_sync_flush:
+            end = len(log)
+            self.later(SYNC_S, lambda: self._synced(end))
+        else:
+            self.disk.synced = len(log)
+        return offset
+
+    def _synced(self, end: int) -> None:
+        self.disk.synced = max(self.disk.synced, min(end, len(self.disk.log)))
+        if self.is_master:
+            self._confirm()
+        elif self.following is not None:
+            self._report()
+
+    def change(self, value: str, answer: Callable[[], None]) -> None:
+        """A topic, say: answered when the set has it."""
+        if self.is_up and self.is_master and self.serves:
+            self.disk.changes |= {value}
+            self.state += 1
+            self.waiting.append((len(self.disk.log), self.state, answer))
+            if not self.rules.answers_after_state:
+                self.waiting[-1] = (len(self.disk.log), 0, answer)
+            self._feed()
+
+    def _member(self, replica: int, incarnation: str) -> Session | None:
+        session = self.sessions.get(replica)
+        if session is None or (session.incarnation != incarnation and self.rules.claims_bind):
+            return None
+        return session
+
+    def _confirm(self) -> None:
+        """What all of the set have, and of each set that is proposed."""
+        sets = [self.seen.members]
+        if self.rules.counts_proposals:
+            sets += [record.members for all_ in self.proposals.values() for record in all_]
+        log_end, state_end = self.disk.synced, self.state
+        acks = []
+        for replica, incarnation in {pair for members in sets for pair in members.items()}:
+            if replica == self.id:
+                continue
+            session = self._member(replica, incarnation)
+            acks.append((session.acked, session.state) if session else (-1, -1))
+        if acks and self.rules.waits_for_all:
+            log_end = min(log_end, *(ack for ack, _ in acks))
+            state_end = min(state_end, *(ack for _, ack in acks))
+        elif acks:
+            log_end, state_end = min(log_end, max(acks)[0]), min(state_end, max(acks)[1])
+        before, self.disk.confirmed = self.disk.confirmed, max(self.disk.confirmed, log_end)
+        if log_end >= self.start_at:
+            self.serves = True
+        ready = [w for w in self.waiting if w[0] <= log_end and w[1] <= state_end]
+        self.waiting = [w for w in self.waiting if w not in ready]
+        for _, _, answer in ready:
+            answer()
+        if self.disk.confirmed > before:
+            self._feed()
+
+    def shown(self) -> int:
+        """What readers see ends here."""
+        if not self.rules.shows_confirmed:
+            return len(self.disk.log)
+        return min(self.disk.confirmed, len(self.disk.log))
+
+    def _work(self) -> None:
+        """Each tick: deliveries, the set, the feeds."""
+        self._deliver()
+        world, record = self.world, self.seen
+        for replica, session in list(self.sessions.items()):
+            if world.now_s - session.heard_s > 2.0:
+                del self.sessions[replica]
+            if session.acked >= len(self.disk.log):
+                session.caught_up_s = world.now_s
+        self._change_set(record)
+        self._feed()
+        self._confirm()
+
+    def _deliver(self) -> None:
+        """A delayed message moves to its queue once it is visible; then the mark moves, and is saved."""
+        if not self.serves:
+            return
+        delayed = [e for e in self.disk.log[: self.shown()] if e.queue == LATER]
+        if len(delayed) > self.disk.mark:
+            for entry in delayed[self.disk.mark :]:
+                self.world.history.sends.append(Send(f"late-{entry.value}-{self.life}-{self.world.now_s}",
+                                                     QUEUE, self.world.now_s))  # fmt: skip
+                self._append(QUEUE, self.world.history.sends[-1].value, entry.value)
+            self.disk.mark = len(delayed)
+            self.state += 1
+
+    def _change_set(self, record: Record) -> None:
+        open_ = self.proposals.get(record.version)
+        if open_:
+            if self.world.rng.random() < 0.3:
+                self._propose(replace(record))  # the same set once more: the version moves on
+            return
+        members, now_s = record.members, self.world.now_s
+        for replica, incarnation in record.in_sync:
+            session = self._member(replica, incarnation)
+            if replica != self.id and (session is None or now_s - session.caught_up_s > BEHIND_S):
+                if session is None and now_s - self.dialled_s < 1.0:
+                    continue  # it has just begun
+                del members[replica]
+                self._propose(replace(record, in_sync=tuple(members.items())))
+                return
+        for replica, session in self.sessions.items():
+            if members.get(replica) == session.incarnation:
+                continue
+            is_there = session.acked >= self.disk.confirmed and session.state >= self.state
+            if is_there or not self.rules.joins_caught_up:
+                members[replica] = session.incarnation
+                self._propose(replace(record, in_sync=tuple(members.items())))
+                return
+
+    def _feed(self) -> None:
+        for session in self.sessions.values():
+            if not session.is_compared:
+                continue
+            log = self.disk.log
+            entries = log[session.sent : session.sent + 20]
+            start, session.sent = session.sent, session.sent + len(entries)
+            confirmed, epoch, lines = self.disk.confirmed, self.epoch, list(self.disk.lines)
+            state = (self.state, len(log), self.disk.mark, self.disk.changes)
+            life = session.life
+            self.tell(session.replica, lambda node, life=life: node.fed(  # type: ignore[misc]
+                life, epoch, start, entries, lines, confirmed, state))  # fmt: skip
+
+    def joined(self, replica: int, incarnation: str, life: str, end: int) -> None:
+        """A slave dials, with its claim."""
+        if not self.is_master:
+            return
+        old = self.sessions.get(replica)
+        session = Session(replica, incarnation, life, heard_s=self.world.now_s,
+                          caught_up_s=self.world.now_s)  # fmt: skip
+        if old is not None and not self.rules.claims_bind:
+            session.acked, session.state = old.acked, old.state
+        if not self.rules.counts_after_handshake:
+            session.acked = min(end, len(self.disk.log))
+        self.sessions[replica] = session
+        lines, log_end, epoch, own = list(self.disk.lines), len(self.disk.log), self.epoch, self.life
+        self.tell(replica, lambda node: node.compared(life, own, epoch, lines, log_end))
+
+    def reported(self, replica: int, life: str, end: int, state: int, *, first: bool) -> None:
+        """A slave's log ends there, and it has the state up to that number."""
+        session = self.sessions.get(replica)
+        if not self.is_master or session is None or session.life != life:
+            return
+        session.heard_s = self.world.now_s
+        if end > len(self.disk.log):
+            del self.sessions[replica]
+            return
+        if first:
+            session.is_compared, session.sent = True, end
+        if session.is_compared:
+            session.acked = max(session.acked, end) if not first else end
+            session.state = max(session.state, state)
+            if end >= len(self.disk.log):
+                session.caught_up_s = self.world.now_s
+            if session.sent > end and self.world.rng.random() < 0.05:
+                session.sent = end  # something was lost on the way: TCP would say it again
+        self._confirm()
+        if session.sent < len(self.disk.log):
+            self._feed()
+
+    # --- a follower
+
+    def _dial(self) -> None:
+        assert self.following is not None
+        self.dialled_s = self.world.now_s
+        life, incarnation, end = self._session_life(), self.disk.incarnation, len(self.disk.log)
+        self.tell(self.following[0], lambda node: node.joined(self.id, incarnation, life, end))
+
+    def _session_life(self) -> str:
+        """A connection's name: of this life, and this attempt."""
+        self.session = f"{self.life}-{self.started}-{self.world.now_s}"
+        return self.session
+
+    def compared(
+        self, session: str, life: str, epoch: int, lines: list[tuple[int, int]], end: int
+    ) -> None:
+        """The master's epochs have come: where do our logs part?"""
+        if self.following is None or self.session != session or self.following[1:] != (life, epoch):
+            return
+        disk = self.disk
+        point = self._common(lines, end)
+        if point < len(disk.log) and self.rules.truncates:
+            disk.is_whole = False
+            del disk.log[point:]
+            disk.lines = [line for line in disk.lines if line[1] < point]
+            disk.synced = min(disk.synced, point)
+        if not self.has_snapshot and (disk.mark or disk.changes):
+            disk.is_whole = False
+        self.heard_s = self.world.now_s
+        self._report(first=True)
+
+    def _common(self, lines: list[tuple[int, int]], end: int) -> int:
+        def ends(of: list[tuple[int, int]], last: int) -> dict[int, int]:
+            following = [*(start for _, start in of[1:]), last][: len(of)]
+            return {epoch: stop for (epoch, _), stop in zip(of, following, strict=True)}
+
+        mine, theirs = ends(self.disk.lines, len(self.disk.log)), ends(lines, end)
+        both = [epoch for epoch in mine if epoch in theirs]
+        return min(mine[max(both)], theirs[max(both)]) if both else 0
+
+    def fed(
+        self, session: str, epoch: int, start: int, entries: list[Entry],
+        lines: list[tuple[int, int]], confirmed: int,
+        state: tuple[int, int, int, frozenset[str]],
+    ) -> None:  # fmt: skip
+        """Bytes, confirmed offset, state."""
+        if self.following is None or self.session != session or self.is_master:
+            return
+        disk = self.disk
+        self.heard_s = self.world.now_s
+        known = len(disk.log) - start
+        if known < 0 and not entries:
+            return
+        if known >= 0:
+            for position, entry in enumerate(entries[known:], len(disk.log)):
+                for line in lines:
+                    if line[1] <= position and line not in disk.lines and line[0] <= entry.epoch:
+                        disk.lines.append(line)
+                disk.log.append(entry)
+        disk.confirmed = max(disk.confirmed, min(confirmed, len(disk.log)))
+        if self.world.rng.random() < 0.8:  # it comes by another way, at its own pace
+            self.states.append(state)
+        for number, end, mark, changes in self.states:
+            if end <= len(disk.log) and (number >= self.state or not self.has_snapshot):
+                self.state, disk.mark, disk.changes = number, mark, changes
+                self.has_snapshot = True
+        self.states = [state for state in self.states if state[1] > len(disk.log)][-3:]
+        if self.has_snapshot and len(disk.log) >= confirmed:
+            disk.is_whole = True
+        if self.world.is_sync_flush:
+            end = len(disk.log)
+            self.later(SYNC_S, lambda: self._synced(end))
+        else:
+            disk.synced = len(disk.log)
+        self._report()
+
+    def _report(self, *, first: bool = False) -> None:
+        if self.following is None:
+            return
+        if first:
+            self.disk.synced = len(self.disk.log)
+        session, end = self.session, min(self.disk.synced, len(self.disk.log))
+        state = self.state if self.has_snapshot else -1
+        self.tell(self.following[0],
+                  lambda node: node.reported(self.id, session, end, state, first=first))  # fmt: skip
+
+
+def run(seed: int, rules: Rules | None = None) -> History:
+    """One history of the model."""
+    world = World(seed, rules or Rules())
+    for _ in range(world.rng.choice((1, 2, 4))):
+        world.live(world.rng.uniform(5, 25))
+        if world.rng.random() < 0.3:
+            world.settle()
+            world.is_calm = False
+    world.settle()
+    world.leave()
+    _check_deliveries(world.history, world.nodes)
+    return world.history
+
+
+def _check_deliveries(history: History, nodes: list[Node]) -> None:
+    """A delayed message that is there and past the mark must have its delivery: told as a change."""
+    for left in history.left[:1]:
+        disk = next(node.disk for node in nodes if f"replica {node.id}" == left.name)
+        delivered = {entry.of for entry in disk.log}
+        for send in history.sends:
+            if send.queue == LATER and send.outcome is Outcome.OK and send.value not in delivered:
+                history.changes.append(Change(f"delivery of {send.value}", Outcome.OK))
