@@ -2,9 +2,9 @@
 
     history    what clients asked and were told, what consumers saw, how the roles went
     checker    from a history and what is left at the end to the list of what is wrong
-    model      the design itself (docs/design/0022-replication.md) as a small program on virtual time,
-               each of its rules with a switch: a rule switched off is a mutant that must be caught
+    model      the design itself (docs/design/0022-replication.md) as a small program on virtual
+               time (`world`), each of its rules with a switch: one off is a mutant to be caught
 
-The same checker judges the model, the simulated cluster (`simulation.replicas`) and real processes in
-network namespaces (`histories.namespaces`).
+The same checker judges the model, the simulated cluster (`simulation.replicas`) and real processes
+in network namespaces (`histories.namespaces`).
 """

@@ -1,9 +1,9 @@
 """What must hold in every history.
 
-    lost        a value that was acknowledged is not where it was said to be, on the master at the end
-    twice       one offset of a queue was given to two values, in acknowledgements, to consumers, at the end
-    order       sends of a queue are not linearizable: one that was called after another had returned
-                stands before it (also when nobody was told that it is stored)
+    lost        a value that was acknowledged is not where it was said to be, on the last master
+    twice       one offset of a queue was given to two values, in answers or to consumers
+    order       sends of a queue are not linearizable: one that was called after another had
+                returned stands before it (also when nobody was told that it is stored)
     taken back  what a consumer was given is not there at the end, or is another value
     phantom     a value is there that nobody sent, that was refused, or more often than it was tried
     backwards   a master of the same or a later epoch has shown a shorter queue than one before it
@@ -66,7 +66,7 @@ def _twice(history: History) -> Iterator[str]:
 
 
 def _order(history: History) -> Iterator[str]:
-    """From a queue's end to its beginning: nothing returned before what stands in front was called."""
+    """Backwards: nothing had returned before what stands in front of it was called."""
     by_value = {send.value: send for send in history.sends}
     places: dict[Queue, dict[int, Send]] = defaultdict(dict)
     for queue, values in _final(history).items():
@@ -94,7 +94,8 @@ def _taken_back(history: History) -> Iterator[str]:
     for seen in history.seen:
         found = final.get(seen.queue, {}).get(seen.offset)
         if found != seen.value:
-            yield f"taken back: {seen.value} was seen at {seen.queue}:{seen.offset}, there is {found}"
+            place = f"{seen.queue}:{seen.offset}"
+            yield f"taken back: {seen.value} was seen at {place}, there is {found}"
 
 
 def _phantoms(history: History) -> Iterator[str]:

@@ -37,7 +37,9 @@ class Send:
     must_stay: bool = True
     """Is what was acknowledged promised to survive a failover? Not under ASYNC_MASTER."""
 
-    def acknowledge(self, queue: Queue, offset: int, now_s: float, epoch: int | None = None) -> None:
+    def acknowledge(
+        self, queue: Queue, offset: int, now_s: float, epoch: int | None = None
+    ) -> None:
         self.outcome, self.queue, self.offset, self.epoch = Outcome.OK, queue, offset, epoch
         self.returned_s = now_s
 
@@ -66,7 +68,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is promised and stands in no queue: a topic, an offset that was reset, an access rule."""
+    """What is promised and stands in no queue: a topic, an offset that was reset, a rule."""
 
     value: str
     outcome: Outcome

@@ -1,281 +1,27 @@
-"""The design of replication as a program of a few hundred lines, on virtual time, with its rules as switches.
+"""The design of replication as a program of a few hundred lines, its rules as switches.
 
-Replicas, the record of the consensus, clients and a network that loses: nothing of the product is in
-here. A run is a seed; it makes the world, the faults and the history that the checker judges. The
-numbers of `Rules` are those of docs/design/0022-replication.md, "What holds, and why". With all of
-them a million seeds must be fine (so the design is); with any one switched off some seed must not be
-(so the checker sees, and the rule is needed).
+Nothing of the product is in here. A run is a seed; it makes the world, the faults and the history
+that the checker judges. What each of `Rules` stands for is in docs/design/0022-replication.md,
+"What holds, and why". With all of them every seed must be fine (so the design is); with any one
+switched off some seed must not be (so the checker sees, and the rule is needed).
 
 A log is a list of entries, a position an index in it. A disk outlives its process: killed, it keeps
 everything; without power, what was synced; wiped, nothing. Time is spent in messages alone.
 """
 
-import heapq
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from histories.history import Change, End, History, Left, Outcome, Queue, Seen, Send, TermSeen
+from histories.history import Change, History, Outcome, Queue, Send
+from histories.world import LATER, LEASE_S, QUEUE, Disk, Entry, Record, Rules, Session, World
 
-QUEUE: Queue = ("t", 0)
-LATER: Queue = ("later", 0)
 TICK_S = 0.25
-LEASE_S = 2.0
 BEHIND_S = 3.0
 STANDING_S = 0.6
 SYNC_S = 0.02
-CALM_S = 60.0
-FAULTS = ("kill", "kill", "kill", "power", "wipe", "pause", "cut", "one-way", "consensus", "away", "loss")
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Each True is a rule of the design."""
-
-    epoch_of_a_life: bool = True
-    truncates: bool = True
-    line_before_bytes: bool = True
-    counts_after_handshake: bool = True
-    claims_bind: bool = True
-    joins_caught_up: bool = True
-    counts_proposals: bool = True
-    settles_proposals: bool = True
-    whole_to_stand: bool = True
-    serves_when_confirmed: bool = True
-    waits_for_all: bool = True
-    shows_confirmed: bool = True
-    only_members: bool = True
-    incarnations: bool = True
-    deposed_is_silent: bool = True
-    answers_after_state: bool = True
-
-
-@dataclass(frozen=True)
-class Record:
-    """The consensus' `state`."""
-
-    version: int = 0
-    epoch: int = 0
-    master: int = -1
-    life: str = ""
-    in_sync: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def members(self) -> dict[int, str]:
-        return dict(self.in_sync)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A record of the log. `of`: the delayed value that a delivery is of."""
-
-    epoch: int
-    queue: Queue
-    offset: int
-    value: str
-    of: str = ""
-
-
-@dataclass
-class Disk:
-    """What a process leaves. `mark` is a delay offset: so many entries of LATER are delivered."""
-
-    incarnation: str
-    log: list[Entry] = field(default_factory=list)
-    synced: int = 0
-    lines: list[tuple[int, int]] = field(default_factory=list)
-    confirmed: int = 0
-    is_whole: bool = True
-    mark: int = 0
-    changes: frozenset[str] = frozenset()
-
-
-@dataclass
-class Session:
-    """A slave, seen by its master."""
-
-    replica: int
-    incarnation: str
-    life: str
-    acked: int = -1
-    state: int = -1
-    sent: int = 0
-    heard_s: float = 0.0
-    caught_up_s: float = 0.0
-    is_compared: bool = False
-
-
-class World:
-    """Time, network, consensus, replicas, clients, faults of one seed."""
-
-    def __init__(self, seed: int, rules: Rules, replicas: int | None = None) -> None:
-        self.rng = random.Random(seed)
-        self.rules = rules
-        self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        self.history = History()
-        self.record = Record()
-        self.lives: dict[int, tuple[str, str, float]] = {}
-        """id -> life, incarnation, until when."""
-        self.published: dict[tuple[int, int], tuple[tuple[int, int, int], str]] = {}
-        """(version of the record, id) -> (last epoch, end, -id), incarnation."""
-        self.cuts: dict[tuple[int, int], float] = {}
-        self.loss = 0.0
-        self.latency_s = 0.01
-        self.is_calm = False
-        self.kinds = self.rng.choices(FAULTS, k=self.rng.choice((1, 2, 4, 12)))
-        """A few kinds make what all of them together drown."""
-        self.faults = self.rng.choice((0.2, 0.6, 2.0))
-        self.lateness = self.rng.choice((0.0, 0.02, 0.2))
-        count = replicas or self.rng.choice((2, 3, 3))
-        self.is_sync_flush = self.rng.random() < 0.5
-        self.nodes = [Node(self, index) for index in range(1, count + 1)]
-        self.values = 0
-        members = tuple((node.id, node.disk.incarnation) for node in self.nodes)
-        self.decide(Record(1, 0, -1, "", members))
-
-    # --- time and network
-
-    def at(self, delay_s: float, work: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (self.now_s + delay_s, self._count, work))
-
-    def run(self, until_s: float) -> None:
-        while self._events and self._events[0][0] <= until_s:
-            self.now_s, _, work = heapq.heappop(self._events)
-            work()
-        self.now_s = until_s
-
-    def carry(self, source: int, target: int, work: Callable[[], None]) -> None:
-        """A message; -1 is the consensus, 0 a client. Lost in a cut, of one direction or both."""
-        if self.cuts.get((source, target), 0.0) > self.now_s or self.rng.random() < self.loss:
-            return
-        delay_s = self.latency_s * self.rng.uniform(0.2, 2)
-        if self.rng.random() < self.lateness and not self.is_calm:
-            delay_s += self.rng.uniform(0, 3 if -1 in (source, target) else 0.5)
-        self.at(delay_s, work)
-
-    # --- consensus
-
-    def decide(self, record: Record) -> None:
-        self.record = record
-        self.history.terms.append(
-            TermSeen(record.epoch, record.master, record.life, record.members)
-        )
-
-    def swap(self, expected: int, record: Record) -> bool:
-        if self.record.version != expected:
-            return False
-        self.decide(replace(record, version=expected + 1))
-        return True
-
-    # --- what happens
-
-    def live(self, seconds: float) -> None:
-        """Clients and faults at random."""
-        rng, end_s = self.rng, self.now_s + seconds
-        while self.now_s < end_s:
-            rng.choices(
-                (self.send, self.look, self.look_at_end, self.change, self.fault), (8, 4, 8, 1, self.faults)
-            )[0]()
-            self.run(self.now_s + rng.expovariate(12))
-
-    def any_node(self) -> "Node":
-        """The master by yesterday's route, or anybody."""
-        masters = [node for node in self.nodes if node.is_up and node.is_master]
-        return self.rng.choice(masters if masters and self.rng.random() < 0.9 else self.nodes)
-
-    def send(self) -> None:
-        self.values += 1
-        queue = LATER if self.rng.random() < 0.1 else QUEUE
-        send, node = Send(f"v{self.values}", queue, self.now_s), self.any_node()
-        self.history.sends.append(send)
-
-        def told(offset: int, epoch: int) -> None:
-            if send.outcome is Outcome.UNSURE:
-                send.acknowledge(queue, offset, self.now_s, epoch)
-
-        def answer(offset: int, epoch: int) -> None:
-            self.carry(node.id, 0, lambda: told(offset, epoch))
-
-        self.carry(0, node.id, lambda: node.take(send.value, queue, answer))
-
-    def look(self) -> None:
-        node = self.rng.choice(self.nodes)
-        shown = node.shown() if node.is_up else 0
-        for entry in node.disk.log[max(shown - self.rng.choice((1, 3)), 0) : shown]:
-            seen = Seen(entry.queue, entry.offset, entry.value, self.now_s, f"{node.id}")
-            self.history.seen.append(seen)
-
-    def look_at_end(self) -> None:
-        node = self.any_node()
-        if node.is_up and node.is_master and node.serves:
-            entries = node.disk.log[: node.shown()]
-            end = sum(entry.queue == QUEUE for entry in entries)
-            self.history.ends.append(End(QUEUE, end, self.now_s, self.now_s, node.epoch))
-
-    def change(self) -> None:
-        self.values += 1
-        node, value = self.any_node(), f"c{self.values}"
-
-        def answer() -> None:
-            self.history.changes.append(Change(value, Outcome.OK))
-
-        self.carry(0, node.id, lambda: node.change(value, answer))
-
-    # --- faults
-
-    def fault(self) -> None:
-        rng = self.rng
-        node = rng.choice(self.nodes)
-        if rng.random() < 0.4:
-            node = next((other for other in self.nodes if other.id == self.record.master), node)
-        kind = rng.choice(self.kinds)
-        for_s = rng.choice((0.05, 0.5, 2.0, 5.0, rng.uniform(0, 15)))
-        if kind in ("kill", "power", "wipe"):
-            if kind == "wipe" and self.record.master == node.id and len(self.record.in_sync) < 2:
-                kind = "kill"  # the only disk that has everything
-            node.die(kind)
-            self.at(for_s, node.start)
-        elif kind == "pause":
-            node.pauses_until_s = self.now_s + for_s
-        elif kind == "loss":
-            self.loss, self.latency_s = rng.choice(((0.0, 0.01), (0.05, 0.1), (0.0, 0.6)))
-        else:
-            others = [-1] if kind == "consensus" else [other.id for other in self.nodes]
-            if kind == "away":
-                others.append(-1)
-            for other in others:
-                self.cuts[node.id, other] = self.now_s + for_s
-                if kind != "one-way":
-                    self.cuts[other, node.id] = self.now_s + for_s
-
-    def settle(self) -> None:
-        """All faults end, everybody is there; then what is left."""
-        self.cuts.clear()
-        self.loss, self.latency_s, self.is_calm = 0.0, 0.01, True
-        for node in self.nodes:
-            node.pauses_until_s = 0.0
-            node.start()
-        self.run(self.now_s + CALM_S)
-
-    def leave(self) -> None:
-        """What the elected master has, then the others of the set."""
-        members = self.record.members
-        nodes = [
-            node for node in self.nodes
-            if members.get(node.id) == node.disk.incarnation and node.disk.is_whole
-        ]  # fmt: skip
-        nodes.sort(key=lambda node: (not node.is_master or node.epoch != self.record.epoch, node.id))
-        if nodes and not (nodes[0].is_master and nodes[0].serves):
-            nodes = []  # nobody may take over: what was acknowledged waits for its disk
-        for node in nodes:
-            left = Left(f"replica {node.id}", changes=node.disk.changes, log=tuple(node.disk.log))
-            for entry in node.disk.log:
-                left.queues.setdefault(entry.queue, {})[entry.offset] = entry.value
-            self.history.left.append(left)
+STATE_COMES = 0.8
+"""How likely an operation is there with the bytes: it comes by another connection."""
 
 
 class Node:
@@ -358,7 +104,7 @@ class Node:
     def tell(self, target: int, work: Callable[["Node"], None]) -> None:
         """To another replica's process."""
         node = self.world.nodes[target - 1]
-        self.world.carry(self.id, target, lambda: node.is_up and node.later(0.0, lambda: work(node)))
+        self.world.carry(self.id, target, lambda: node.later(0.0, lambda: work(node)))
 
     def tick(self, life: tuple[str, int]) -> None:
         """What comes again and again: lease, record, roles, feeds."""
@@ -591,7 +337,7 @@ class Node:
         self._confirm()
 
     def _deliver(self) -> None:
-        """A delayed message moves to its queue once it is visible; then the mark moves, and is saved."""
+        """A delayed message moves once it is visible; then the mark moves, and is saved."""
         if not self.serves:
             return
         delayed = [e for e in self.disk.log[: self.shown()] if e.queue == LATER]
@@ -629,16 +375,19 @@ class Node:
 
     def _feed(self) -> None:
         for session in self.sessions.values():
-            if not session.is_compared:
-                continue
-            log = self.disk.log
-            entries = log[session.sent : session.sent + 20]
-            start, session.sent = session.sent, session.sent + len(entries)
-            confirmed, epoch, lines = self.disk.confirmed, self.epoch, list(self.disk.lines)
-            state = (self.state, len(log), self.disk.mark, self.disk.changes)
-            life = session.life
-            self.tell(session.replica, lambda node, life=life: node.fed(  # type: ignore[misc]
-                life, epoch, start, entries, lines, confirmed, state))  # fmt: skip
+            if session.is_compared:
+                self._feed_one(session)
+
+    def _feed_one(self, session: Session) -> None:
+        log = self.disk.log
+        entries = log[session.sent : session.sent + 20]
+        start, session.sent = session.sent, session.sent + len(entries)
+        confirmed, lines = self.disk.confirmed, list(self.disk.lines)
+        state = (self.state, len(log), self.disk.mark, self.disk.changes)
+        life = session.life
+        self.tell(
+            session.replica, lambda node: node.fed(life, start, entries, lines, confirmed, state)
+        )
 
     def joined(self, replica: int, incarnation: str, life: str, end: int) -> None:
         """A slave dials, with its claim."""
@@ -652,7 +401,12 @@ class Node:
         if not self.rules.counts_after_handshake:
             session.acked = min(end, len(self.disk.log))
         self.sessions[replica] = session
-        lines, log_end, epoch, own = list(self.disk.lines), len(self.disk.log), self.epoch, self.life
+        lines, log_end, epoch, own = (
+            list(self.disk.lines),
+            len(self.disk.log),
+            self.epoch,
+            self.life,
+        )
         self.tell(replica, lambda node: node.compared(life, own, epoch, lines, log_end))
 
     def reported(self, replica: int, life: str, end: int, state: int, *, first: bool) -> None:
@@ -718,10 +472,14 @@ class Node:
         return min(mine[max(both)], theirs[max(both)]) if both else 0
 
     def fed(
-        self, session: str, epoch: int, start: int, entries: list[Entry],
-        lines: list[tuple[int, int]], confirmed: int,
+        self,
+        session: str,
+        start: int,
+        entries: list[Entry],
+        lines: list[tuple[int, int]],
+        confirmed: int,
         state: tuple[int, int, int, frozenset[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Bytes, confirmed offset, state."""
         if self.following is None or self.session != session or self.is_master:
             return
@@ -731,19 +489,14 @@ class Node:
         if known < 0 and not entries:
             return
         if known >= 0:
-            for position, entry in enumerate(entries[known:], len(disk.log)):
-                for line in lines:
-                    if line[1] <= position and line not in disk.lines and line[0] <= entry.epoch:
-                        disk.lines.append(line)
+            for entry in entries[known:]:
+                reached = [x for x in lines if x[1] <= len(disk.log) and x[0] <= entry.epoch]
+                disk.lines += [line for line in reached if line not in disk.lines]
                 disk.log.append(entry)
         disk.confirmed = max(disk.confirmed, min(confirmed, len(disk.log)))
-        if self.world.rng.random() < 0.8:  # it comes by another way, at its own pace
+        if self.world.rng.random() < STATE_COMES:
             self.states.append(state)
-        for number, end, mark, changes in self.states:
-            if end <= len(disk.log) and (number >= self.state or not self.has_snapshot):
-                self.state, disk.mark, disk.changes = number, mark, changes
-                self.has_snapshot = True
-        self.states = [state for state in self.states if state[1] > len(disk.log)][-3:]
+        self._apply()
         if self.has_snapshot and len(disk.log) >= confirmed:
             disk.is_whole = True
         if self.world.is_sync_flush:
@@ -753,6 +506,15 @@ class Node:
             disk.synced = len(disk.log)
         self._report()
 
+    def _apply(self) -> None:
+        """Operations whose place the log has reached."""
+        disk = self.disk
+        for number, end, mark, changes in self.states:
+            if end <= len(disk.log) and (number >= self.state or not self.has_snapshot):
+                self.state, disk.mark, disk.changes = number, mark, changes
+                self.has_snapshot = True
+        self.states = [state for state in self.states if state[1] > len(disk.log)][-3:]
+
     def _report(self, *, first: bool = False) -> None:
         if self.following is None:
             return
@@ -760,13 +522,17 @@ class Node:
             self.disk.synced = len(self.disk.log)
         session, end = self.session, min(self.disk.synced, len(self.disk.log))
         state = self.state if self.has_snapshot else -1
-        self.tell(self.following[0],
-                  lambda node: node.reported(self.id, session, end, state, first=first))  # fmt: skip
+        own = self.id
+
+        def report(node: "Node") -> None:
+            node.reported(own, session, end, state, first=first)
+
+        self.tell(self.following[0], report)
 
 
 def run(seed: int, rules: Rules | None = None) -> History:
     """One history of the model."""
-    world = World(seed, rules or Rules())
+    world = World(seed, rules or Rules(), Node)
     for _ in range(world.rng.choice((1, 2, 4))):
         world.live(world.rng.uniform(5, 25))
         if world.rng.random() < 0.3:
@@ -779,7 +545,7 @@ def run(seed: int, rules: Rules | None = None) -> History:
 
 
 def _check_deliveries(history: History, nodes: list[Node]) -> None:
-    """A delayed message that is there and past the mark must have its delivery: told as a change."""
+    """The delivery of an acknowledged delayed message is promised as well."""
     for left in history.left[:1]:
         disk = next(node.disk for node in nodes if f"replica {node.id}" == left.name)
         delivered = {entry.of for entry in disk.log}

@@ -1,0 +1,90 @@
+"""The checker of histories: right ones pass, each kind of wrong one is told."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from histories.checker import check
+from histories.history import Change, End, History, Left, Outcome, Queue, Seen, Send, TermSeen
+
+Q: Queue = ("t", 0)
+
+
+def right(count: int = 4) -> History:
+    """Messages one after the other, all acknowledged, seen, and on both replicas."""
+    history = History()
+    for at in range(count):
+        send = Send(f"v{at}", Q, float(at))
+        send.acknowledge(Q, at, at + 0.5, epoch=1 + at // 2)
+        history.sends.append(send)
+        history.seen.append(Seen(Q, at, f"v{at}", at + 0.6))
+        history.ends.append(End(Q, at + 1, at + 0.6, at + 0.7, 1 + at // 2))
+    values = {at: f"v{at}" for at in range(count)}
+    history.terms += [TermSeen(1, 1, "a", {1: "x", 2: "y"}), TermSeen(2, 2, "b", {2: "y"})]
+    history.changes.append(Change("topic", Outcome.OK))
+    for name in "ab":
+        left = Left(name, {Q: dict(values)}, frozenset({"topic"}), tuple(values))
+        history.left.append(left)
+    return history
+
+
+def kinds(history: History) -> set[str]:
+    return {text.partition(":")[0] for text in check(history)}
+
+
+def test_a_right_history_passes() -> None:
+    assert not check(right())
+
+
+def test_an_unsure_send_may_be_there_or_not() -> None:
+    history = right()
+    history.sends += [Send("u", Q, 0.2), Send("w", Q, 0.2)]
+    for left in history.left:
+        left.queues[Q][4] = "u"
+    assert not check(history)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("lost", lambda h: h.left[0].queues[Q].pop(2)),
+        ("twice", lambda h: h.seen.append(Seen(Q, 1, "v3", 9.0))),
+        ("taken back", lambda h: h.seen.append(Seen(Q, 7, "v3", 9.0))),
+        ("phantom", lambda h: h.left[0].queues[Q].update({4: "never sent"})),
+        ("phantom", lambda h: h.left[0].queues[Q].update({4: "v1"})),
+        ("phantom", lambda h: setattr(h.sends[3], "outcome", Outcome.REFUSED)),
+        ("backwards", lambda h: h.ends.append(End(Q, 3, 9.0, 9.1, 2))),
+        ("split", lambda h: h.terms.append(TermSeen(2, 1, "c", {1: "x"}))),
+        ("split", lambda h: h.terms.append(TermSeen(3, 1, "c", {1: "x"}))),
+        ("split", lambda h: h.terms.append(TermSeen(3, 2, "c", {2: "wiped"}))),
+        ("split", lambda h: setattr(h.sends[0], "epoch", 9)),
+        ("forgotten", lambda h: h.changes.append(Change("offset", Outcome.OK))),
+        ("apart", lambda h: setattr(h.left[1], "log", (0, 1, 3))),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told(kind: str, spoil: object) -> None:
+    history = right()
+    assert callable(spoil)
+    spoil(history)
+    assert kind in kinds(history)
+
+
+def test_a_master_of_an_older_epoch_may_show_less() -> None:
+    history = right()
+    history.ends.append(End(Q, 2, 9.0, 9.1, 1))
+    assert not check(history)
+
+
+@given(st.permutations(range(5)))
+def test_real_time_decides_the_order(order: list[int]) -> None:
+    """Sends that follow each other have to stand so; any order of sends at once is right."""
+    history = History(left=[Left("a", {Q: {at: f"v{value}" for at, value in enumerate(order)}})])
+    for value in range(5):
+        send = Send(f"v{value}", Q, float(value))
+        send.acknowledge(Q, order.index(value), value + 0.5)
+        history.sends.append(send)
+    assert kinds(history) == (set() if order == sorted(order) else {"order"})
+    history.sends = [replace(send, called_s=0.0) for send in history.sends]
+    assert not check(history)
