@@ -86,6 +86,7 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest -o timeout=0 tests/integration/test_pops_killed.py $(ARGS)
+	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)
 
 .PHONY: simulate-spark
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job
