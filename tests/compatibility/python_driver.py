@@ -167,6 +167,7 @@ async def send(options: Options) -> None:
 async def send_one_by_one(mq: Sluice, options: Options) -> None:
     for message in messages(options):
         sent(message, await mq.send(message))
+        await asyncio.sleep(int(options.get("pause_ms", 0)) / 1000)
 
 
 async def send_soon(mq: Sluice, options: Options) -> None:
@@ -199,6 +200,7 @@ async def send_batches(mq: Sluice, options: Options) -> None:
 
 async def push(options: Options) -> None:
     left = int(options.get("expect", 1))
+    seen: set[bytes] = set()
     complete = asyncio.Event()
     clients = [Sluice(options["ns"]) for _ in range(int(options.get("instances", 1)))]
 
@@ -206,7 +208,8 @@ async def push(options: Options) -> None:
         async def handle(message: ReceivedMessage) -> None:
             nonlocal left
             got(number, message.record, message)
-            left -= 1
+            left -= "distinct" not in options or message.body not in seen
+            seen.add(message.body)
             if left <= 0:
                 complete.set()
             if message.reconsume_times + message.attempt - 1 < int(options.get("fail", 0)):

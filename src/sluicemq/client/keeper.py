@@ -35,7 +35,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -120,10 +120,12 @@ class Keeper:
         """Adds or replaces a consumer group and its subscriptions in the next heartbeats."""
         self._consumers = {**self._consumers, data.group: data}
 
-    def use(self, addresses: Iterable[str]) -> None:
-        """Adds brokers to beat at; new ones hear of us at once when we beat already."""
-        known, self._addresses = self._addresses, self._addresses.union(addresses)
-        if len(self._addresses) > len(known) and self._loop is not None and not self._closed:
+    def use(self, addresses: Iterable[str], routed: Container[str] | None = None) -> None:
+        """Adds brokers to beat at; new ones hear of us at once when we beat already. Of those that
+        do not answer only the `routed` stay: the others are gone for good."""
+        gone = {one for one in tuple(self._down) if routed is not None and one not in routed}
+        known, self._addresses = self._addresses, self._addresses.difference(gone).union(addresses)
+        if self._addresses - known and self._loop is not None and not self._closed:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def beat(self) -> "Future[dict[str, SluiceError | None]]":

@@ -10,7 +10,9 @@ import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -111,7 +113,10 @@ public final class Driver {
         int count = number("count", 1);
         switch (mode) {
             case "sync":
-                for (int i = 0; i < count; i++) sent(message(i), sendOne(producer, i));
+                for (int i = 0; i < count; i++) {
+                    sent(message(i), sendOne(producer, i));
+                    Thread.sleep(number("pause_ms", 0));
+                }
                 break;
             case "async":
                 sendAsync(producer, count);
@@ -243,13 +248,16 @@ public final class Driver {
         boolean broadcasting = "broadcasting".equals(options.get("model"));
         AtomicInteger open = new AtomicInteger(number("expect", 1) * (broadcasting ? instances : 1));
         CountDownLatch complete = new CountDownLatch(1);
+        Set<String> seen = ConcurrentHashMap.newKeySet();
         List<DefaultMQPushConsumer> consumers = new ArrayList<>();
         for (int i = 0; i < instances; i++) {
             final int consumer = i;
             consumers.add(pushConsumer(broadcasting));
             listen(consumers.get(i), message -> {
                 got(consumer, message);
-                if (open.decrementAndGet() == 0) complete.countDown();
+                boolean counts = !options.containsKey("distinct")
+                    || seen.add(new String(message.getBody(), StandardCharsets.UTF_8));
+                if (counts && open.decrementAndGet() == 0) complete.countDown();
             });
         }
         try {

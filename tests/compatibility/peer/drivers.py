@@ -4,11 +4,13 @@ The Java, the Go and the Python driver understand the same words, so one suite r
 them:
 
     send   ns topic mode=sync|async|oneway|batch count tags prefix size
-           keyed=N: the queue of message i by the hash of key-(i modulo N)
+           keyed=N: the queue of message i by the hash of key-(i modulo N); pause_ms: a rest after
+           each (sync)
     push   ns topic group tag|sql model=clustering|broadcasting instances expect timeout_s
            with `count` (and what `send` takes) it produces once the consumers are balanced;
            orderly=1; fail=N: the first N deliveries of each message fail, and come again after
-           `level` (or at once, in order) at most `max` times
+           `level` (or at once, in order) at most `max` times; distinct=1: a message that comes
+           again does not count for `expect`
     lite   ns topic group tag|sql mode=subscribe|assign expect timeout_s
     transact  ns topic group count outcomes checks expect timeout_s: message i in a transaction
            that ends as the i-th of `outcomes` says (commit, rollback, unknown); waits for `expect`

@@ -133,3 +133,16 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
     assert {len(one) for one in made} == {32}
     december = unique_ids(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
     assert int(december.next()[20:28], 16) == 30 * 86_400_000
+
+
+def test_a_broker_that_is_gone_for_good_is_forgotten(fake_thread, keeper):
+    gone, here = "127.0.0.1:1", fake_thread.broker.address
+    keeper.produce("p")
+    keeper.use([gone, here])
+    assert keeper.beat().result(5).keys() == {gone, here}
+    keeper.use([here], {here, gone})
+    assert keeper.beat().result(5).keys() == {gone, here}, "a route has it: it may come back"
+    keeper.use([here], {here})
+    assert keeper.beat().result(5).keys() == {here}
+    keeper.use([gone], {here, gone})
+    assert keeper.beat().result(5).keys() == {gone, here}

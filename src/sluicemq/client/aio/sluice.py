@@ -192,7 +192,8 @@ class Sluice:
     def _on_route(self, topic: str) -> None:
         """A broker that is new in a route hears of our groups too."""
         if self._members or self._producers:
-            self._keeper.use(self.cluster.routes.addresses([topic]))
+            routes = self.cluster.routes
+            self._keeper.use(routes.addresses([topic]), routes.addresses(routes.known))
 
     def _introduce(self, group: str, topic: str) -> None:
         """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
