@@ -3,6 +3,7 @@ time: a name server dies and comes again empty, a broker is drained, goes and co
 is killed. No send fails, and what was sent is consumed."""
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 from waiting import slowness
 
-CLIENTS = ["java-4.9.8", "java-5.3.3", "python-aio"]
+ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
+CLIENTS = ["java-5.3.3", *(["java-4.9.8", "python-aio"] if ALL else [])]
 ROUTE_S = 30
 
 
@@ -105,22 +107,22 @@ def test_clients_live_through_whatever_happens_to_servers(
         admin.create_topic(topic, queues=2)
     story = Story(
         [
-            (400, lambda: servers.end("names-1")),
-            (800, lambda: servers.start("names-1")),
-            (1200, lambda: servers.end("names-2")),
-            (1600, lambda: servers.start("names-2")),
-            (2000, lambda: servers.end("broker-b")),
-            (2400, lambda: servers.start("broker-b")),
-            (2800, lambda: servers.end("broker-a", signal.SIGTERM)),
-            (3200, lambda: servers.start("broker-a")),
+            (200, lambda: servers.end("names-1")),
+            (400, lambda: servers.start("names-1")),
+            (600, lambda: servers.end("names-2")),
+            (800, lambda: servers.start("names-2")),
+            (1000, lambda: servers.end("broker-b")),
+            (1200, lambda: servers.start("broker-b")),
+            (1400, lambda: servers.end("broker-a", signal.SIGTERM)),
+            (1600, lambda: servers.start("broker-a")),
         ]
     )
     driver(client).call(
         "push", on_event=story, ns=servers.name_servers, topic=topic, group=group, tag="*",
-        model="clustering", instances=1, count=4000, expect=4000, distinct=1, pause_ms=3,
+        model="clustering", instances=1, count=2000, expect=2000, distinct=1, pause_ms=3,
         timeout_s=100,
     )  # fmt: skip
-    assert len(story.sent) == 4000
+    assert len(story.sent) == 2000
     assert story.got >= set(story.sent)
 
 
@@ -158,9 +160,9 @@ def test_a_broker_is_drained(
         ]
         driver(client).call(
             "push", on_event=story, ns=servers.name_servers, topic=topic, group=group, tag="*",
-            model="clustering", instances=1, count=2000, expect=2000, distinct=1, pause_ms=30,
+            model="clustering", instances=1, count=1500, expect=1500, distinct=1, pause_ms=30,
             timeout_s=100,
         )  # fmt: skip
-    assert len(story.sent) == 2000
+    assert len(story.sent) == 1500
     assert story.got >= set(story.sent)
     assert before[0] == before[1] > 0

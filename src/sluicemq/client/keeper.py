@@ -37,6 +37,7 @@ import threading
 import traceback
 from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
@@ -109,6 +110,9 @@ class Keeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._wake = asyncio.Event()
+        self._soon: set[str] = set()
+        """Where a beat is due before all others: a broker of a thousand that is away must not make
+        every client beat at all of them."""
         self._beating = asyncio.Lock()
         self._closed = False
 
@@ -125,12 +129,13 @@ class Keeper:
         do not answer only the `routed` stay: the others are gone for good."""
         gone = {one for one in tuple(self._down) if routed is not None and one not in routed}
         known, self._addresses = self._addresses, self._addresses.difference(gone).union(addresses)
-        if self._addresses - known and self._loop is not None and not self._closed:
-            self._loop.call_soon_threadsafe(self._wake.set)
+        for address in self._addresses - known:
+            if self._loop is not None and not self._closed:
+                self._loop.call_soon_threadsafe(self._beat_soon, address)
 
     def beat(self) -> "Future[dict[str, SluiceError | None]]":
         """A heartbeat to every broker now; the future holds what went wrong at each address."""
-        return self._submit(self._beat_all(everywhere=True))
+        return self._submit(self._beat_at(lambda: self._addresses))
 
     def tell(self, address: str, command: Command) -> None:
         """Sends a one-way request on the keeper's connection to a broker; dropped without one."""
@@ -195,13 +200,18 @@ class Keeper:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ready.set()
+        all_due_s = self._loop.time() + self._period_s
         while not self._closed:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._period_s):
+                async with asyncio.timeout_at(all_due_s):
                     await self._wake.wait()
             self._wake.clear()
+            due = frozenset(self._soon)
+            self._soon.clear()
+            if self._loop.time() >= all_due_s:
+                due, all_due_s = self._addresses, self._loop.time() + self._period_s
             if not self._closed and (self._producers or self._consumers):
-                await self._beat_all(everywhere=False)
+                await self._beat_at(partial(self._without_resting, due))
         async with self._beating:  # A heartbeat that was asked for just before may be dialling.
             for group in self._consumers:
                 await self._unregister(None, group)
@@ -211,18 +221,19 @@ class Keeper:
             for channel in channels.values():
                 await channel.close()
 
-    async def _beat_all(self, *, everywhere: bool) -> dict[str, SluiceError | None]:
-        """`everywhere`: also at brokers that were away and are not due for another try."""
+    def _without_resting(self, addresses: frozenset[str]) -> frozenset[str]:
+        """Those but for brokers that were away and are not due for another try."""
+        now_s = asyncio.get_running_loop().time()
+        down = {address for address, (_, due_s) in self._down.items() if due_s > now_s}
+        return (addresses & self._addresses) - down
+
+    async def _beat_at(self, find: Callable[[], frozenset[str]]) -> dict[str, SluiceError | None]:
+        """Once nobody else beats: at those that are found then."""
         async with self._beating:
             if self._closed:
                 return {}
             value = Heartbeat(self.client_id, self._producers, tuple(self._consumers.values()))
-            now_s = asyncio.get_running_loop().time()
-            addresses = [
-                address
-                for address in sorted(self._addresses)
-                if everywhere or self._down.get(address, (0, 0.0))[1] <= now_s
-            ]
+            addresses = sorted(find())
             outcomes = await asyncio.gather(*(self._beat(address, value) for address in addresses))
             return dict(zip(addresses, outcomes, strict=True))
 
@@ -241,16 +252,20 @@ class Keeper:
             broken = self._channels.pop(address, None)
             if broken is not None:
                 await broken.close()
-            self._beat_in(pause_s)
+            self._beat_in(pause_s, address)
             return error
         self._down.pop(address, None)
         if answer.code != SUCCESS:
             _log.warning("heartbeat refused by %s: %s %s", address, answer.code, answer.remark)
         return None
 
-    def _beat_in(self, seconds: float) -> None:
+    def _beat_in(self, seconds: float, address: str) -> None:
         if not self._closed and self._loop is not None:
-            self._loop.call_later(seconds, self._wake.set)
+            self._loop.call_later(seconds, self._beat_soon, address)
+
+    def _beat_soon(self, address: str) -> None:
+        self._soon.add(address)
+        self._wake.set()
 
     async def _channel(self, address: str) -> Channel:
         channel = self._channels.get(address)
@@ -260,7 +275,7 @@ class Keeper:
                 timeout_s=CALL_TIMEOUT_S,
                 on_request=self._on_request,
                 # A lost connection means a lost membership: beat again in a second, not in thirty.
-                on_close=lambda *_: self._beat_in(RECONNECT_S),
+                on_close=lambda lost: self._beat_in(RECONNECT_S, lost.address),
             )
             self._channels[address] = channel
         return channel

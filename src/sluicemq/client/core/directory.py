@@ -158,7 +158,8 @@ class Directory:
         self.clock = clock
         self.routes = Routes()
         self.on_route: Callable[[str], None] = lambda topic: None
-        self._first = 0
+        # Not all clients begin with the same one.
+        self._first = clock.now_ms() % len(self.name_servers)
 
     def ask_name_server(
         self, command: Command, is_enough: Callable[[Command], bool] = lambda _answer: True
