@@ -138,6 +138,7 @@ class QueueReader:
         self._replica_id = MASTER_ID
         """Where the last answer said to ask next: at the master, or at a slave that has the queue
         while the master is busy reading what is old."""
+        self._is_at_master = True
         self._cluster = reading.cluster
         self._reading = reading
         self._options = reading.options
@@ -356,14 +357,13 @@ class QueueReader:
                     _STUCK_S,
                 )
 
-    @property
-    def _is_at_master(self) -> bool:
-        masters = self._cluster.routes.masters.get(self.queue.topic)
-        return self._replica_id == MASTER_ID and (not masters or self.queue.broker in masters)
-
     async def _pull(self) -> PullAnswer | None:
         """The answer to a pull, None when the position was moved meanwhile. HOT."""
         in_flight, poll_s, options = self.in_flight, self._cluster.poll_s, self._options
+        masters = self._cluster.routes.masters.get(self.queue.topic)
+        self._is_at_master = self._replica_id == MASTER_ID and (
+            not masters or self.queue.broker in masters
+        )
         may_commit = (
             options.auto_commit
             and self.may_commit

@@ -287,9 +287,7 @@ class Directory:
     ) -> Talk[PullAnswer]:
         """The outcome of a pull at the queue's broker. Raises RouteNotFoundError, RequestError."""
         address = yield from self.address(queue, replica_id)
-        return pull_answer(
-            (yield from self._exchange(queue.topic, address, command, timeout_s)), address
-        )
+        return pull_answer((yield Call(address, command, timeout_s)), address)
 
     def _exchange(
         self, topic: str, address: str, command: Command, timeout_s: float | None = None
