@@ -117,6 +117,10 @@ bench-proxy: $(STAMP) ## proxy and broker together: CPU a message beside RocketM
 	$(BIN)/python -m benchmarks.proxies $(if $(QUICK),--quick) $(ARGS)
 	$(BIN)/python -m benchmarks.consumers $(if $(QUICK),--seconds 8)
 
+.PHONY: bench-replicas
+bench-replicas: $(STAMP) ## a master with its slave beside the real pair: CPU a message, and how far the slave is behind (QUICK=1: coarser)
+	$(BIN)/python -m benchmarks.replicas $(if $(QUICK),--quick) $(ARGS)
+
 .PHONY: bench-backlog
 bench-backlog: $(STAMP) ## five million messages drained through filters, beside the real broker (QUICK=1: a part)
 	$(BIN)/python -m benchmarks.backlog $(if $(QUICK),--quick) $(ARGS)

@@ -193,12 +193,15 @@ def records(body: memoryview) -> Iterator[memoryview]:
         at += size
 
 
-def latency(address: str, topic: str, *, rate: int, seconds: float) -> Counts:
-    """Send `rate` messages a second; parked long polls on another connection receive them."""
+def latency(
+    address: str, topic: str, *, rate: int, seconds: float, receiver_address: str = ""
+) -> Counts:
+    """Send `rate` messages a second; parked long polls on another connection receive them, from
+    `receiver_address` when another broker has them too."""
     counts = Counts()
     with contextlib.ExitStack() as stack:
         sender = stack.enter_context(contextlib.closing(Connection(address)))
-        receiver = stack.enter_context(contextlib.closing(Connection(address)))
+        receiver = stack.enter_context(contextlib.closing(Connection(receiver_address or address)))
         poll = stack.enter_context(contextlib.closing(select.epoll()))
         for connection in (sender, receiver):
             poll.register(connection.socket, select.EPOLLIN)
