@@ -20,6 +20,7 @@ from sluicemq.store.log import (
     CommitLog,
     Scanned,
     is_blank,
+    record_size,
 )
 from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_possible
 
@@ -208,11 +209,14 @@ def sweep_records(
         view, base = segment.view(), segment.base
         limit = segment.end if stop is None else min(stop, segment.end)
         while limit - position >= BLANK_BYTES and not is_blank(view, position - base):
+            # What is not written yet is not touched: the kernel would read holes ahead, megabytes.
+            if stop is not None and position + record_size(view, position - base) > limit:
+                return
             found: Scanned | Sweep | None
             if singles:
                 singles -= 1
                 found = log.counted_at(position, check_crc=check_crc)
-                if found is None or found.end > limit:
+                if found is None:
                     return
             else:
                 from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks

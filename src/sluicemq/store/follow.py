@@ -27,16 +27,22 @@ from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import cure_of
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.store.dispatch import Dispatcher
+from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import BLANK_BYTES, CommitLog, explain
 from sluicemq.store.queues import Queue
 from sluicemq.store.writer import Writer
 
 COLUMNS_BYTES_MIN: Final = 64 << 10
 """So much is dispatched many records at a time; less is faster one by one."""
+INDEX_BYTES_MIN: Final = 1 << 20
+"""After so much at a time the keys are indexed at once: a slave that catches up does with its index
+too. Else that is done now and then, as a master's."""
 
 
 class FollowedStore(Protocol):
     """What a follower needs of the store around it."""
+
+    keys: KeyIndex
 
     def confirm(self, end_offset: int) -> None: ...
 
@@ -118,15 +124,16 @@ class Following:
             ) from error
         assert end is not None  # gaps are filled
         segment = log.segments.at(end)
-        if segment is not None and segment.end <= stop and segment.end - end < BLANK_BYTES:
-            end = segment.end
-        elif (skipped := log.skip_blank(end)) <= stop:
-            end = skipped
+        if segment is not None and segment.end <= stop:
+            is_over = segment.end - end < BLANK_BYTES
+            end = segment.end if is_over else log.skip_blank(end)
         if end > start:
             log.followed_end = end
             self._writer.last_time_ms = dispatcher.time_ms or self._writer.last_time_ms
             self._store.show(end, [(queue, queue.next_offset) for queue in dispatcher.grown])
             dispatcher.grown.clear()
+            if end - start >= INDEX_BYTES_MIN:
+                self._store.keys.catch_up(2 * (end - start))
         self._check_rest(end, stop)
 
     def _check_rest(self, end: int, stop: int) -> None:

@@ -402,6 +402,12 @@ class Scanned(NamedTuple):
         ]
 
 
+def record_size(view: memoryview, at: int) -> int:
+    """What the record at `at` says that it is long."""
+    size: int = _unpack_begin(view, at)[0]
+    return size
+
+
 def is_blank(view: memoryview, at: int) -> bool:
     """Whether a blank record at `at` says that the rest of the file holds nothing."""
     size, magic = _unpack_begin(view, at)

@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TICK_S: Final = 0.2
+BEHIND_BYTES: Final = 128 << 10
+"""A read of so much says that there is more: a slave that is level gets a turn of its master's."""
+BULK_BYTES: Final = 4 << 20
 
 
 class FollowedLog(Protocol):
@@ -116,6 +119,7 @@ class Follower:
         self._read_s = self._written_s = 0.0
         self._read_ms = self._written_ms = 0
         self._rate = Rate()
+        self._shown = 0  # up to where the queues have been asked to look
         self.state = State.READY
         self.fault = ""
         self.replica_id = 0
@@ -196,7 +200,7 @@ class Follower:
                     self._welcome(found)
                 else:
                     self._take(found)
-            self._show()
+            self._show(is_behind=len(data) >= BEHIND_BYTES)
             self.synced()
         except SluiceError as error:
             self._fail(str(error))
@@ -235,6 +239,7 @@ class Follower:
         if self._epochs is not None:
             self._epochs.truncate(end if end > start else 0)
         self.confirmed = min(self.confirmed, end)
+        self._shown = 0
 
     def _begin_anew(self, start: int) -> None:
         log.warning("the log begins anew: it ends at %d, the master's begins at %d or later",
@@ -276,10 +281,14 @@ class Follower:
         if chunk.confirmed is not None:
             self._told = max(chunk.confirmed, self._told or 0)
 
-    def _show(self) -> None:
-        """Hands on to the queues what may be seen."""
+    def _show(self, *, is_behind: bool = False) -> None:
+        """Hands on to the queues what may be seen. `is_behind`: more is in the socket already, and
+        many records at a time cost a third."""
         end = self._following.end
         self.on_appended()
+        if is_behind and end - self._shown < BULK_BYTES:
+            return
+        self._shown = end
         if self._epochs is None:
             self._following.dispatch(None)
             return
@@ -302,6 +311,8 @@ class Follower:
         if (now_s - self._read_s) * 1000 > broker.ha_housekeeping_ms:
             self._fail(f"The master has said nothing for {now_s - self._read_s:.1f} s.")
         elif self.state == State.TRANSFER:
+            if self._shown < self._following.end:
+                self._show()
             is_due = (now_s - self._written_s) * 1000 >= broker.ha_heartbeat_ms
             self._report() if is_due else self.synced()
 
