@@ -49,12 +49,13 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode
-from sluicemq.wire.declare import encode_header
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     BrokerRequest,
     GetRouteRequest,
     RegisterBrokerRequest,
+    RegisterBrokerResponse,
     TopicRequest,
 )
 from sluicemq.wire.signature import sign_command
@@ -114,6 +115,10 @@ class Registration:
         self._settings = settings
         self._topics = topics
         self.address = address
+        self.ha_port = 0
+        """Where slaves connect; 0 is one above the port."""
+        self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
+        """A slave is told by each name server where its master is."""
         self._fields = fields
         self._credentials = credentials_of(settings.broker.inner_credentials)
         self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
@@ -134,9 +139,9 @@ class Registration:
                 broker=config.broker_name,
                 address=self.address,
                 cluster=config.cluster_name,
-                ha_address=f"{config.broker_ip2 or host}:{int(port) + 1}",
-                broker_id=config.broker_id,
-                acting_master_enable=False,
+                ha_address=f"{config.broker_ip2 or host}:{self.ha_port or int(port) + 1}",
+                broker_id=self._settings.registered_id,
+                acting_master_enable=config.acting_master,
                 compressed=False,
                 body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
             )
@@ -152,7 +157,7 @@ class Registration:
             broker=config.broker_name,
             address=self.address,
             cluster=config.cluster_name,
-            broker_id=config.broker_id,
+            broker_id=self._settings.registered_id,
         )
         return self._signed(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
 
@@ -220,6 +225,9 @@ class Registration:
         server.is_known = True
         server.failures = 0
         server.next_try_s = now_s + self._settings.broker.register_period_ms / 1000
+        if self._settings.is_slave:
+            told = decode_header(RegisterBrokerResponse, answer.fields)
+            self.on_master(told.master_address or "", told.ha_address or "")
         if answer.body:
             self._topics.mark_order(bodies.decode_kv_table(answer.body))
 

@@ -1,5 +1,7 @@
 """The settings of a running broker: frozen values that may be exchanged while it runs.
 
+The role is no setting where a consensus decides it; then it comes with a term (`replicas/`).
+
 Who precomputes something from them asks to be told (`on_change`).
 """
 
@@ -11,10 +13,12 @@ from sluicemq.model.ids import Host, encode_host
 
 class Settings:
     """`broker` and `store` are the values of now; read them anew each time. `is_read_only` says
-    that nothing of the store may change (`readonly.py`)."""
+    that nothing of the store may change (`readonly.py`); `is_slave` that a master writes it, and
+    `is_failover` that the consensus says who that is."""
 
     __slots__ = (
-        "_at_next_start", "_listeners", "broker", "host", "is_read_only", "store", "store_host",
+        "_at_next_start", "_listeners", "broker", "host", "is_failover", "is_read_only", "is_slave",
+        "store", "store_host",
     )  # fmt: skip
 
     def __init__(
@@ -23,6 +27,7 @@ class Settings:
         self.broker = broker
         self.store = store
         self.is_read_only = is_read_only
+        self.is_slave, self.is_failover = broker.is_slave, bool(broker.consensus)
         self._listeners: list[Callable[[], None]] = []
         self._at_next_start: Configs | None = None
         self.move(Host("127.0.0.1", 10911))
@@ -31,6 +36,17 @@ class Settings:
         """The address in records and message ids is this one; `store_host` when encoded."""
         self.host = host
         self.store_host = encode_host(host)
+
+    @property
+    def is_gated(self) -> bool:
+        """Is something visible only when replicas have it?"""
+        is_sync = self.broker.broker_role == "SYNC_MASTER"
+        return (is_sync or self.is_failover) and not (self.is_slave or self.is_read_only)
+
+    @property
+    def registered_id(self) -> int:
+        """The id that name servers are told: the master is 0."""
+        return self.broker.broker_id if self.is_slave else 0
 
     @property
     def in_force(self) -> Configs:

@@ -27,6 +27,7 @@ from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.send import Retries, Send
+from sluicemq.broker.replicas.insync import InSync
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
@@ -51,7 +52,7 @@ class BrokerState:
     `call_soon` and `call_later` are the loop's; `run_sync` starts an fsync in another thread,
     `offload` what blocks, `compute` what filters compute. `announce(peer, answer)` holds an answer
     until a change is saved and registered; without it answers leave at once. `look_up` asks the
-    name servers.
+    name servers. `in_sync`: what a master knows of its slaves.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class BrokerState:
         look_up: LookUp = lambda topic, done: done(None),
         offload: Offload = in_place,
         compute: Offload | None = None,
+        in_sync: InSync | None = None,
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
-        self.offload, self._announce = offload, announce
+        self.in_sync, self.offload, self._announce = in_sync, offload, announce
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
         # What is known of topics, groups and clients.
@@ -91,20 +93,19 @@ class BrokerState:
             store, clock, call_soon=call_soon, announce=announce,
             run_sync=run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
+            gate=in_sync if settings.is_gated else None,
         )  # fmt: skip
         self.shares.before_turn = turns.end
         # Consumers.
-        self.polls = LongPolls(
-            turns.write, turns.hold, settings.broker.parked_pulls_max, self.shares
-        )
+        polls_max = settings.broker.parked_pulls_max
+        self.polls = LongPolls(turns.write, turns.hold, polls_max, self.shares)
         turns.wake = self.polls.wake
         self.order = ConsumerOrder(
             settings, topics, groups, offsets, files, clock, self.polls.wake, call_later
         )
         self.lanes = Lanes(
-            settings, topics, offsets, store, files, clock, self.polls.wake, call_soon,
-            offload,
-        )  # fmt: skip
+            settings, topics, offsets, store, files, clock, self.polls.wake, call_soon, offload
+        )
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(
             settings, groups, self.filters, self.lanes, self.contracts, clock
@@ -159,17 +160,26 @@ class BrokerState:
         file system, with path and cure.
         """
         store, is_read_only = self.store, self.settings.is_read_only
+        is_slave = self.settings.is_slave
         try:
             if self.guard is not None:
                 self.guard.load()
             self.topics.load()
-            if not is_read_only:
+            if not (is_read_only or is_slave):
                 self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
             for part in (
-                self.groups, self.offsets, self.order, self.assignments, self.lanes, self.filters,
-                self.delayed, self.checkpoints, self.transactions, self.epochs,
-            ):  # fmt: skip
+                self.groups,
+                self.offsets,
+                self.order,
+                self.assignments,
+                self.lanes,
+                self.filters,
+            ):
                 part.load()
+            if is_slave:  # what a master works at, and no file is written but by its master
+                return
+            for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
+                worker.load()
             if is_read_only:
                 readonly.show_all(store, self.topics, self.groups, self.offsets)
             for document in (self.topics.document, self.groups.document, self.checkpoints.document):
@@ -257,6 +267,10 @@ class BrokerState:
         self.polls.expire(now_s)
         self.turns.expire(now_s)
         self.questions.expire(now_s)
+        if self.settings.is_slave:
+            return
+        if self.in_sync is not None:
+            self.in_sync.run()
         self.delayed.run()
         self.order.run()
         self.epochs.run()

@@ -12,23 +12,30 @@ connection:
 
     append append append … | commit | answers and woken long polls        ASYNC_FLUSH
     append append append … | commit | fsync | publish | answers …         SYNC_FLUSH
+    append append append … | commit | (fsync) | gate | publish | answers  SYNC_MASTER
 
 The fsync runs elsewhere (`run_sync`). While one runs, later turns collect; they share the next
-one: group commit. A message is visible from the moment its answer may leave, never before.
+one: group commit. The gate opens when as many replicas as have to have the turn
+(`replicas/insync.py`); many turns may wait for it. A message is visible from the moment its answer
+may leave, never before.
 
 When a commit or an fsync fails, exactly the answers held for it become errors, which say what is
 known: a failed commit is undone; what a failed fsync was for is written, and may come back when the
 broker starts again. An fsync that the system has only no descriptor or memory for is tried again at
 the next sweep. One that takes longer than syncFlushTimeout turns its answers into
-FLUSH_DISK_TIMEOUT: stored, not known to be on disk (spec/remoting.md §19).
+FLUSH_DISK_TIMEOUT: stored, not known to be on disk (spec/remoting.md §19). A gate that stays shut
+longer than slaveTimeout turns them into FLUSH_SLAVE_TIMEOUT, and one that cannot open into
+SLAVE_NOT_AVAILABLE, at once: stored, not replicated (yet), and not visible before.
 
 No asyncio here: the loop is two callables, so a test or a simulator can step it.
 """
 
 import logging
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.clock import Clock
@@ -43,6 +50,14 @@ Visible = list[tuple[str, int, int]]
 LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 LATE: Final = "the fsync takes longer than syncFlushTimeout; the message is stored."
+SLAVE_LATE: Final = (
+    "the slaves take longer than slaveTimeout; the message is stored here, and seen when they have "
+    "it."
+)
+SLAVE_MISSING: Final = (
+    "no slave is there, or near enough (haMaxGapNotInSync); the message is stored here, and seen "
+    "when one has it."
+)
 
 
 class Durable(NamedTuple):
@@ -128,6 +143,25 @@ class TurnStore(Protocol):
     def publish(self, end_offset: int) -> None: ...
 
 
+class Gate(Protocol):
+    """What a turn needs of the replicas: `insync.InSync`. `holds_answers` of a SYNC_MASTER, and not
+    of one that is quick to answer and slow to show."""
+
+    @property
+    def on_confirmed(self) -> list[Callable[[int], None]]: ...
+
+    @property
+    def holds_answers(self) -> bool: ...
+
+    @property
+    def is_slave_missing(self) -> bool: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+    def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None: ...
+
+
 RunSync = Callable[[Callable[[int | BaseException], None]], None]
 """Starts `store.sync()` elsewhere and calls back, in the loop's thread, with its end or error."""
 
@@ -158,7 +192,8 @@ class Answers:
 class Turns:
     """Holds the answers of sends until their messages are safe.
 
-    `announce(peer, answer)` takes those that have to wait for the name servers too.
+    `announce(peer, answer)` takes those that have to wait for the name servers too. With a `gate`
+    nothing is visible before it opens.
     """
 
     def __init__(
@@ -170,6 +205,7 @@ class Turns:
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
         sync_timeout_s: float = 5.0,
+        gate: Gate | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -181,10 +217,19 @@ class Turns:
         self._run_sync = run_sync
         self._announce = announce
         self._sync_timeout_s = sync_timeout_s
+        self._gate = gate
+        if gate is not None:
+            gate.on_confirmed.append(self.confirmed)
+        self._holds = gate is not None and gate.holds_answers
+        self._gated: deque[Answers] = deque()
+        """They wait for the gate, in its order."""
+        self.on_commit: Callable[[], None] | None = None
+        """Told when the log has more, for those who send it on."""
+        self._waits = run_sync is not None or self._holds
         self._written = self._synced = Answers()
         """The turn's answers: those that leave after the commit, and those that wait for the fsync
-        after it. Without fsyncs they are the same."""
-        if run_sync is not None:
+        and the gate after it. Without them they are the same."""
+        if self._waits:
             self._synced = Answers()
         self._next: Answers | None = None
         """They wait for the next fsync, `_syncing` for the one that runs."""
@@ -255,24 +300,18 @@ class Turns:
         self._is_scheduled = False
         written, synced = self._written, self._synced
         self._written = self._synced = Answers()
-        if self._run_sync is not None:
+        if self._waits:
             self._synced = Answers()
         written.started_s = synced.started_s = self._started_s
         own, self._has_own = self._has_own, False
         undos, self._undos = self._undos, []
         self.turns += 1
         try:
-            self._store.commit()
-        except Exception as error:  # whatever it is, nobody may be left without an answer
-            self.commits_failed += 1
-            if not isinstance(error, StoreError | OSError):
-                log.exception("the commit of a turn failed")
-            for undo in reversed(undos):
-                undo()
+            end = self._store.commit()
+        except Exception as error:  # noqa: BLE001 -- nobody may be left without an answer
             if synced is not written:
                 written.join(synced)
-            self._fail(written, error)
-            self.flush()
+            self._take_back(written, undos, error)
             return
         self._release(written)
         if self._run_sync is not None and (synced.count or written.count or own):
@@ -282,6 +321,22 @@ class Turns:
             else:
                 self._next.join(synced)
             self._start_sync()
+        elif self._gate is not None:
+            self._to_gate(synced if self._holds else Answers(), end)
+        if self.on_commit is not None:
+            self.on_commit()
+        self.flush()
+
+    def _take_back(
+        self, answers: Answers, undos: list[Callable[[], object]], error: Exception
+    ) -> None:
+        """What the turn had appended never was."""
+        self.commits_failed += 1
+        if not isinstance(error, StoreError | OSError):
+            log.error("the commit of a turn failed", exc_info=error)
+        for undo in reversed(undos):
+            undo()
+        self._fail(answers, error)
         self.flush()
 
     def _release(self, answers: Answers) -> None:
@@ -330,39 +385,74 @@ class Turns:
         if isinstance(result, BaseException):
             log.error("fsync of the commit log failed: %s", result)
             self._fail(answers, result, is_written=True)
-        else:
+        elif self._gate is None:
             self._store.publish(result)
             self._release(answers)
+        else:
+            self._to_gate(answers, result)
+        if self._gate is not None and self.on_commit is not None:  # more is on disk
+            self.on_commit()
         self._start_sync()
         self.flush()
 
+    # ---------------------------------------------------------------------------------- the gate
+
+    def _to_gate(self, answers: Answers, end: int) -> None:
+        """What waited for commit and fsync up to `end` waits for the replicas."""
+        assert self._gate is not None, "only turns with a gate come here"
+        if not self._holds:
+            self._release(answers)
+            answers = Answers()
+        elif answers.count and self._gate.is_slave_missing:
+            self._answer_late(answers, ResponseCode.SLAVE_NOT_AVAILABLE, SLAVE_MISSING)
+        self._gated.append(answers)
+        self._gate.wait(end, partial(self._opened, answers))
+
+    def _opened(self, answers: Answers, result: int | BaseException) -> None:
+        self._gated.remove(answers)  # it is the first one
+        if isinstance(result, BaseException):
+            if answers.count:
+                self._fail(answers, result, is_written=True)
+        else:
+            self._release(answers)
+
+    def confirmed(self, end: int) -> None:
+        """What the replicas have is visible, and the answers that waited for that leave."""
+        self._store.publish(end)
+        self._release(Answers())
+        self.flush()
+
     def expire(self, now_s: float) -> None:
-        """Answers the sends whose fsync takes too long, and tries one again that has to be."""
+        """Answers the sends whose fsync or replicas take too long, and tries an fsync again that
+        has to be."""
         for answers in (self._syncing, self._next):
-            if (
-                answers is not None
-                and answers.count
-                and now_s - answers.started_s > self._sync_timeout_s
-            ):
-                log.warning(
-                    "the fsync takes more than %s s: %d sends are answered FLUSH_DISK_TIMEOUT",
-                    self._sync_timeout_s, answers.count,
-                )  # fmt: skip
-                for peer, answer in answers:
-                    late = decode(answer[4:])
-                    late.code = ResponseCode.FLUSH_DISK_TIMEOUT
-                    late.remark = LATE
-                    self.write(peer, encode(late))
-                answers.count, answers.frames, answers.announcing = 0, {}, []
+            if answers is not None and now_s - answers.started_s > self._sync_timeout_s:
+                self._answer_late(answers, ResponseCode.FLUSH_DISK_TIMEOUT, LATE)
                 answers.started_s = now_s
+        for answers in self._gated:
+            if self._gate is None or now_s - answers.started_s <= self._gate.timeout_s:
+                break
+            self._answer_late(answers, ResponseCode.FLUSH_SLAVE_TIMEOUT, SLAVE_LATE)
         self._start_sync()
         self.flush()
+
+    def _answer_late(self, answers: Answers, code: ResponseCode, remark: str) -> None:
+        """They are stored, and not as safe as they were to be: nobody waits any longer."""
+        if not answers.count:
+            return
+        log.warning("%d sends are answered %s: %s", answers.count, code.name, remark)
+        for peer, answer in answers:
+            late = decode(answer[4:])
+            late.code, late.remark = code, remark
+            self.write(peer, encode(late))
+        answers.count, answers.frames, answers.announcing = 0, {}, []
 
     @property
     def is_idle(self) -> bool:
         """Is no answer held?"""
         is_syncing = self._syncing is not None or self._next is not None
-        return not (self._written.count or self._synced.count or is_syncing)
+        is_gated = any(answers.count for answers in self._gated)
+        return not (self._written.count or self._synced.count or is_syncing or is_gated)
 
     def _fail(self, answers: Answers, error: BaseException, *, is_written: bool = False) -> None:
         log.error("%d messages are refused: %s", answers.count, error)
