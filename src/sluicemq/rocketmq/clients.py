@@ -374,6 +374,7 @@ class DefaultMQProducer(Client[Producer]):
     send_msg_timeout_ms = 10_000
     retry_times_when_send_failed = 2
     retry_times_when_send_async_failed = 0
+    retry_another_broker_when_not_store_ok = False
     compress_msg_body_over_howmuch = 4096
 
     def __init__(
@@ -389,6 +390,7 @@ class DefaultMQProducer(Client[Producer]):
             "timeout_ms": self.send_msg_timeout_ms,
             "retries": self.retry_times_when_send_failed,
             "retries_async": self.retry_times_when_send_async_failed,
+            "retry_unsafe": self.retry_another_broker_when_not_store_ok,
             "compress_from_bytes": self.compress_msg_body_over_howmuch,
         }
 

@@ -7,7 +7,7 @@ import pytest
 
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import make_message
-from sluicemq.client.core.requests import SendResult
+from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.talks import BlockingShell, Call
 from sluicemq.errors import (
@@ -69,8 +69,8 @@ class World(BlockingShell):
             return Command(1)
         return self.answers.get(address, Command(0, {"queueId": "0", "queueOffset": "7"}))
 
-    def send(self, **options: object) -> SendResult:
-        sender = Sender(self.directory, "g", lambda: "id")
+    def send(self, *, retry_unsafe: bool = False, **options: object) -> SendResult:
+        sender = Sender(self.directory, "g", lambda: "id", retry_unsafe=retry_unsafe)
         key = options.pop("sharding_key", None)
         outgoing = sender.ready(make_message("T", b"x", sharding_key=key))  # type: ignore[arg-type]
         return self.run(sender.send(outgoing, **options))  # type: ignore[arg-type]
@@ -206,3 +206,30 @@ def test_a_dead_name_server_is_passed_by() -> None:
     world.down = lambda address: address == "dead:1"
     world.send()
     assert ("live:1", 105) in world.written
+
+
+@pytest.mark.parametrize(
+    ("retry_unsafe", "codes", "status", "tries"),
+    [
+        (False, (12, 0), SendStatus.FLUSH_SLAVE_TIMEOUT, 1),
+        (True, (12, 0), SendStatus.OK, 2),
+        (True, (11, 11), SendStatus.SLAVE_NOT_AVAILABLE, 3),
+    ],
+)
+def test_what_is_stored_and_not_safe_goes_to_another_broker_if_that_is_wanted(
+    world: World, retry_unsafe: bool, codes: tuple[int, int], status: SendStatus, tries: int
+) -> None:
+    world.routes = lambda _server: [ALONE, BrokerData("b", "c", {0: OTHER})]
+    answers = iter([codes[0], *[codes[1]] * 5])
+    asked: list[str] = []
+
+    def exchange(call: Call) -> Command:
+        if call.command.code != 310:
+            return World.exchange(world, call)
+        asked.append(call.address)
+        return Command(next(answers), {"queueId": "0", "queueOffset": "7"})
+
+    world.exchange = exchange  # type: ignore[method-assign]
+    assert world.send(retry_unsafe=retry_unsafe).status is status
+    assert len(asked) == tries
+    assert tries == 1 or asked[0] != asked[1]

@@ -34,6 +34,7 @@ from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
     SendResult,
+    SendStatus,
     expect_success,
     fields_of,
     send_results,
@@ -194,6 +195,13 @@ class Attempts:
         self.pause_s = 0.0
         return True
 
+    def goes_on(self, status: SendStatus, broker: str, now_s: float) -> bool:
+        """Whether to try another broker, for one that stored the message and promises less."""
+        is_over = status is SendStatus.OK or self._left <= 0 or now_s >= self.deadline_s
+        if not is_over:
+            self._left, self.last_broker = self._left - 1, broker
+        return not is_over
+
     def verdict(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
         """The exception to raise after the last attempt; chain it with `from error`."""
         failures = "; ".join(self._failures)
@@ -214,12 +222,14 @@ class Attempts:
 
 class ProducerOptions(TypedDict, total=False):
     """The settings of a producer: the milliseconds of one send with all its attempts, how often it
-    is tried again (`retries_async`: by `send_soon`), from how many bytes on bodies are compressed,
-    and who runs and checks its transactions."""
+    is tried again (`retries_async`: by `send_soon`), whether also when it is stored and its broker
+    could not keep all it promised (`retry_unsafe`: another one may have it as well), from how many
+    bytes on bodies are compressed, and who runs and checks its transactions."""
 
     timeout_ms: int
     retries: int
     retries_async: int
+    retry_unsafe: bool
     compress_from_bytes: int
     delay_level_max: int
     listener: TransactionListener | None
@@ -237,6 +247,7 @@ class Sender:
         *,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
+        retry_unsafe: bool = False,
         compress_from_bytes: int = COMPRESS_FROM_BYTES,
         delay_level_max: int = DELAY_LEVEL_MAX,
         trace: Tracing | None = None,
@@ -246,6 +257,7 @@ class Sender:
         self.next_id = next_id
         self.timeout_ms = timeout_ms
         self.retries = retries
+        self.retry_unsafe = retry_unsafe
         self.prepare: Callable[[Message, str], Outgoing] = partial(
             prepare, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
         )
@@ -434,6 +446,8 @@ class Sender:
             raise attempts.verdict(topic, outgoing.message_id, error) from error
         now_s = clock.monotonic_s()
         self._chooser.answered(target.broker, now_s - began_s, now_s)
+        if self.retry_unsafe and attempts.goes_on(results[0].status, target.broker, now_s):
+            return None
         if trace is not None:
             trace.sent(self.group, outgoing, results, address, answer, now_s - began_s, batch=batch)
         return results

@@ -95,6 +95,7 @@ class Producer(Cluster):
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
+        retry_unsafe: bool = False,
         delay_level_max: int = DELAY_LEVEL_MAX,
         listener: TransactionListener | None = None,
         trace: bool | str = False,
@@ -111,6 +112,7 @@ class Producer(Cluster):
             next_id,
             timeout_ms=timeout_ms,
             retries=retries,
+            retry_unsafe=retry_unsafe,
             delay_level_max=delay_level_max,
             trace=self.trace,
         )
