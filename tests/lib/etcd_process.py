@@ -1,0 +1,55 @@
+"""A real etcd of one member, which a test starts, kills, stops for a while and starts again."""
+
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Final
+
+from sluicemq.cli.replicas import etcd_command, free_ports
+
+START_S: Final = 20.0
+
+
+class EtcdProcess:
+    """`url` is what `sluiceConsensus` takes. Its data are below `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port, peer_port = free_ports(2)
+        self.url = f"etcd://127.0.0.1:{self.port}"
+        self._command = etcd_command(directory / "etcd", self.port, peer_port)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it has a leader."""
+        self._process = subprocess.Popen(self._command)
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health") as answer:
+                    if b'"true"' in answer.read():
+                        return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise TimeoutError(f"etcd does not serve after {START_S} s")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self, is_paused: bool) -> None:
+        """It keeps its connections and says nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
+
+    def compact(self) -> None:
+        """Forgets all revisions but the last."""
+        base = f"http://127.0.0.1:{self.port}/v3/kv"
+        with urllib.request.urlopen(f"{base}/range", b'{"key":"YQ=="}') as answer:
+            revision = answer.read().split(b'"revision":"')[1].split(b'"')[0]
+        request = b'{"revision":"%s"}' % revision
+        urllib.request.urlopen(f"{base}/compaction", request).close()

@@ -1,0 +1,220 @@
+"""The port over a real etcd, beside its twin in memory: one contract, two services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from etcd_process import EtcdProcess
+from sluicemq.cli.replicas import etcd_binary
+from sluicemq.errors import ConfigurationError, ConsensusError
+from sluicemq.replication.consensus import Consensus, Entries, Swap
+from sluicemq.replication.etcd import Etcd
+from sluicemq.testing.consensus import MemoryConsensus
+
+TTL_S = 2.0
+
+
+def is_missing() -> bool:
+    try:
+        etcd_binary()
+    except ConfigurationError:
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    if is_missing():
+        pytest.skip("no etcd: install the extra [ha]")
+    process = EtcdProcess(tmp_path_factory.mktemp("etcd"))
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture(params=["memory", "etcd"])
+def connect(request: pytest.FixtureRequest) -> Callable[[], Consensus]:
+    if request.param == "memory":
+        return MemoryConsensus().client
+    url = request.getfixturevalue("server").url
+    return lambda: Etcd(url)
+
+
+@pytest.fixture
+async def mine(connect: Callable[[], Consensus]) -> AsyncIterator[Consensus]:
+    consensus = connect()
+    await forget(consensus)
+    yield consensus
+    await forget(consensus)
+    await consensus.close()
+
+
+@pytest.fixture
+async def etcd(server: EtcdProcess) -> AsyncIterator[Etcd]:
+    consensus = Etcd(server.url, quiet_s=1.0)
+    await forget(consensus)
+    yield consensus
+    await consensus.close()
+
+
+async def forget(consensus: Consensus) -> None:
+    if found := await consensus.read("t/"):
+        await consensus.swap([Swap(key, None) for key in found])
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_swap_needs_its_versions(mine: Consensus) -> None:
+    assert await mine.swap([Swap("t/a", b"1", 0)])
+    assert not await mine.swap([Swap("t/a", b"2", 0)])
+    first = (await mine.read("t/"))["t/a"]
+    assert first.value == b"1"
+    assert await mine.swap([Swap("t/a", b"2", first.version)])
+    assert not await mine.swap([Swap("t/a", b"3", first.version)])
+    assert (await mine.read("t/"))["t/a"].version > first.version
+
+
+async def test_a_swap_is_whole_or_nothing(mine: Consensus) -> None:
+    assert await mine.swap([Swap("t/a", b"1")])
+    assert not await mine.swap([Swap("t/b", b"1", 0), Swap("t/a", b"2", 0)])
+    assert not await mine.swap([Swap("t/b", b"1", 0)], {"t/a": 0})
+    seen = await mine.read("t/")
+    assert list(seen) == ["t/a"]
+    assert await mine.swap([Swap("t/b", b"", 0), Swap("t/a", None)], {"t/a": seen["t/a"].version})
+    assert {key: entry.value for key, entry in (await mine.read("t/")).items()} == {"t/b": b""}
+
+
+async def test_a_version_is_never_given_twice(mine: Consensus) -> None:
+    versions = set()
+    for _ in range(5):
+        await mine.swap([Swap("t/a", b"1")])
+        versions.add((await mine.read("t/"))["t/a"].version)
+        await mine.swap([Swap("t/a", None)])
+    assert len(versions) == 5
+
+
+async def test_a_prefix_is_what_keys_begin_with(mine: Consensus) -> None:
+    await mine.swap([Swap(key, key.encode()) for key in ("t/ab/1", "t/ab/ü", "t/ac", "t/b")])
+    assert set(await mine.read("t/ab/")) == {"t/ab/1", "t/ab/ü"}
+
+
+async def test_a_lease_lives_as_long_as_its_owner(
+    mine: Consensus, connect: Callable[[], Consensus]
+) -> None:
+    other = connect()
+    lost: list[int] = []
+    lease = await other.lease(TTL_S, lambda: lost.append(1))
+    assert await other.swap([Swap("t/a", b"1", lease=lease.id)])
+    await asyncio.sleep(TTL_S * 1.8)
+    assert (await mine.read("t/"))["t/a"].lease == lease.id
+    await other.close()
+    await asyncio.sleep(TTL_S * 2)
+    assert not await mine.read("t/")
+    assert not lost
+
+
+async def test_a_closed_lease_takes_its_keys_along(mine: Consensus) -> None:
+    lease = await mine.lease(30, lambda: None)
+    assert await mine.swap([Swap("t/a", b"1", lease=lease.id)])
+    await lease.close()
+    assert not await mine.read("t/")
+    assert not await mine.swap([Swap("t/a", b"1", lease=lease.id)])
+
+
+async def test_a_watch_tells_what_a_read_would(
+    mine: Consensus, connect: Callable[[], Consensus]
+) -> None:
+    other = connect()
+    seen: list[Entries] = []
+    end = mine.watch("t/", seen.append)
+    await until(lambda: seen)
+    assert seen == [{}]
+    await other.swap([Swap("t/a", b"1"), Swap("u/a", b"1")])
+    await until(lambda: "t/a" in seen[-1])
+    await other.swap([Swap("t/a", None)])
+    await until(lambda: not seen[-1])
+    end()
+    await other.swap([Swap("t/a", b"1"), Swap("u/a", None)])
+    await asyncio.sleep(0.2)
+    assert not seen[-1]
+    await other.close()
+
+
+# ------------------------------------------------------------------------------ etcd's own faults
+
+
+async def test_nobody_there_is_an_error_with_its_cure() -> None:
+    consensus = Etcd("etcd://127.0.0.1:1,127.0.0.1:2")
+    with pytest.raises(ConsensusError, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2.*sluiceConsensus"):
+        await consensus.read("t/")
+    await consensus.close()
+
+
+@pytest.mark.parametrize("url", ["etcd://", "http://h:1", "etcd://h", "etcd://h:1,", "h:1"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="etcd://host:port"):
+        Etcd(url)
+
+
+async def test_another_member_is_asked_when_one_is_not_there(server: EtcdProcess) -> None:
+    consensus = Etcd(f"etcd://127.0.0.1:1,127.0.0.1:{server.port}")
+    assert await consensus.swap([Swap("t/other", b"1")])
+    assert await consensus.swap([Swap("t/other", None)])
+    await consensus.close()
+
+
+async def test_watch_lease_and_reads_go_on_after_a_restart(server: EtcdProcess, etcd: Etcd) -> None:
+    seen: list[Entries] = []
+    lost: list[int] = []
+    etcd.watch("t/", seen.append)
+    lease = await etcd.lease(5, lambda: lost.append(1))
+    assert await etcd.swap([Swap("t/a", b"1", lease=lease.id)])
+    server.kill()
+    with pytest.raises(ConsensusError):
+        await etcd.read("t/")
+    await asyncio.to_thread(server.start)
+    version = (await etcd.read("t/"))["t/a"].version
+    assert await etcd.swap([Swap("t/a", b"2", version, lease.id)])
+    await until(lambda: seen[-1]["t/a"].value == b"2")
+    assert not lost
+    await lease.close()
+    await until(lambda: not seen[-1])
+
+
+async def test_a_watch_outlives_compaction(server: EtcdProcess, etcd: Etcd) -> None:
+    seen: list[Entries] = []
+    etcd.watch("t/", seen.append)
+    await until(lambda: seen)
+    for number in range(20):
+        await etcd.swap([Swap("t/a", b"%d" % number)])
+    await asyncio.to_thread(server.compact)
+    await etcd.swap([Swap("t/a", b"last")])
+    await until(lambda: seen[-1]["t/a"].value == b"last")
+
+
+async def test_a_silent_etcd_loses_the_lease_and_leaves_a_swap_open(
+    server: EtcdProcess, etcd: Etcd
+) -> None:
+    lost: list[int] = []
+    lease = await etcd.lease(TTL_S, lambda: lost.append(1))
+    assert await etcd.swap([Swap("t/a", b"1", lease=lease.id), Swap("t/b", b"1")])
+    version = (await etcd.read("t/"))["t/b"].version
+    server.pause(True)
+    try:
+        with pytest.raises(ConsensusError):
+            await etcd.swap([Swap("t/b", b"2", version)])
+        await until(lambda: lost)
+    finally:
+        server.pause(False)
+    async with asyncio.timeout(10):
+        while "t/a" in (seen := await etcd.read("t/")):
+            await asyncio.sleep(0.1)
+    # Asked again from the same version: either it was done, or it is done now, and never twice.
+    settled = await etcd.swap([Swap("t/b", b"3", version)])
+    assert settled == (seen["t/b"].value == b"1")
+    assert not await etcd.swap([Swap("t/b", b"4", version)])
