@@ -33,7 +33,10 @@ everything due before `read_ms` is delivered. Written in place: one sector arriv
 all.
 
 Behind them stands what only we have: `done_ms`, up to which the second of `read_ms` is delivered,
-with the time and the counter of the seven longs. When these are others, RocketMQ has written since.
+and `replay_offset`, by which wheel and log can be built again exactly: of the messages of the queue
+below it those before `read_ms` are delivered. Those behind it may have come too late for their own
+second. With them stand the time and the counter of the seven longs: when these are others, RocketMQ
+has written since.
 """
 
 import struct
@@ -415,8 +418,10 @@ class TimerWheel:
 
 CHECKPOINT_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">7q")
-_OWN: Final = struct.Struct(">8s3q")
-_OWN_MAGIC: Final = b"sluice1\0"
+_OWN: Final = struct.Struct(">8s4q")
+_OWN_MAGIC: Final = b"sluice2\0"
+_OLD_MAGIC: Final = b"sluice1\0"
+"""Without `replay_offset`."""
 
 
 class TimerCheckpoint(NamedTuple):
@@ -430,6 +435,7 @@ class TimerCheckpoint(NamedTuple):
     time_ms: int = 0
     counter: int = 0
     done_ms: int = 0
+    replay_offset: int = NONE
 
     def encode(self) -> bytes:
         """RocketMQ's 56 bytes, as request 60 answers them too."""
@@ -437,7 +443,7 @@ class TimerCheckpoint(NamedTuple):
 
     def encode_own(self) -> bytes:
         """What stands behind them."""
-        return _OWN.pack(_OWN_MAGIC, self.time_ms, self.counter, self.done_ms)
+        return _OWN.pack(_OWN_MAGIC, self.time_ms, self.counter, self.done_ms, self.replay_offset)
 
 
 def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
@@ -449,9 +455,11 @@ def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
     if len(data) < _FIELDS.size + _OWN.size or not any(data):
         return None
     fields = _FIELDS.unpack_from(data)
-    magic, time_ms, counter, done_ms = _OWN.unpack_from(data, _FIELDS.size)
-    is_ours = magic == _OWN_MAGIC and (time_ms, counter) == fields[5:7]
-    return TimerCheckpoint._make((*fields, done_ms if is_ours else 0))
+    magic, time_ms, counter, done_ms, replay_offset = _OWN.unpack_from(data, _FIELDS.size)
+    is_ours = magic in (_OWN_MAGIC, _OLD_MAGIC) and (time_ms, counter) == fields[5:7]
+    if not is_ours:
+        return TimerCheckpoint(*fields)
+    return TimerCheckpoint._make((*fields, done_ms, replay_offset if magic == _OWN_MAGIC else NONE))
 
 
 def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint) -> None:

@@ -1,7 +1,13 @@
-"""A stepped broker with a topic `T` of four queues, and a client."""
+"""A stepped broker with a topic `T` of four queues, and a client.
+
+A test that kills a broker does it twice: what is left is its own disk, or that of a slave.
+"""
+
+import inspect
 
 import pytest
 
+from simulation.failover import failovers
 from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.model.topic import TopicConfig
 
@@ -16,3 +22,20 @@ def broker() -> SteppedBroker:
 @pytest.fixture
 def client(broker: SteppedBroker) -> SteppedClient:
     return broker.connect()
+
+
+OF_ITS_OWN_FILES = {"test_units_of_an_earlier_life_are_wiped"}
+"""Tests of files that a slave does not have."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_killed = ".kill()" in inspect.getsource(metafunc.function)
+    if is_killed and metafunc.function.__name__ not in OF_ITS_OWN_FILES:
+        metafunc.parametrize("goes_on_with", ["own", "slave"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def goes_on_with(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose disk `files.kill()` is."""
+    if getattr(request, "param", "") == "slave":
+        failovers(monkeypatch)

@@ -20,13 +20,17 @@ holds behind it into the slots, and takes in the queue from the message after th
 So the wheel on disk never points behind the log on disk. What a crash left behind the last good
 unit is wiped, or a later crash might take it for its own. A unit is good when its message stands in
 the commit log, behind the one before. Files that are missing or do not agree are removed, and the
-whole queue is taken in again.
+whole queue is taken in again: so it is with a slave that becomes master, which has its master's
+checkpoint and none of the other files. What was delivered before is known exactly: the second of a
+message follows from its record alone, but for those that came too late for it, and the checkpoint
+says behind which place of the queue there are such (`replay_offset`).
 """
 
 import heapq
 import logging
 import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, takewhile
 from typing import Final, NamedTuple
@@ -169,6 +173,7 @@ class TimerFiles:
         self.wheel.check()
         self.log.load(known.log_end if known is not None else 0)
         self.checkpoint = known or TimerCheckpoint()
+        known_offset = min(max(self.checkpoint.queue_offset, low), high)
         if known is None or self.log.end != known.log_end or (
             known.log_end > 0 and not self.wheel.exists
         ):  # fmt: skip
@@ -176,13 +181,16 @@ class TimerFiles:
                 log.warning("timer wheel and log are built from the queue of timed messages")
             self.forget()
             self.queue_offset = low
+            self.old_end = self._position(max(self.checkpoint.replay_offset, low))
             return True
-        known_offset = min(max(known.queue_offset, low), high)
-        units = self._store.reader.units(TIMER_TOPIC, 0, known_offset, 1)
-        # Where that message lies in the commit log; behind everything when there is none yet.
-        self.old_end = int.from_bytes(units[:8]) if len(units) else self._store.written_offset
+        self.old_end = self._position(known_offset)
         self.queue_offset = self._revise(known_offset)
         return False
+
+    def _position(self, queue_offset: int) -> int:
+        """Where that message lies in the commit log; behind everything when there is none yet."""
+        units = self._store.reader.units(TIMER_TOPIC, 0, queue_offset, 1)
+        return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
     def _revise(self, queue_offset: int) -> int:
         """Put what the log holds behind the checkpoint into the slots; the next queue offset."""
@@ -248,7 +256,7 @@ class TimerFiles:
     # --- saving
 
     def save(
-        self, read_ms: int, now_ms: int, done_ms: int, *, must: bool
+        self, read_ms: int, now_ms: int, done_ms: int, replay_offset: int, *, must: bool
     ) -> Generator[Callable[[], None]]:
         """Writes a new checkpoint and what it stands for; nothing when only the time has changed,
         unless it `must` be or the last one is a minute old. Raises OSError.
@@ -269,8 +277,9 @@ class TimerFiles:
         if is_same and (is_young or state == old[:3]) and not must:
             return
         new = TimerCheckpoint(
-            *state, self.queue_offset, old.state_version, now_ms, old.counter + 1, done_ms
-        )
+            *state, self.queue_offset, old.state_version, now_ms, old.counter + 1, done_ms,
+            replay_offset,
+        )  # fmt: skip
         slots, start, end = self.wheel.take(), old.log_end, self.log.end
         self._begun += 1
         number = self._begun
@@ -350,7 +359,11 @@ class Timers:
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
-        self._rebuild_end = 0  # messages before it were in the files that are built again
+        # Messages that were in the files that are built again: below `end`, delivered when their
+        # second is before `ms`. `to` is how far the queue went at the start.
+        self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
+        # Of each second that has messages which came too late for their own: the first of them.
+        self._late: deque[tuple[int, int]] = deque()
         self._deleted: dict[int, set[bytes]] = {}
         self._rolls = DueTable()
         self._taken: list[tuple[DueTable, list[Due]]] = []
@@ -367,13 +380,25 @@ class Timers:
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
         self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
+        checkpoint = self.files.checkpoint
+        is_exact = checkpoint.replay_offset != NONE
+        if is_rebuilt and is_exact:
+            self._begin_rebuild(checkpoint.replay_offset, checkpoint.read_ms)
+        elif is_rebuilt:
+            end = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
+            self._begin_rebuild(end, checkpoint.read_ms - _REBUILD_MARGIN_MS)
         if is_rebuilt:
-            self._rebuild_end = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
             self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
-        self._done_ms = 0 if is_rebuilt else self.files.checkpoint.done_ms
+        self._done_ms = checkpoint.done_ms if is_exact or not is_rebuilt else 0
+
+    def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
+        """Messages below the offset are delivered when their second is before `read_ms`."""
+        self._late.clear()
+        self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
+        self._rebuild_to = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
 
     def _cut_down(self, time_ms: int) -> int:
         return time_ms - time_ms % self._precision_ms
@@ -385,27 +410,31 @@ class Timers:
         """How many messages of the queue are not taken in."""
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
+    @property
+    def _replay_offset(self) -> int:
+        return self._late[0][1] if self._late else self.files.queue_offset
+
     def _take_one(self, entry: Entry, write_ms: int) -> None:
         record = entry.record
         out = value_of(record.properties, _OUT) if record is not None else None
         if record is None or out is None or not out.isdigit():
             log.error("message %d of the timer's queue is not timed", self.files.queue_offset)
             return
-        slot_ms = self._cut_down(int(out))
-        if (
-            self.files.queue_offset < self._rebuild_end
-            and slot_ms + _REBUILD_MARGIN_MS < self.read_ms
-        ):
-            return  # delivered before the files were lost
-        slot_ms = max(slot_ms, self.read_ms)
-        magic = DEFAULT
-        if slot_ms - write_ms >= self._window_ms:
+        slot_ms, magic = self._cut_down(int(out)), DEFAULT
+        begin_ms = min(self._cut_down(record.store_time_ms), write_ms)
+        if slot_ms - begin_ms >= self._window_ms:
             magic |= ROLL
             # Looked at again when the wheel ends, or half-way when little would be left then.
-            left_ms = slot_ms - write_ms - self._window_ms
+            left_ms = slot_ms - begin_ms - self._window_ms
             is_near = left_ms < self._window_slots // 3 * self._precision_ms
             slots = self._window_slots // 2 if is_near else self._window_slots
-            slot_ms = write_ms + slots * self._precision_ms
+            slot_ms = begin_ms + slots * self._precision_ms
+        if self.files.queue_offset < self._rebuild_end and slot_ms < self._rebuild_ms:
+            return  # delivered before the files were lost
+        if slot_ms < self.read_ms:
+            slot_ms = self.read_ms
+            if not self._late or self._late[-1][0] != slot_ms:
+                self._late.append((slot_ms, self.files.queue_offset))
         name = value_of(record.properties, _REAL_TOPIC) or b""
         if _DELETES in record.properties:
             magic |= DELETE
@@ -415,7 +444,8 @@ class Timers:
             slot_ms, magic, write_ms, entry.position, record.size_bytes, tag_code(topic_name(name))
         )
         if slot_ms < self._loaded_ms:
-            self._into_table(slot_ms, entry.position, magic, record)
+            is_old = self.files.queue_offset < self._rebuild_end
+            self._into_table(slot_ms, entry.position, magic, record, is_old=is_old)
 
     def _into_table(
         self,
@@ -483,8 +513,8 @@ class Timers:
                 log.error("the timer log is damaged at the second %d: it is built again", slot_ms)
                 self.files.forget()
                 self.due, self._rolls = DueTable(), DueTable()
-                low, self._rebuild_end = self._store.queue_offsets(TIMER_TOPIC, 0)
-                self.files.queue_offset = low
+                self._begin_rebuild(self._replay_offset, self.read_ms)
+                self.files.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
                 return
             if at < end:
                 places.append(unit.position)
@@ -585,6 +615,8 @@ class Timers:
             limit_ms = min(limit_ms, self._slot_of(next_ms))
         if limit_ms > self.read_ms:
             self.read_ms = limit_ms
+            while self._late and self._late[0][0] < limit_ms:
+                self._late.popleft()
             for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
                 del self._deleted[slot_ms]
         self._load(work)
@@ -653,6 +685,8 @@ class Timers:
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
         """What the files lack; see `TimerFiles.save`. The last one of all says the time at any
         rate."""
+        if self.files.queue_offset < self._rebuild_to:
+            return  # the old checkpoint tells what the rest of the queue has to be known by
         must = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
         now_ms, next_ms = self._clock.now_ms(), self.next_ms
@@ -661,7 +695,8 @@ class Timers:
             done_ms = min(done_ms, next_ms - 1)
         is_written = False
         try:
-            yield from self.files.save(self.read_ms, now_ms, done_ms, must=must)
+            replay = self._replay_offset
+            yield from self.files.save(self.read_ms, now_ms, done_ms, replay, must=must)
             is_written = True
         finally:
             self._has_delivered |= must and not is_written

@@ -1,0 +1,98 @@
+"""What a slave knows when its master is gone: every promise that is not only in the log.
+
+Here is what tests of restarts do not show already: those of `tests/unit/broker` that kill a broker
+are run as failovers too (`tests/lib/simulation/failover.py`).
+"""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulation.failover import failovers
+from simulation.stepped import (
+    SMALL,
+    START_MS,
+    ManualClock,
+    SteppedBroker,
+    SteppedClient,
+    send_fields,
+)
+from sluicemq.broker.background import Slice
+from sluicemq.config import StoreConfig
+from sluicemq.model.topic import TopicConfig
+from sluicemq.record.codec import decode_records
+
+
+@pytest.fixture(autouse=True)
+def slaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every broker has a slave."""
+    failovers(monkeypatch)
+
+
+def begin(store_config: StoreConfig = SMALL, **options: Any) -> SteppedBroker:
+    broker = SteppedBroker(store_config=store_config, **options)
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    return broker
+
+
+def fail_over(broker: SteppedBroker) -> SteppedBroker:
+    """The slave, which has everything by then, is master."""
+    return SteppedBroker(
+        files=broker.files.kill(), clock=ManualClock(broker.clock.now_ms()),
+        store_config=broker.settings.store, config=broker.settings.broker,
+    )  # fmt: skip
+
+
+def bodies(broker: SteppedBroker, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    result = broker.store.reader.read(topic, queue_id, 0, 100_000, 1 << 26)
+    return [message.body for message in decode_records(b"".join(result.data))]
+
+
+# ------------------------------------------------------------------------------------- timers
+
+
+def send_timed(client: SteppedClient, due_ms: int) -> None:
+    text = f"UNIQ_KEY\x01A{due_ms}\x02TIMER_DELIVER_MS\x01{START_MS + due_ms}\x02"
+    answer = client.call(310, send_fields(properties=text), b"%d" % due_ms)
+    assert answer.code == 0, answer.remark
+
+
+def test_timed_messages_come_once_each_when_the_checkpoint_is_fresh() -> None:
+    """A slave has the checkpoint and neither wheel nor log of the timer: what is built again of the
+    queue is exactly what was there, late messages and those that roll among it."""
+    for seed in range(16):
+        rng = random.Random(seed)
+        broker = begin(replace(SMALL, timer_roll_window_slots=20))
+        sent: list[int] = []
+        for _ in range(rng.randint(1, 3)):
+            client = broker.connect()
+            for _ in range(rng.randint(1, 8)):
+                due_ms = (
+                    broker.clock.now_ms() - START_MS + rng.choice([50, 900, 3000, 25_000, 70_000])
+                )
+                due_ms += rng.randrange(1000)
+                if due_ms not in sent:
+                    send_timed(client, due_ms)
+                    sent.append(due_ms)
+                if rng.random() < 0.2:
+                    broker.clock.advance(rng.random() * 10)  # nobody sweeps meanwhile
+                broker.run(rng.random() * 3, step_s=0.2)
+            broker.core.delayed.save()
+            broker = fail_over(broker)
+        broker.run(120, step_s=1.0)
+        assert sorted(map(int, bodies(broker))) == sorted(sent), seed
+
+
+def test_a_timed_message_that_was_too_late_for_its_second_is_not_taken_for_delivered() -> None:
+    broker = begin()
+    broker.run(2.0)
+    send_timed(broker.connect(), 2050)
+    broker.clock.advance(5)  # nobody sweeps meanwhile
+    broker.core.delayed.timers.prepare(Slice(broker.clock, 1.0, 1000))
+    assert broker.core.delayed.timers.queue_behind == 0
+    broker.core.delayed.save()
+    broker = fail_over(broker)
+    broker.run(1.0)
+    assert bodies(broker) == [b"2050"]
