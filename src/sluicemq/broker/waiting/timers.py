@@ -359,10 +359,9 @@ class Timers:
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
-        # Messages that were in the files that are built again: below `end`, delivered when their
-        # second is before `ms`. `to` is how far the queue went at the start.
+        # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
         self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
-        # Of each second that has messages which came too late for their own: the first of them.
+        # The first of those in a second that came too late for their own.
         self._late: deque[tuple[int, int]] = deque()
         self._deleted: dict[int, set[bytes]] = {}
         self._rolls = DueTable()
@@ -380,14 +379,13 @@ class Timers:
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
         self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
-        checkpoint = self.files.checkpoint
+        checkpoint, high = self.files.checkpoint, self._store.queue_offsets(TIMER_TOPIC, 0)[1]
         is_exact = checkpoint.replay_offset != NONE
-        if is_rebuilt and is_exact:
-            self._begin_rebuild(checkpoint.replay_offset, checkpoint.read_ms)
-        elif is_rebuilt:
-            end = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
-            self._begin_rebuild(end, checkpoint.read_ms - _REBUILD_MARGIN_MS)
         if is_rebuilt:
+            self._begin_rebuild(
+                checkpoint.replay_offset if is_exact else high,
+                checkpoint.read_ms - (0 if is_exact else _REBUILD_MARGIN_MS),
+            )
             self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
@@ -409,10 +407,6 @@ class Timers:
     def queue_behind(self) -> int:
         """How many messages of the queue are not taken in."""
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
-
-    @property
-    def _replay_offset(self) -> int:
-        return self._late[0][1] if self._late else self.files.queue_offset
 
     def _take_one(self, entry: Entry, write_ms: int) -> None:
         record = entry.record
@@ -513,7 +507,8 @@ class Timers:
                 log.error("the timer log is damaged at the second %d: it is built again", slot_ms)
                 self.files.forget()
                 self.due, self._rolls = DueTable(), DueTable()
-                self._begin_rebuild(self._replay_offset, self.read_ms)
+                end = self._late[0][1] if self._late else self.files.queue_offset
+                self._begin_rebuild(end, self.read_ms)
                 self.files.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
                 return
             if at < end:
@@ -523,9 +518,7 @@ class Timers:
                     yield
         is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
         is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_begun
-        marks: list[int] = []
-        if any(magics):
-            marks = [i for i, magic in enumerate(magics) if magic == DELETE]
+        marks = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
         for number, index in enumerate(chain(marks, reversed(range(len(places))))):
             position, record = places[index], None
             if number < len(marks) or not is_over:
@@ -653,8 +646,7 @@ class Timers:
         """
         start_ms = max(slot_ms, self.read_ms)
         if slot_ms == start_ms and unit != FROM_END:
-            deleted = self._listed.get(slot_ms, set())
-            yield from self._pending_of(slot_ms, unit, deleted)
+            yield from self._pending_of(slot_ms, unit, self._listed.get(slot_ms, set()))
             start_ms += self._precision_ms
         step_ms = _LIST_SLOTS * self._precision_ms
         end_ms = self.read_ms + SLOTS // 2 * self._precision_ms
@@ -686,7 +678,7 @@ class Timers:
         """What the files lack; see `TimerFiles.save`. The last one of all says the time at any
         rate."""
         if self.files.queue_offset < self._rebuild_to:
-            return  # the old checkpoint tells what the rest of the queue has to be known by
+            return  # by the old checkpoint the rest of the queue is known
         must = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
         now_ms, next_ms = self._clock.now_ms(), self.next_ms
@@ -695,7 +687,7 @@ class Timers:
             done_ms = min(done_ms, next_ms - 1)
         is_written = False
         try:
-            replay = self._replay_offset
+            replay = self._late[0][1] if self._late else self.files.queue_offset
             yield from self.files.save(self.read_ms, now_ms, done_ms, replay, must=must)
             is_written = True
         finally:
