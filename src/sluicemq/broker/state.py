@@ -28,6 +28,7 @@ from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.replicas.insync import InSync
+from sluicemq.broker.replicas.status import Behind, Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
@@ -55,6 +56,9 @@ class BrokerState:
     name servers. `in_sync`: what a master knows of its slaves.
     """
 
+    steering: Steering | None = None
+    """Who decides about the role, when that is not the file."""
+
     def __init__(
         self,
         settings: Settings,
@@ -75,6 +79,7 @@ class BrokerState:
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
+        self.behind: Behind = lambda: (None, None)
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
         # What is known of topics, groups and clients.
@@ -232,6 +237,8 @@ class BrokerState:
         self.consumers.disconnect(peer)
         self.producers.disconnect(peer)
         self.shares.forget(peer)
+        if self.steering is not None:
+            self.steering.disconnected(peer)
 
     # ---------------------------------------------------------------------------- by the clock
 

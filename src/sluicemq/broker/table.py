@@ -27,6 +27,7 @@ from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import Pop
 from sluicemq.broker.produce.relays import Relays, Replies
 from sluicemq.broker.produce.send import Retries, Send
+from sluicemq.broker.replicas.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
@@ -134,6 +135,10 @@ TABLE: Final[dict[int, Row]] = {
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: Row(None, Cleaning.clean_queues),
     Code.CLEAN_UNUSED_TOPIC: Row(None, Cleaning.clean_topics),
     Code.DELETE_EXPIRED_COMMITLOG: Row(None, Cleaning.clean_log),
+    # --- replicas
+    Code.SLUICE_REPLICA_STATUS: Row(None, ReplicaAdmin.status),
+    Code.SLUICE_SWITCH_MASTER: Row(None, ReplicaAdmin.switch),
+    Code.SLUICE_ELECT_MASTER: Row(None, ReplicaAdmin.elect),
     # --- access rules
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessAdmin.update_account),
     Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessAdmin.delete_account),
@@ -172,6 +177,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         Relays(settings, topics, groups, consumers, store, b.questions),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),
         AccessAdmin(settings, b.guard, b.files, clock, b.offload),
+        ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.behind),
     )  # fmt: skip
 
 
@@ -193,6 +199,8 @@ def dispatcher(b: BrokerState) -> Dispatcher:
     if b.settings.is_read_only:
         quick = {}
         handlers |= readonly.refusals(b.settings.store.root)
+    if b.settings.is_slave and b.steering is not None:
+        quick, handlers = {}, b.steering.forwarding(handlers)
     return Dispatcher(
         handlers,
         quick=quick,

@@ -23,17 +23,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sluicemq.errors import ConfigurationError, install_extra
+from sluicemq.client.sync.admin import Admin
+from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
 log = logging.getLogger("sluicemq.cli")
 
 LOOPBACK: Final = "127.0.0.1"
-REPLICAS_MAX: Final = 9
 PORTS_APART: Final = 10
 """From one broker's port to the next: each has its VIP port and that for slaves beside it."""
 BROKER_PAUSE_S: Final = 10.0
 ETCD_PAUSE_S: Final = 0.2
 READY_S: Final = 60.0
+MASTER_S: Final = 30.0
 STOP_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -224,6 +225,24 @@ def check_root(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
 
 
+async def await_master(name_server: str) -> None:
+    """Until there is a broker to send to; says so when there is none for long."""
+
+    def find() -> bool:
+        with Admin(name_server, timeout_s=1.0) as admin, contextlib.suppress(SluiceError):
+            return bool(admin.masters())
+        return False
+
+    try:
+        async with asyncio.timeout(MASTER_S):
+            while True:
+                if await asyncio.to_thread(find):
+                    return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        log.warning("no replica is master after %g s; see `sluice cluster status`", MASTER_S)
+
+
 async def start_replicas(
     count: int,
     root: Path,
@@ -247,7 +266,8 @@ async def start_replicas(
             f"broker {number}",
             [
                 "--nameserver", name_server, "--store", str(root / f"broker-{number}"),
-                "--consensus", consensus, "--id", str(number), *options,
+                "--consensus", consensus, "--id", str(number),
+                "--log-level", logging.getLevelName(log.getEffectiveLevel()).lower(), *options,
             ],
             port and port + PORTS_APART * (number - 1),
         )
@@ -259,5 +279,6 @@ async def start_replicas(
 
     stack.push_async_callback(close)
     await asyncio.gather(*(broker.start() for broker in brokers))
+    await await_master(name_server)
     text = " ".join(f"broker={broker.address}" for broker in brokers)
     return f"{text} consensus={consensus} store={root}"

@@ -1,0 +1,100 @@
+"""Which replica is master, told from what name servers and brokers say."""
+
+import json
+from typing import Any
+
+import pytest
+
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.operations.replicas import elect_master, replicas, switch_master
+from sluicemq.client.core.talks import Call, Talk
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestError
+from sluicemq.model.topic import BrokerData
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.frames import Command
+
+A, B, JAVA = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
+
+
+def said(broker_id: int, role: str, **more: Any) -> Command:
+    values = {"id": broker_id, "role": role, "epoch": 7, "pid": 1, "slaves": []} | more
+    return Command(0, body=json.dumps(values).encode())
+
+
+def run(talk: Talk[Any], brokers: dict[str, dict[int, str]], answers: dict[str, Any]) -> Any:
+    """The result of a talk; `answers` by address, or by (address, code)."""
+    info = bodies.ClusterInfo(
+        {name: BrokerData("c", name, addresses) for name, addresses in brokers.items()},
+        {"c": tuple(brokers)},
+    )
+    asked = []
+    try:
+        step: Any = next(talk)
+        while True:
+            assert isinstance(step, Call)
+            asked.append((step.address, step.command.code))
+            if step.command.code == Code.GET_BROKER_CLUSTER_INFO:
+                answer: Any = Command(0, body=bodies.encode_cluster_info(info))
+            else:
+                found = answers.get((step.address, step.command.code))
+                answer = found or answers.get(step.address, Command(3, remark="not supported"))
+            step = talk.throw(answer) if isinstance(answer, Exception) else talk.send(answer)
+    except StopIteration as done:
+        return done.value
+
+
+def directory() -> Directory:
+    return Directory("10.0.0.9:9", SYSTEM_CLOCK)
+
+
+def test_the_master_says_how_far_its_slaves_are_and_who_is_in_sync() -> None:
+    slaves = [{"id": 2, "lagBytes": 100, "lagMs": 5}]
+    answers = {
+        A: said(1, "master", inSync=[1, 2, 3], slaves=slaves, address=A, lagBytes=0, lagMs=0),
+        B: said(2, "slave", address=B, lagBytes=None),
+    }
+    found = run(replicas(directory()), {"b": {0: A, 2: B}}, answers)
+    assert [(row["id"], row["role"], row["inSync"], row["lagBytes"]) for row in found] == [
+        (1, "master", True, 0), (2, "slave", True, 100), (3, "gone", True, None),
+    ]  # fmt: skip
+
+
+def test_of_two_that_say_they_are_master_the_newer_one_is_believed_about_the_set() -> None:
+    answers = {
+        A: said(1, "master", epoch=7, inSync=[1, 2], address=A),
+        B: said(2, "master", epoch=8, inSync=[2], address=B),
+    }
+    found = run(replicas(directory()), {"b": {0: B, 1: A}}, answers)
+    assert [(row["id"], row["inSync"]) for row in found] == [(1, False), (2, True)]
+
+
+def test_a_broker_of_rocketmq_and_one_that_is_not_there_are_shown_with_what_the_routes_say() -> (
+    None
+):
+    answers = {A: ConnectionLostError("gone.")}
+    found = run(replicas(directory()), {"b": {0: A, 1: JAVA}}, answers)
+    assert [(row["id"], row["role"], row["epoch"]) for row in found] == [
+        (0, "gone", None), (1, "slave", None),
+    ]  # fmt: skip
+    assert found[0]["state"] == "unreachable: gone"
+
+
+def test_a_switch_is_asked_of_the_master_and_an_election_of_the_replica() -> None:
+    answers = {
+        A: said(1, "master", inSync=[1], address=A), B: said(2, "none", address=B),
+        (A, Code.SLUICE_SWITCH_MASTER): Command(0), (B, Code.SLUICE_ELECT_MASTER): Command(0),
+    }  # fmt: skip
+    brokers = {"b": {0: A, 2: B}}
+    assert run(switch_master(directory(), to=2), brokers, answers)["address"] == A
+    assert run(elect_master(directory(), 2), brokers, answers)["address"] == B
+    refused = answers | {(A, Code.SLUICE_SWITCH_MASTER): Command(1, remark="2 is not in sync.")}
+    with pytest.raises(RequestError, match="2 is not in sync"):
+        run(switch_master(directory(), to=2), brokers, refused)
+    with pytest.raises(ConfigurationError, match="no living replica 5"):
+        run(elect_master(directory(), 5), brokers, answers)
+    with pytest.raises(ConfigurationError, match="no master"):
+        run(switch_master(directory()), {"b": {1: JAVA}}, {})
+    with pytest.raises(ConfigurationError, match="several brokers"):
+        run(switch_master(directory()), brokers | {"c": {0: JAVA}}, answers)
