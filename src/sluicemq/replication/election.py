@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sluicemq.replication.consensus import Entries, Entry
+from sluicemq.replication.consensus import Entries
 
 INCOMPLETE: Final = -1
 GATHER_S: Final = 1.0
@@ -153,7 +153,13 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
             f"counts, elect it: {ELECT}."
         )
     if view.master is not None or not view.is_in_sync(me) or me.end == INCOMPLETE:
-        return Follow(state)
+        if state.master_id != me.id:
+            return Follow(state)
+        return Wait(
+            GATHER_S,
+            "the record names this replica, whose disk is not what it was: one of the in-sync set "
+            f"takes over when it lives. If none ever will: {ELECT}.",
+        )
     return _stand_or_elect(view, state, me, waited_s)
 
 
@@ -256,11 +262,18 @@ def parse(prefix: str, entries: Entries) -> View:
     """The records among these entries. Raises ValueError for what no replica wrote."""
     state, members = None, {}
     for key, entry in entries.items():
-        if key == state_key(prefix):
-            state = _parse_state(entry)
-        elif key.startswith(f"{prefix}replicas/"):
-            member = _parse_member(entry)
-            members[member.id] = member
+        try:
+            if key == state_key(prefix):
+                found = orjson.loads(entry.value)
+                in_sync = {int(member): str(text) for member, text in found["inSync"].items()}
+                fields = {field: found[name] for field, name in STATE_NAMES.items()}
+                state = State(**fields, in_sync=in_sync, version=entry.version)
+            elif key.startswith(f"{prefix}replicas/"):
+                found = orjson.loads(entry.value)
+                fields = {field: found[name] for field, name in MEMBER_NAMES.items()}
+                members[found["id"]] = Member(**fields, version=entry.version)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the record {key} has no {error}") from error
     return View(state, members)
 
 
@@ -282,22 +295,3 @@ def encode_state(state: State) -> bytes:
 
 def encode_member(member: Member) -> bytes:
     return orjson.dumps({name: getattr(member, field) for field, name in MEMBER_NAMES.items()})
-
-
-def _parse_state(entry: Entry) -> State:
-    found = orjson.loads(entry.value)
-    try:
-        in_sync = {int(key): str(value) for key, value in found["inSync"].items()}
-        fields = {field: found[name] for field, name in STATE_NAMES.items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the record has no {error}") from error
-    return State(**fields, in_sync=in_sync, version=entry.version)
-
-
-def _parse_member(entry: Entry) -> Member:
-    found = orjson.loads(entry.value)
-    try:
-        fields = {field: found[name] for field, name in MEMBER_NAMES.items()}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the record has no {error}") from error
-    return Member(**fields, version=entry.version)

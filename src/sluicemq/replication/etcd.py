@@ -73,8 +73,12 @@ class Etcd:
                 {"key": _encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": version}
                 for key, version in conditions.items()
             ],
-            "success": [_operation(change) for change in changes],
-        }
+            "success": [
+                {"request_delete_range": {"key": _encode(key)}} if value is None
+                else {"request_put": {"key": _encode(key), "value": _encode(value), "lease": lease}}
+                for key, value, _, lease in changes
+            ],
+        }  # fmt: skip
         answer = await self._ask("kv/txn", request)
         return answer is not None and bool(answer.get("succeeded"))
 
@@ -206,10 +210,3 @@ def _range(prefix: str) -> dict[str, Any]:
     """All keys that begin so: up to the next text of its length."""
     first = prefix.encode()
     return {"key": _encode(first), "range_end": _encode(first[:-1] + bytes([first[-1] + 1]))}
-
-
-def _operation(change: Swap) -> dict[str, Any]:
-    key = _encode(change.key)
-    if change.value is None:
-        return {"request_delete_range": {"key": key}}
-    return {"request_put": {"key": key, "value": _encode(change.value), "lease": change.lease}}

@@ -1,0 +1,525 @@
+"""One replica among others: a broker, led through its roles by what the consensus service says.
+
+    watch ──▶ View ──▶ next_step ──▶ become      lead, follow, or neither
+      ▲                    │
+      └──── swap ◀─────────┘  elect, shrink, grow
+
+One task looks at the records and acts, one step after the other; beside it the lease is kept alive,
+and as master a second task carries proposals of the in-sync set to the record. What is under way
+and unsure is asked again until there is an answer (`_settle`), before anything else is done that
+depends on it (docs/design/0022-replication.md, "What holds, and why", 7).
+
+A replica's life is renewed when it gives up being master: the record may name it still, but nobody
+is what he was in another life, so the others elect.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import orjson
+
+from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.errors import ConsensusError, RequestError, SluiceError
+from sluicemq.files import Files, read_text, replace_text
+from sluicemq.files.machine import boot_id
+from sluicemq.net.dispatch import Handler, Peer
+from sluicemq.replication import election
+from sluicemq.replication.consensus import Consensus, Entries, Lease, Swap
+from sluicemq.replication.election import (
+    INCOMPLETE,
+    Blocked,
+    Elect,
+    Follow,
+    Lead,
+    Member,
+    Stand,
+    State,
+    View,
+    Wait,
+    next_step,
+)
+from sluicemq.replication.forward import Forwarder
+from sluicemq.wire.codes import ResponseCode
+
+log = logging.getLogger("sluicemq.replication")
+
+LEASE_S: Final = 3.0
+"""A killed master is missed after so long, and half a second in which etcd looks for ended leases.
+A broker that stands still for longer may be deposed, which costs a fraction of a second."""
+LOOK_S: Final = 1.0
+PUBLISH_S: Final = 5.0
+RETRY_S: Final = 0.2
+SETTLED_S: Final = 3.0
+"""A switch is given up when the slaves do not have everything after so long."""
+INCARNATION_FILE: Final = "replica.json"
+NOBODY: Final = State(0, 0, "", "", "", {})
+
+
+class ReplicaBlockedError(SluiceError):
+    """A person has to act; said once, and looked at again."""
+
+
+class LogEnd(NamedTuple):
+    """A log as a record tells it: the epoch that wrote last, and where it ends (INCOMPLETE)."""
+
+    epoch: int
+    end: int
+
+
+class Seat(Protocol):
+    """The broker, as far as roles go."""
+
+    @property
+    def address(self) -> str:
+        """host:port that clients are told."""
+        ...
+
+    @property
+    def ha_address(self) -> str:
+        """host:port at which slaves connect."""
+        ...
+
+    @property
+    def log_end(self) -> LogEnd: ...
+
+    @property
+    def in_sync(self) -> InSync | None:
+        """Of a master."""
+        ...
+
+    @property
+    def is_broken(self) -> bool:
+        """Its disk takes no more writes until it is started again."""
+        ...
+
+    async def become(self, term: Term, life: str) -> None:
+        """Master, slave of another, or (`master_id` 0) slave of nobody: on return no more is
+        acknowledged to whom it followed. Raises SluiceError."""
+        ...
+
+    def rest(self, is_resting: bool) -> None:
+        """A master takes no writes; they wait."""
+        ...
+
+
+class Incarnation:
+    """Which life of its disk a replica is in: the file `replica.json` beside its log.
+
+    It is the same one as long as everything that was acknowledged is still there: after a stop in
+    order, after a killed process (what was written is the kernel's), and after a machine that went
+    down only if everything had been synced before it was acknowledged. Else, and when the file or
+    the log is gone, it is another one, which is in nobody's in-sync set. (A log that is wiped
+    alone, within a second of its first message, is not noticed.)
+    """
+
+    def __init__(self, files: Files, root: str, *, boot: str | None = None) -> None:
+        """`root`: storePathRootDir. `boot`: the machine's, another one after each of its starts."""
+        self._files = files
+        self._path = f"{root}/{INCARNATION_FILE}"
+        self._boot = boot_id() if boot is None else boot
+        self.text = ""
+        self._is_empty = self._is_synced = False
+
+    def begin(self, *, is_empty: bool, is_synced: bool) -> str:
+        """The incarnation of a store that has been opened; durable on return. `is_empty`: it has no
+        log. `is_synced`: nothing will be acknowledged before it is synced. Raises OSError."""
+        try:
+            found = orjson.loads(read_text(self._files, self._path) or "{}")
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            found = {}
+        survived = found.get("isSynced") is True or found.get("boot") == self._boot
+        if is_empty and found.get("isEmpty") is not True:
+            survived = False
+        text = found.get("incarnation")
+        self.text = text if survived and isinstance(text, str) else secrets.token_hex(8)
+        self._is_empty, self._is_synced = is_empty, is_synced
+        self._write()
+        return self.text
+
+    def grown(self) -> None:
+        """There is a log. Raises OSError."""
+        if self._is_empty:
+            self._is_empty = False
+            self._write()
+
+    def end(self) -> None:
+        """The store has been closed in order, so everything is synced. Raises OSError."""
+        self._is_synced = True
+        self._write()
+
+    def _write(self) -> None:
+        found = {
+            "incarnation": self.text, "boot": self._boot, "isSynced": self._is_synced,
+            "isEmpty": self._is_empty,
+        }  # fmt: skip
+        replace_text(self._files, self._path, orjson.dumps(found).decode())
+
+
+class Replica:
+    """`run` until it is cancelled; then `close`. The broker is started before, following nobody."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        consensus: Consensus,
+        *,
+        cluster: str,
+        broker: str,
+        replica_id: int,
+        incarnation: Incarnation,
+        forwarder: Forwarder | None = None,
+        serves_reads: bool = False,
+        lease_s: float = LEASE_S,
+        make_life: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self.life = make_life()
+        self.view = View(None, {})
+        self.reason = ""
+        """Why it is neither master nor slave."""
+        self._seat = seat
+        self._consensus = consensus
+        self._prefix = election.directory(cluster, broker)
+        self._id = replica_id
+        self._incarnation = incarnation
+        self._forwarder = forwarder
+        self._serves_reads = serves_reads
+        self._lease_s = lease_s
+        self._make_life = make_life
+        self._lease: Lease | None = None
+        self._published: Member | None = None
+        self._published_s = 0.0
+        self._standing = 0
+        self._term = NOBODY  # what the broker has become
+        self._situation: tuple[int, bool] = (-1, False)
+        self._since_s = 0.0
+        self._news = asyncio.Event()
+        self._side: asyncio.Task[None] | None = None  # a proposal, a switch
+        self._is_handing_over = False
+
+    # ----------------------------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        """Follows the records until it is cancelled. Every failure is logged and tried again."""
+        stop = self._consensus.watch(self._prefix, self._see)
+        said = ""
+        try:
+            while True:
+                pause_s = LOOK_S
+                try:
+                    await self._publish()
+                    pause_s = await self._act()
+                    said = ""
+                except (SluiceError, OSError) as error:
+                    if str(error) != said:
+                        said = str(error)
+                        log.error("%s", error)
+                    pause_s = LOOK_S if isinstance(error, ReplicaBlockedError) else RETRY_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._news.wait()
+                self._news.clear()
+        finally:
+            stop()
+
+    async def close(self) -> None:
+        """After `run` and with the broker still open: a master hands over if another one can have
+        it; the record goes. What cannot be told to the consensus service ends by itself."""
+        if self._side is not None:
+            await asyncio.wait({self._side}, timeout=SETTLED_S)
+            self._side.cancel()
+        with contextlib.suppress(SluiceError, OSError):
+            if self.is_master and (to := self._successor(None)) is not None:
+                async with asyncio.timeout(2 * SETTLED_S):
+                    await self._hand_over(to, leaves=True)
+        if self._lease is not None:
+            await self._lease.close()
+        if self._forwarder is not None:
+            await self._forwarder.close()
+        await self._consensus.close()
+
+    @property
+    def is_master(self) -> bool:
+        return (self._term.master_id, self._term.life) == (self._id, self.life)
+
+    # ------------------------------------------------------------------------------ the records
+
+    def _see(self, entries: Entries) -> None:
+        """What the records say now, or said before: the state never goes back."""
+        try:
+            view = election.parse(self._prefix, entries)
+        except ValueError as error:
+            log.error("the records below %s are no replicas': %s", self._prefix, error)
+            return
+        old = self.view.state
+        if old is not None and (view.state is None or view.state.version < old.version):
+            view = view._replace(state=old)
+        self.view = view
+        state, in_sync = view.state, self._seat.in_sync
+        if self.is_master and in_sync is not None and state is not None:
+            if (state.master_id, state.life) != (self._id, self.life):
+                in_sync.depose(f"epoch {state.epoch} is of replica {state.master_id}")
+            elif self._side is None:
+                self._decided(state)
+        situation = (state.version if state else 0, view.master is None)
+        if situation != self._situation:
+            self._situation, self._since_s = situation, _now_s()
+        self._news.set()
+
+    @property
+    def member(self) -> Member:
+        """The own record, as it should be."""
+        epoch, end = self._seat.log_end
+        return Member(
+            self._id, self.life, self._incarnation.text, self._seat.address, self._seat.ha_address,
+            epoch, end, self._standing, os.getpid(),
+        )  # fmt: skip
+
+    async def _publish(self, *, now: bool = False) -> None:
+        """The own record under a lease. The end of the log alone is news once in a while."""
+        if self._lease is None:
+            self._published = None
+            self._lease = await self._consensus.lease(self._lease_s, self._lost)
+        member, old, time_s = self.member, self._published, _now_s()
+        is_same = old is not None and old._replace(end=member.end, epoch=member.epoch) == member
+        if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
+            return
+        if member.end > 0:
+            self._incarnation.grown()
+        self._published = None
+        self._see(await self._consensus.read(self._prefix))
+        there = self.view.members.get(self._id)
+        if there is not None and there.incarnation != member.incarnation:
+            raise ConsensusError(
+                f"replica {self._id} lives at {there.address}, too, or did a moment ago.",
+                cure="Give each replica a brokerId of its own.",
+            )
+        # A record that was written before and comes late finds another version, and is nothing.
+        key, version = election.member_key(self._prefix, self._id), there.version if there else 0
+        change = Swap(key, election.encode_member(member), version, self._lease.id)
+        if await self._consensus.swap([change]):
+            self._published, self._published_s = member, time_s
+        else:
+            self._lost()
+
+    def _lost(self) -> None:
+        self._lease = None
+        self._news.set()
+
+    async def _settle(self, state: State) -> bool:
+        """Swaps the record until it is known whether it happened, and reads what stands."""
+        change = Swap(election.state_key(self._prefix), election.encode_state(state), state.version)
+        while True:
+            try:
+                is_done = await self._consensus.swap([change])
+                entries = await self._consensus.read(self._prefix)
+            except ConsensusError as error:
+                log.warning("%s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._see(entries)
+            # The first of two tries may have been the one.
+            found = self.view.state
+            return is_done or (found is not None and found._replace(version=state.version) == state)
+
+    # ---------------------------------------------------------------------------------- acting
+
+    async def _act(self) -> float:
+        """One step; how long to wait for news before the next."""
+        if self._is_handing_over:
+            return LOOK_S
+        if self.is_master and self._seat.is_broken:
+            self._step_down("its disk takes no more writes")
+            await self._become(NOBODY._replace(epoch=self.member.epoch))
+            return 0.0
+        step = next_step(self.view, self.member, _now_s() - self._since_s)
+        self.reason = step.reason if isinstance(step, Blocked | Wait) else ""
+        match step:
+            case Lead(state) | Follow(state):
+                self._standing = 0
+                await self._become(state)
+            case Stand(state):
+                await self._become(NOBODY._replace(epoch=state.epoch))
+                self._standing = state.epoch
+                await self._publish(now=True)
+                return 0.0
+            case Elect(state):
+                log.info("standing for epoch %d with a log of %d", state.epoch, self.member.end)
+                await self._settle(state)
+                return 0.0
+            case Blocked(reason):
+                await self._become(NOBODY)
+                raise ReplicaBlockedError(reason)
+            case Wait(seconds):
+                return min(seconds, LOOK_S)
+        return LOOK_S
+
+    async def _become(self, state: State) -> None:
+        """The broker takes a role, if it has not got it: another epoch, another address."""
+        if state._replace(in_sync=self._term.in_sync, version=self._term.version) == self._term:
+            if self.is_master and self._side is None:
+                self._decided(state)
+                self._leave_out_the_dead()
+            return
+        before, self._term = self._term, NOBODY
+        if before.master_id == self._id and (in_sync := self._seat.in_sync) is not None:
+            in_sync.depose(f"epoch {state.epoch} is of replica {state.master_id}")
+        if self._forwarder is not None:
+            self._forwarder.master = "" if state.master_id == self._id else state.address
+        role = (
+            "master" if state.master_id == self._id
+            else f"slave of replica {state.master_id}" if state.master_id else "slave of nobody"
+        )  # fmt: skip
+        log.info("replica %d: %s in epoch %d", self._id, role, state.epoch)
+        await self._seat.become(Term(*state[:7]), self.life)
+        self._term = state
+        if state.master_id == self._id and self._seat.in_sync is not None:
+            self._seat.in_sync.propose = self._propose
+
+    # ------------------------------------------------------------------------------ as master
+
+    def _decided(self, state: State, *, anyway: bool = False) -> None:
+        """The record of this term has another version, or what was proposed has come to an end."""
+        if (anyway or state != self._term) and (in_sync := self._seat.in_sync) is not None:
+            self._term = state
+            in_sync.decided(Term(*state[:7]))
+
+    def _propose(self, ids: frozenset[int]) -> None:
+        """The in-sync set should be this one. `decided` follows in any case."""
+        if self._side is not None or self._is_handing_over:
+            return  # what is under way ends with `decided`, and the set is looked at again
+        claims = self._seat.in_sync.claims if self._seat.in_sync is not None else {}
+        term = self._term
+        in_sync = {
+            member: term.in_sync.get(member) or claims[member].incarnation
+            for member in sorted(ids | {self._id})
+        }
+        log.info("in sync: %s, before: %s", sorted(in_sync), sorted(term.in_sync))
+        self._begin(self._carry(term._replace(in_sync=in_sync)))
+
+    async def _carry(self, state: State) -> None:
+        """A swap beside the loop; what came of it is decided."""
+        await self._settle(state)
+        self._side = None
+        if self.is_master and self.view.state is not None:
+            self._decided(self.view.state, anyway=True)
+        self._news.set()
+
+    def _leave_out_the_dead(self) -> None:
+        """Members that neither live by the records nor are connected: nobody waits for them."""
+        in_sync, members = self._seat.in_sync, self.view.members
+        if in_sync is None:
+            return
+        linked = {link.replica_id for link in in_sync.replicas}
+        there = {
+            member for member, incarnation in self._term.in_sync.items()
+            if member in linked or member == self._id
+            or (member in members and members[member].incarnation == incarnation)
+        }  # fmt: skip
+        if there != self._term.in_sync.keys():
+            self._propose(frozenset(there))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._side = asyncio.get_running_loop().create_task(work)
+
+    def _successor(self, to: int | None) -> Member | None:
+        """Who can have it at once: in the set, alive, whole; with the longest log."""
+        able = [
+            member for member in self.view.members.values()
+            if member.id != self._id and self.view.is_in_sync(member) and member.end != INCOMPLETE
+            and to in (None, member.id)
+        ]  # fmt: skip
+        return min(able, key=lambda member: (-member.end, member.id), default=None)
+
+    async def _hand_over(self, to: Member, *, leaves: bool = False) -> None:
+        """Stops, waits until the set has everything, and puts another one into the record. From
+        then on this replica is no master, whatever the answer: it has another life."""
+        self._is_handing_over = True
+        seat, state, done = self._seat, self._term, asyncio.Event()
+        seat.rest(True)
+        try:
+            if (in_sync := seat.in_sync) is not None:
+                in_sync.wait(in_sync.own_end(), lambda _: done.set())
+                async with asyncio.timeout(SETTLED_S):
+                    await done.wait()
+            self._step_down(f"it hands over to replica {to.id}")
+            after = election.switched(state, to)
+            if leaves:
+                left = {key: value for key, value in after.in_sync.items() if key != self._id}
+                after = after._replace(in_sync=left)
+            await self._settle(after)
+        except TimeoutError:
+            seat.rest(False)
+            log.warning("no switch: the slaves do not have everything after %g s", SETTLED_S)
+            self._decided(self._term, anyway=True)
+        finally:
+            self._is_handing_over, self._side = False, None
+            self._news.set()
+
+    def _step_down(self, reason: str) -> None:
+        if (in_sync := self._seat.in_sync) is not None:
+            in_sync.depose(reason)
+        self._term, self.life = NOBODY, self._make_life()
+
+    # --------------------------------------------------------------- what tools ask (Steering)
+
+    def status(self) -> dict[str, Any]:
+        """`role` (master, slave, none), `epoch`, `inSync` (ids), `members`, `reason`."""
+        term, state = self._term, self.view.state
+        return {
+            "role": "master" if self.is_master else "slave" if term.master_id else "none",
+            "epoch": term.epoch or None,
+            "inSync": sorted(state.in_sync) if state else None,
+            "members": sorted(self.view.members),
+            "incarnation": self._incarnation.text,
+            "reason": self.reason,
+        }
+
+    def switch(self, to: int | None) -> None:
+        """Begins to hand over, to a replica or to whoever has most. Raises RequestError."""
+        if not self.is_master:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is not the master.")
+        if self._side is not None or self._is_handing_over:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, "the in-sync set is being changed.", cure="Try again."
+            )
+        if to == self._id:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"replica {to} is master.")
+        successor = self._successor(to)
+        if successor is None:
+            living = sorted(set(self.view.members) & set(self._term.in_sync) - {self._id})
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"replica {'' if to is None else to} could not take over: it has to be in sync.",
+                cure=f"In sync are: {', '.join(map(str, living)) or 'none'}.",
+            )
+        self._begin(self._hand_over(successor))
+
+    def elect(self) -> None:
+        """Begins to make this replica master though it may lack messages. Raises RequestError."""
+        if self.is_master:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is the master.")
+        members = {**self.view.members, self._id: self.member}
+        state = election.elected_unclean(self.view._replace(members=members), self._id)
+        log.warning("replica %d is elected by hand, epoch %d", self._id, state.epoch)
+        self._begin(self._carry(state))
+
+    def forwarding(self, local: Mapping[int, Handler]) -> dict[int, Handler]:
+        """The handlers of a replica that is not master, made of those of a slave."""
+        assert self._forwarder is not None, "the composition root gives one"
+        return self._forwarder.handlers(local, serves_reads=self._serves_reads)
+
+    def disconnected(self, peer: Peer) -> None:
+        """A client of a replica that is not master is gone."""
+        if self._forwarder is not None:
+            self._forwarder.disconnected(peer)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
