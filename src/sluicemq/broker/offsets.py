@@ -238,6 +238,21 @@ class Offsets:
         if self._commits % COMMITS_PER_VERSION == 0:
             self.version = self.version.next(self._clock.now_ms())
 
+    def cut(self, end_of: Callable[[str, int], int | None]) -> None:
+        """Nobody has consumed behind the end of a queue (None: there is no such queue). A master
+        whose log is shorter than that of the one before begins with this: what it stores there next
+        would be passed over."""
+        for key, queues in self.table.items():
+            topic = key.partition(SEPARATOR)[0]
+            for queue_id, offset in queues.items():
+                end = end_of(topic, queue_id)
+                if end is not None and offset > end:
+                    log.warning(
+                        "%s: %d of queue %d is behind its end %d", key, offset, queue_id, end
+                    )
+                    queues[queue_id] = end
+                    self.document.changed = True
+
     def committed(self, group: str, topic: str, queue_id: int) -> int:
         """The offset, -1 when there is none."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id, -1)

@@ -119,6 +119,16 @@ class Places:
     def __init__(self, roots: Mapping[str, str]) -> None:
         self.roots = dict(roots)
 
+    @classmethod
+    def of(cls, files: Files, root: str, rules: Iterable[str] = ()) -> "Places":
+        """Those of a broker with its store below `root`, whose access rules are in the first of
+        these files that is there."""
+        roots, paths = {"config": f"{root}/config"}, tuple(rules)
+        if paths:
+            main = next(filter(files.exists, paths), paths[0])
+            roots |= {"acl/main": main, "acl/more": f"{main.rpartition('/')[0] or '.'}/acl"}
+        return cls(roots)
+
     def name_of(self, path: str) -> str | None:
         """None of a path that is not mirrored."""
         for name, root in self.roots.items():
