@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulation.failover import failovers
+from simulation.failover import failovers, slave_of
 from simulation.stepped import (
     SMALL,
     START_MS,
@@ -96,3 +96,91 @@ def test_a_timed_message_that_was_too_late_for_its_second_is_not_taken_for_deliv
     broker = fail_over(broker)
     broker.run(1.0)
     assert bodies(broker) == [b"2050"]
+
+
+# ------------------------------------------------------------------------------------ offsets
+
+
+def test_offsets_are_never_behind_the_log_after_a_failover_that_lost_some() -> None:
+    broker = begin()
+    client, core = broker.connect(), broker.core
+    for number in range(3):
+        client.call(310, send_fields(), b"%d" % number)
+    core.offsets.put("G", "T", 0, 2)
+    core.offsets.document.save()
+    slave = slave_of(broker.files)
+    slave.pump()
+    slave.is_cut_off = True
+    for number in range(3, 9):
+        client.call(310, send_fields(), b"%d" % number)
+    core.offsets.put("G", "T", 0, 9)
+    core.offsets.document.save()
+    slave.pump_state()
+    assert slave.applier.waits_for is not None, "it is said of a log that the slave does not have"
+    after = fail_over(broker)
+    assert after.core.offsets.committed("G", "T", 0) == 2
+    assert bodies(after) == [b"0", b"1", b"2"]
+
+
+def test_a_master_cuts_offsets_that_are_behind_its_log() -> None:
+    """As a master of RocketMQ's has told them, which does not say how far its log was."""
+    broker = begin()
+    broker.connect().call(310, send_fields(), b"0")
+    broker.core.offsets.put("G", "T", 0, 9)
+    broker.core.offsets.put("G", "unknown", 0, 9)
+    broker.core.offsets.document.save()
+    after = fail_over(broker)
+    assert after.core.offsets.table == {"T@G": {0: 1}, "unknown@G": {0: 9}}
+
+
+def test_resets_that_consumers_have_not_heard_of_are_still_pending() -> None:
+    broker = begin()
+    client = broker.connect()
+    for number in range(3):
+        client.call(310, send_fields(), b"%d" % number)
+    broker.core.offsets.reset("G", "T", 0, 1)
+    for document in (broker.core.offsets.document, broker.core.offsets.resets_document):
+        document.save()
+    after = fail_over(broker)
+    assert after.core.offsets.committed("G", "T", 0) == 1
+    assert after.core.offsets.resets.blocks("G", "T", 0)
+
+
+# ------------------------------------------------------------------------------------- topics
+
+
+def test_a_topic_that_is_deleted_and_made_again_begins_anew_on_the_slave_too() -> None:
+    broker = begin()
+    client = broker.connect()
+    for number in range(3):
+        client.call(310, send_fields(), b"old %d" % number)
+    assert client.call(215, {"topic": "T"}).code == 0
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    for number in range(2):
+        client.call(310, send_fields(), b"new %d" % number)
+    slave = slave_of(broker.files)
+    after = fail_over(broker)
+    assert bodies(after) == [b"new 0", b"new 1"] == bodies(broker)
+    assert slave.store is not None
+    assert slave.store.queue_offsets("T", 0) == broker.store.queue_offsets("T", 0)
+    client = after.connect()
+    assert client.call(310, send_fields(), b"newer").fields["queueOffset"] == "2"
+
+
+def test_a_slave_that_gets_the_log_first_copes_with_a_topic_that_begins_anew() -> None:
+    broker = begin()
+    client = broker.connect()
+    slave = slave_of(broker.files)
+    slave.pump()
+    slave.is_cut_off = True
+    for number in range(3):
+        client.call(310, send_fields(), b"old %d" % number)
+    slave.pump_log()
+    assert client.call(215, {"topic": "T"}).code == 0
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    for number in range(2):
+        client.call(310, send_fields(), b"new %d" % number)
+    slave.pump_log()
+    slave.pump()
+    after = fail_over(broker)
+    assert bodies(after) == [b"new 0", b"new 1"]

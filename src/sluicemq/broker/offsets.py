@@ -239,9 +239,9 @@ class Offsets:
             self.version = self.version.next(self._clock.now_ms())
 
     def cut(self, end_of: Callable[[str, int], int | None]) -> None:
-        """Nobody has consumed behind the end of a queue (None: there is no such queue). A master
-        whose log is shorter than that of the one before begins with this: what it stores there next
-        would be passed over."""
+        """Nobody has consumed behind the end of a queue (None: there is no such queue). So begins a
+        broker whose log is shorter than it was, after a power loss or as another one's successor:
+        what it stores there next would be passed over."""
         for key, queues in self.table.items():
             topic = key.partition(SEPARATOR)[0]
             for queue_id, offset in queues.items():

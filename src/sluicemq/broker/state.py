@@ -183,6 +183,10 @@ class BrokerState:
                 part.load()
             if is_slave:  # what a master works at, and no file is written but by its master
                 return
+            if not is_read_only:
+                self.offsets.cut(
+                    lambda *key: store.end_offset(*key) if store.queue_exists(*key) else None
+                )
             for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
                 worker.load()
             if is_read_only:

@@ -38,6 +38,8 @@ class Slave:
         self.config = config
         self.store: Store | None = None
         self.broker: SteppedBroker | None = None
+        self.is_cut_off = False
+        """Nothing arrives but what the test lets through."""
 
     def follow(self, broker: SteppedBroker) -> None:
         """The master has started."""
@@ -131,7 +133,8 @@ def _killed(self: CrashableFiles) -> CrashableFiles:
     slave = SLAVES.get(id(self))
     if slave is None or slave.broker is None:  # nobody follows who has not started
         return PLAIN["kill"](self)  # type: ignore[no-any-return]
-    slave.pump()
+    if not slave.is_cut_off:
+        slave.pump()
     return slave.kill()
 
 
@@ -152,7 +155,7 @@ def failovers(monkeypatch: pytest.MonkeyPatch) -> None:
     def stepped(self: SteppedBroker) -> None:
         step(self)
         slave = SLAVES.get(id(self.files))
-        if slave is not None and slave.broker is self:
+        if slave is not None and slave.broker is self and not slave.is_cut_off:
             slave.pump()
 
     monkeypatch.setattr(SteppedBroker, "__init__", started)
