@@ -250,7 +250,8 @@ def _guard(b: BrokerState) -> Any:
 class BrokerCollector:
     """Reads the counters of a broker when Prometheus asks."""
 
-    def __init__(self, broker: BrokerState) -> None:
+    def __init__(self, broker: Callable[[], BrokerState]) -> None:
+        """`broker` gives the parts of now: they are made anew with each role."""
         self._broker = broker
 
     def collect(self) -> "Iterator[Metric]":
@@ -261,7 +262,7 @@ class BrokerCollector:
             HistogramMetricFamily,
         )
 
-        b = self._broker
+        b = self._broker()
         config = b.settings.broker
         names = ["cluster", "node_type", "node_id"]
         node = [config.cluster_name, "broker", config.broker_name]

@@ -146,7 +146,7 @@ class Registration:
                 body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
             )
             fields = encode_header(header) | self._fields
-            return self._signed(Command(RequestCode.REGISTER_BROKER, fields, body))
+            return self.signed(Command(RequestCode.REGISTER_BROKER, fields, body))
 
         return request
 
@@ -159,10 +159,10 @@ class Registration:
             cluster=config.cluster_name,
             broker_id=self._settings.registered_id,
         )
-        return self._signed(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
+        return self.signed(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
 
-    def _signed(self, command: Command) -> Command:
-        """For name servers with access control."""
+    def signed(self, command: Command) -> Command:
+        """For name servers and masters with access control."""
         if self._credentials is not None:
             sign_command(command, *self._credentials)
         return command
@@ -178,7 +178,7 @@ class Registration:
 
     def route(self, topic: str) -> Command:
         """105: which queues does it have, on all brokers?"""
-        return self._signed(
+        return self.signed(
             Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteRequest(topic=topic)))
         )
 
@@ -211,7 +211,7 @@ class Registration:
             fields = encode_header(TopicRequest(topic=known.name))
             body = bodies.encode_topic_route(TopicRoute((), (queues,)))
             request = Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body)
-            requests.append(self._signed(request))
+            requests.append(self.signed(request))
         return requests
 
     # ------------------------------------------------------------------------ what came of it
@@ -300,7 +300,7 @@ class Announcements:
                     server.next_try_s = 0.0
                     self._news.set()
 
-        self._pool = ChannelPool(
+        self.pool = ChannelPool(
             timeout_s=DIAL_WAIT_S, on_close=lost, clock=clock, connect=network.dial
         )
 
@@ -330,7 +330,7 @@ class Announcements:
     async def close(self) -> None:
         for question in self._questions:
             question.cancel()
-        await self._pool.close()
+        await self.pool.close()
 
     def look_up(self, topic: str, done: Callable[[Command | None], None]) -> None:
         """Asks the name servers for the route of a topic, one after the other until one answers;
@@ -340,7 +340,7 @@ class Announcements:
             answer = None
             for server in sorted(self.registration.name_servers, key=lambda it: it.failures):
                 with contextlib.suppress(SluiceError, OSError):
-                    channel = await self._pool.get(server.address)
+                    channel = await self.pool.get(server.address)
                     answer = await channel.call(self.registration.route(topic), ROUTE_WAIT_S)
                     break
             done(answer)
@@ -369,7 +369,7 @@ class Announcements:
 
         async def tell(server: NameServer) -> None:
             with contextlib.suppress(SluiceError, OSError):
-                channel = await self._pool.get(server.address)
+                channel = await self.pool.get(server.address)
                 await channel.call(self.registration.farewell(), FAREWELL_WAIT_S)
 
         known = [server for server in self.registration.name_servers if server.is_known]
@@ -398,7 +398,7 @@ class Announcements:
     async def _tell_all(self, server: NameServer) -> None:
         try:
             make_request = self.registration.begin(server)
-            channel = await self._pool.get(server.address)
+            channel = await self.pool.get(server.address)
             with quick_switches():
                 request = await self._in_executor(make_request)
             answer = await channel.call(request, REGISTER_WAIT_S)
@@ -415,7 +415,7 @@ class Announcements:
             await self._tell_all(server)
             return
         try:
-            channel = await self._pool.get(server.address)
+            channel = await self.pool.get(server.address)
             for request in self.registration.take_changes(server):
                 answer = await channel.call(request, TOPIC_WAIT_S)
                 if answer.code != 0:

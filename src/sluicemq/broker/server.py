@@ -3,6 +3,7 @@
     start   store opened and recovered, tables loaded, port open, name servers told
     life    registration, saving tables, flushing, expiring clients, beside the handlers
     close   name servers told, what is held settled, connections closed, everything on disk
+    become  the same, but for the port, which stays open, and the metrics: another role begins
 
 Blocking calls (fsync, files) go through one executor. Changes of topics and groups are announced
 (`registration.py`).
@@ -29,6 +30,11 @@ from sluicemq.broker.registration import (
     listening_addresses,
     stored_host,
 )
+from sluicemq.broker.replicas.epochs import Epochs
+from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replicas.mirror import Applier, Mirror, MirroredFiles
+from sluicemq.broker.replicas.sides import Confirmed, MasterSide, SlaveSide, places_of
+from sluicemq.broker.replicas.state import Claim
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
@@ -37,8 +43,8 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
-from sluicemq.model.ids import UniqueIds, encode_host
-from sluicemq.net.accept import warn_of_protection
+from sluicemq.model.ids import Host, UniqueIds, encode_host
+from sluicemq.net.accept import Kept, warn_of_protection
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
@@ -59,6 +65,7 @@ CLEAN_S: Final = 1.0
 LOOK_S: Final = 0.5
 INDEX_S: Final = 0.1
 COLUMNS_S: Final = 0.1
+CONFIRMED_S: Final = 1.0
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
 EXECUTOR_THREADS: Final = 2  # one may wait for the log's fsync while the other saves a table
@@ -78,13 +85,26 @@ class Broker:
         executor: Executor | None = None,
         stretch: Callable[[float], float] = float,
         read_only: bool = False,
+        term: Term | None = None,
+        claim: Claim | None = None,
+        propose: Callable[[frozenset[int]], None] = lambda ids: None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
         what blocks; by default two threads. `stretch`: the pause before a chore comes again, of
-        its usual one (s); for virtual time, in which months may pass with nothing to do."""
+        its usual one (s); for virtual time, in which months may pass with nothing to do.
+
+        With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
+        is, and `propose` is asked for another in-sync set, which `decided` answers."""
         if read_only:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
+        self.term, self._propose = term, propose
+        self._claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
+        self.in_sync: InSync | None = None
+        """What a master knows of its slaves."""
+        self.side: MasterSide | SlaveSide | None = None
+        self.epochs: Epochs | None = None
+        """Who wrote what of the log, with sluiceConsensus."""
         self.address = ""
         """host:port that clients are told."""
         self.metrics_port: int | None = None
@@ -99,6 +119,9 @@ class Broker:
         # What filters compute, so that no fsync stands in line behind it.
         self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
         self._servers: list[Listener] = []
+        self._store: Store | None = None
+        self._confirmed: Confirmed
+        self._loop: asyncio.AbstractEventLoop
         self._unwritten: dict[str, str] = {}
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -119,54 +142,90 @@ class Broker:
 
     async def start(self) -> None:
         """Serve. Raises SluiceError (store locked or damaged, port in use …) with its cure."""
-
-        def open_store() -> Store:
-            if self.settings.is_read_only:
-                readonly.prepare(self.settings, self._files)
-            return Store.open(self.settings.store, files=self._files, clock=self._clock)
-
         try:
-            self.store = await self._in_executor(open_store)
-            await self._open()
+            await self._open({})
         except BaseException:
-            for server in self._servers:
-                await server.close()
-            if hasattr(self, "store"):
-                with contextlib.suppress(SluiceError, OSError):  # the start's own error counts
-                    await self._in_executor(self.store.close)
-            self._executor.shutdown(wait=False)
-            self._computer.shutdown(wait=False)
+            await self._give_up()
             raise
+        if self.settings.broker.metrics_enable:  # its imports are a tenth of a start
+            loop = asyncio.get_running_loop()
+            self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
 
-    async def _open(self) -> None:
+    async def become(self, term: Term | None) -> None:
+        """Another role, or another master: what was open closes in order and opens again, while
+        clients wait at the port. Raises SluiceError: then the broker is closed."""
+        kept = [server.keep() for server in self._servers]
+        try:
+            await self._shut()
+            self.term = term
+            await self._open({port: one for ports in kept for port, one in ports.items()})
+        except BaseException:
+            await self._give_up()
+            raise
+        finally:
+            for ports in kept:
+                for one in ports.values():
+                    one.close()
+
+    def decided(self, term: Term) -> None:
+        """The consensus has this term now, and this replica is its master as before: the in-sync
+        set is another, or a proposal came to nothing."""
+        self.term = term
+        if self.in_sync is not None:
+            self.in_sync.decided(term)
+
+    def depose(self, reason: str) -> None:
+        """This replica is not master any more: it answers nothing as safe and shows nothing, until
+        `become` says what it is."""
+        if self.in_sync is not None:
+            self.in_sync.depose(reason)
+            self.core.turns.flush()
+
+    async def _give_up(self) -> None:
+        for server in self._servers:
+            await server.close()
+        if self._store is not None:
+            with contextlib.suppress(SluiceError, OSError):  # the error that led here counts
+                await self._in_executor(self._store.close)
+        self._executor.shutdown(wait=False)
+        self._computer.shutdown(wait=False)
+
+    def _open_store(self) -> tuple[Store, Files, Confirmed, Mirror | None]:
+        """Blocking. The store in the role of now, and the files that its tables are written to."""
+        settings, files = self.settings, self._files
+        if settings.is_read_only:
+            readonly.prepare(settings, files)
+        confirmed, mirror = Confirmed(files, settings), None
+        if settings.is_slave:
+            Applier(files, places_of(settings)).settle()
+        elif not settings.is_read_only:
+            life = self.term.life if self.term is not None else self._claim.life
+            loop = self._loop
+            mirror = Mirror(places_of(settings), life=life, call_soon=loop.call_soon_threadsafe)
+            files = MirroredFiles(files, mirror)
+        is_hidden = settings.is_gated or (settings.is_slave and settings.is_failover)
+        self._store = store = Store.open(
+            settings.store, files=files, clock=self._clock, is_gated=settings.is_gated,
+            confirmed=confirmed.end if is_hidden else None,
+        )  # fmt: skip
+        if mirror is not None:
+            mirror.log_end = lambda: store.written_offset
+        if settings.is_failover:
+            path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
+            self.epochs = Epochs(files, path, store.written_offset)
+            if self.term is not None and not settings.is_slave:
+                self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
+        return store, files, confirmed, mirror
+
+    async def _open(self, kept: Kept) -> None:
         config = self.settings.broker
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        if self.settings.is_failover:
+            term = self.term
+            self.settings.is_slave = term is None or term.master_id != config.broker_id
+        self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
         advertised = advertised_address(config)
-        host = stored_host(advertised.address, config.listen_port)
-
-        def announce(peer: Peer, answer: bytes) -> None:
-            self._announcements.hold(peer, answer)
-
-        def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
-            self._announcements.look_up(topic, done)
-
-        core = self.core = BrokerState(
-            self.settings,
-            self.store,
-            files=self._files,
-            clock=self._clock,
-            host=host,
-            unique_ids=UniqueIds(
-                self._clock, encode_host(host)[:-4], os.getpid(), secrets.randbits(32)
-            ),
-            call_soon=loop.call_soon,
-            call_later=loop.call_later,
-            run_sync=lambda done: in_executor(self._executor)(self.store.sync, done),
-            announce=announce,
-            look_up=look_up,
-            offload=in_executor(self._executor),
-            compute=in_executor(self._computer, computes=True),
-        )
+        core = self._make_core(stored_host(advertised.address, config.listen_port), files)
         await self._in_executor(core.load)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
@@ -183,33 +242,102 @@ class Broker:
             clock=self._clock, network=self._network, in_executor=self._in_executor,
             save_offsets=self._save_offsets,
         )  # fmt: skip
-        handlers, vip_port = dispatcher(core), config.listen_port - VIP_PORT_BELOW
-        for port in (config.listen_port, *([vip_port] if vip_port > 0 else ())):
-            server = self._network.listener(
-                handlers, on_disconnect=core.disconnected, limits=ServerLimits.of(config)
-            )
-            try:
-                await server.start(config.listen_address, [port])
-                self._servers.append(server)
-            except ConfigurationError as error:
-                if not self._servers:
-                    raise
-                log.warning("no VIP port, which only old clients use: %s", error)
-        core.move(host._replace(port=self.port))
+        self._take_side(core, files, mirror)
+        await self._listen(core, kept)
+        core.move(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
+        if isinstance(self.side, MasterSide):
+            self.registration.ha_port = await self.side.open(self._ha_port())
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
                 await self._announcements.is_known.wait()
-        if config.metrics_enable:  # its imports are a tenth of a start, and nobody waits for it
-            self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
         log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
         warn_of_protection(config)
 
+    def _make_core(self, host: Host, files: Files) -> BrokerState:
+        """The parts of a broker, not loaded yet."""
+        loop, settings, store = self._loop, self.settings, self.store
+
+        def announce(peer: Peer, answer: bytes) -> None:
+            self._announcements.hold(peer, answer)
+
+        def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
+            self._announcements.look_up(topic, done)
+
+        self.in_sync = None
+        if not (settings.is_slave or settings.is_read_only):
+            is_sure = settings.store.flush_sync
+            self.in_sync = InSync(
+                settings, self._clock,
+                lambda: store.synced_offset if is_sure else store.written_offset,
+                confirmed=self._confirmed.end or 0, own_id=settings.broker.broker_id,
+                term=self.term, propose=self._propose,
+            )  # fmt: skip
+            if settings.is_gated:
+                self.in_sync.on_confirmed.append(self._confirmed.moved)
+        self.core = BrokerState(
+            settings, store, files=files, clock=self._clock, host=host,
+            unique_ids=UniqueIds(
+                self._clock, encode_host(host)[:-4], os.getpid(), secrets.randbits(32)
+            ),
+            call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
+            announce=announce, look_up=look_up, offload=in_executor(self._executor),
+            compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
+        )  # fmt: skip
+        return self.core
+
+    def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
+        in_executor(self._executor)(self.store.sync, done)
+
+    def _take_side(self, core: BrokerState, files: Files, mirror: Mirror | None) -> None:
+        """What runs for the other replicas."""
+        self.side = None
+        if mirror is not None:
+            assert self.in_sync is not None, "a master counts its slaves"
+            self.in_sync.state_number = lambda: mirror.number
+            self.side = MasterSide(
+                core, mirror, files, self.epochs, self._network, call_soon=self._loop.call_soon
+            )
+        elif self.settings.is_slave:
+            self.side = side = SlaveSide(
+                core, self.store.following(), files, self.epochs, self._confirmed, self.term,
+                self._claim, run_sync=self._run_sync, in_executor=self._in_executor,
+                signed=self.registration.signed,
+            )  # fmt: skip
+            self.registration.on_master = side.told
+
+    async def _listen(self, core: BrokerState, kept: Kept) -> None:
+        """Opens the port, and the VIP port for old clients where it can be had."""
+        config, handlers = self.settings.broker, dispatcher(core)
+        self._servers = []
+        port = next(iter(kept), config.listen_port)
+        vip_port = port - VIP_PORT_BELOW
+        for one in (port, *([vip_port] if vip_port > 0 else ())):
+            server = self._network.listener(
+                handlers, on_disconnect=core.disconnected, limits=ServerLimits.of(config)
+            )
+            try:
+                server.kept = kept
+                await server.start(config.listen_address, [one])
+                self._servers.append(server)
+            except ConfigurationError as error:
+                if not self._servers:
+                    raise
+                log.warning("no VIP port, which only old clients use: %s", error)
+
+    def _ha_port(self) -> int:
+        """Where slaves connect: one above, unless the file says otherwise; a free one beside a
+        free one."""
+        config = self.settings.broker
+        if self.registration.ha_port or config.ha_port is not None:
+            return self.registration.ha_port or config.ha_port or 0
+        return config.listen_port + 1 if config.listen_port else 0
+
     def _open_metrics(self) -> Callable[[], None] | None:
-        opened = serve(BrokerCollector(self.core), self.settings.broker)
+        opened = serve(BrokerCollector(lambda: self.core), self.settings.broker)
         if opened is not None:
             self.metrics_port = opened[0]
         return opened and opened[1]
@@ -223,7 +351,17 @@ class Broker:
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
         await self._announcements.farewell()
-        life, self._life = self._life, None
+        try:
+            await self._shut()
+        finally:
+            self._executor.shutdown(wait=True)
+            self._computer.shutdown(wait=False, cancel_futures=True)
+
+    async def _shut(self) -> None:
+        """Ends the role of now."""
+        if (life := self._life) is None:
+            return
+        self._life = None
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await life
@@ -243,22 +381,55 @@ class Broker:
         for server in self._servers:
             await server.close()
         await self._announcements.close()
-        with contextlib.suppress(SluiceError, OSError):  # closing the store says it
-            await self._in_executor(self.store.sync)  # what was delivered is safe: so it is saved
-            self.core.transactions.stop()
-            await self._in_executor(self.core.delayed.save)
-        await self._save(*self.core.documents)
-        try:
-            await self._in_executor(self.store.close)
-        finally:
-            self._executor.shutdown(wait=True)
-            self._computer.shutdown(wait=False, cancel_futures=True)
+        if isinstance(self.side, MasterSide):
+            await self.side.close()
+        if not self.settings.is_slave:
+            with contextlib.suppress(SluiceError, OSError):  # closing the store says it
+                await self._in_executor(self.store.sync)  # what was delivered is safe: it is saved
+                self.core.transactions.stop()
+                await self._in_executor(self.core.delayed.save)
+            await self._save(*self.core.documents)
+        await self._save(self._confirmed.document)
+        await self._in_executor(self.store.close)
+        self._store = None
 
     # ---------------------------------------------------------------------------------- chores
 
     async def _live(self) -> None:
-        core = self.core
-        settings, save, take = self.settings, self._save, self._take
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._announcements.run())
+            for period_s, chore in self._chores():
+                group.create_task(self._each(period_s, chore))
+            if isinstance(self.side, SlaveSide):
+                for work in self.side.tasks(self._network, self._announcements.pool):
+                    group.create_task(work)
+
+    def _chores(self) -> list[tuple[Callable[[], float], Chore]]:
+        core, settings, save, take = self.core, self.settings, self._save, self._take
+        chores: list[tuple[Callable[[], float], Chore]] = [
+            (lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
+            (lambda: INDEX_S, lambda: take(core.follow_keys())),
+            (lambda: COLUMNS_S, lambda: take(core.work_at_columns(), computes=True)),
+            (lambda: 1.0, core.second),
+            (lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
+            (lambda: EXPIRY_SWEEP_S, core.expire_clients),
+        ]  # fmt: skip
+        if (guard := core.guard) is not None:
+
+            async def look_at_rules() -> None:
+                """An edit of plain_acl.yml is in force as a whole, between two requests."""
+                guard.settle(await self._in_executor(guard.look))
+                if isinstance(self.side, MasterSide):
+                    await self._in_executor(self.side.look)
+
+            chores.append((lambda: LOOK_S, look_at_rules))
+        if not settings.is_read_only:
+            chores.append((lambda: CLEAN_S, lambda: take(core.cleaning.run())))
+        return chores if settings.is_slave else chores + self._chores_of_master()
+
+    def _chores_of_master(self) -> list[tuple[Callable[[], float], Chore]]:
+        """Tables are written; those of a slave are its master's."""
+        core, settings, save = self.core, self.settings, self._save
         delayed, filters = core.delayed, core.filters
 
         def save_delayed() -> Awaitable[None]:
@@ -269,33 +440,15 @@ class Broker:
             filters.clean()
             return save(filters.document, core.assignments.document)
 
-        chores: list[tuple[Callable[[], float], Chore]] = [
+        return [
             # RocketMQ's JSON of topics and groups lags by as much.
             (lambda: TABLES_S, lambda: save(*core.journaled)),
             (lambda: settings.broker.consumer_offset_flush_interval_ms / 1000, self._save_offsets),
             (lambda: FILTERS_PERIOD_S, save_filters),
-            (lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
             (lambda: settings.store.delay_offset_flush_interval_ms / 1000, save_delayed),
             (lambda: settings.store.timer_flush_interval_ms / 1000,
-             lambda: take(delayed.timers.save())),
-            (lambda: INDEX_S, lambda: take(core.follow_keys())),
-            (lambda: COLUMNS_S, lambda: take(core.work_at_columns(), computes=True)),
-            (lambda: 1.0, core.second),
-            (lambda: EXPIRY_SWEEP_S, core.expire_clients),
+             lambda: self._take(delayed.timers.save())),
         ]  # fmt: skip
-        if (guard := core.guard) is not None:
-
-            async def look_at_rules() -> None:
-                """An edit of plain_acl.yml is in force as a whole, between two requests."""
-                guard.settle(await self._in_executor(guard.look))
-
-            chores.append((lambda: LOOK_S, look_at_rules))
-        if not settings.is_read_only:
-            chores.append((lambda: CLEAN_S, lambda: take(core.cleaning.run())))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._announcements.run())
-            for period_s, chore in chores:
-                group.create_task(self._each(period_s, chore))
 
     async def _each(self, period_s: Callable[[], float], chore: Chore) -> None:
         """Does a chore again and again; a failure is logged, once for each text."""
@@ -339,6 +492,8 @@ class Broker:
 
     def _sweep(self) -> None:
         self.core.sweep()
+        if isinstance(self.side, MasterSide):
+            self.side.run()
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
 

@@ -101,6 +101,8 @@ class BrokerState:
             gate=in_sync if settings.is_gated else None,
         )  # fmt: skip
         self.shares.before_turn = turns.end
+        if settings.is_slave:
+            store.on_visible = turns.followed
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
         self.polls = LongPolls(turns.write, turns.hold, polls_max, self.shares)

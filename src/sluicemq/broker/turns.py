@@ -142,6 +142,8 @@ class TurnStore(Protocol):
 
     def publish(self, end_offset: int) -> None: ...
 
+    def confirm(self, end_offset: int) -> None: ...
+
 
 class Gate(Protocol):
     """What a turn needs of the replicas: `insync.InSync`. `holds_answers` of a SYNC_MASTER, and not
@@ -418,9 +420,19 @@ class Turns:
 
     def confirmed(self, end: int) -> None:
         """What the replicas have is visible, and the answers that waited for that leave."""
-        self._store.publish(end)
+        self._store.confirm(end)
+        self.shown()
+
+    def shown(self) -> None:
+        """There is something to see, or to send."""
         self._release(Answers())
         self.flush()
+
+    def followed(self, visible: Visible) -> None:
+        """A slave's log has more to show, outside of any turn."""
+        if not self._visible:
+            self._call_soon(self.shown)
+        self._visible += visible
 
     def expire(self, now_s: float) -> None:
         """Answers the sends whose fsync or replicas take too long, and tries an fsync again that

@@ -30,8 +30,8 @@ import errno
 import logging
 import math
 import socket
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
@@ -47,6 +47,9 @@ from sluicemq.net.limits import (
 from sluicemq.net.openssl import FirstByte, Inner, TlsAcceptor, TlsStream
 
 log = logging.getLogger(__name__)
+
+Kept = Mapping[int, socket.socket]
+"""Listening sockets by port, for a server that starts where another one closes."""
 
 CURES = (
     "Set bindAddress (or --host) there, 0.0.0.0 for all addresses, to serve everybody who reaches "
@@ -250,6 +253,8 @@ class Server:
             limits.pending_bytes_max, is_guarded=is_guarded or limits.is_protected
         )
         self.ports: tuple[int, ...] = ()
+        self.kept: Kept = {}
+        """To be set before the start: it listens with these where it is to listen there."""
         self._on_disconnect = on_disconnect
         self._addresses = AddressLimit(limits.connections_per_address_max)
         self._sweep_s = min(limits.idle_timeout_s, limits.frame_timeout_s) / SWEEPS_PER_TIMEOUT
@@ -277,6 +282,12 @@ class Server:
         """Theirs."""
         return tuple(self._connections.values())
 
+    def keep(self) -> Kept:
+        """Its listening sockets once more: they stay open when this server closes, and connections
+        wait for the next one that starts with them."""
+        sockets = [one.dup() for listener in self._listeners for one in listener.sockets]
+        return {one.getsockname()[1]: one for one in sockets}
+
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         """Listen on every port; 0 means a free one (see `ports` afterwards).
 
@@ -291,7 +302,11 @@ class Server:
         found: list[int] = []
         for port in ports:
             try:
-                listener = await loop.create_server(accept, host or None, port, backlog=BACKLOG)
+                kept = self.kept.get(port)
+                where: dict[str, Any] = {"host": host or None, "port": port}
+                if kept is not None:
+                    where = {"sock": kept}
+                listener = await loop.create_server(accept, **where, backlog=BACKLOG)
             except OSError as error:
                 await self.close()
                 raise _cannot_listen(host, port, error) from error

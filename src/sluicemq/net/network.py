@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from sluicemq.config.keys import TlsConfig
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.ids import Host
+from sluicemq.net.accept import Kept
 from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, Dial, OnClose, OnRequest, dial
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
@@ -43,6 +44,9 @@ class Listener(Protocol):
 
     dispatcher: Dispatcher
     ports: tuple[int, ...]
+    kept: Kept
+
+    def keep(self) -> Kept: ...
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         """Raises ConfigurationError when a port cannot be had; 0 is any free one."""

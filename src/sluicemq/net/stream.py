@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.ids import Host
-from sluicemq.net.accept import Accepted, Server
+from sluicemq.net.accept import Accepted, Kept, Server
 from sluicemq.net.channel import DIAL_TIMEOUT_S, connect
 from sluicemq.net.dispatch import Peer, host_of
 from sluicemq.net.limits import NOBODY_WAITS, ServerLimits
@@ -162,8 +162,13 @@ class MemoryPorts:
 
     def __init__(self, served: dict[str, Any]) -> None:
         self.ports: tuple[int, ...] = ()
+        self.kept: Kept = {}
         self._served = served
         self._addresses: tuple[str, ...] = ()
+
+    def keep(self) -> Kept:
+        """Nothing: whoever starts first has the port."""
+        return {}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         found = tuple(port or next(MEMORY_PORTS) for port in ports)

@@ -26,6 +26,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host, parse_host
+from sluicemq.net.accept import Kept
 from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
@@ -256,12 +257,16 @@ class Listener:
         on_disconnect: OnPeer | None = None, accept: Accept = refuse,
     ) -> None:  # fmt: skip
         self.dispatcher = dispatcher
+        self.kept: Kept = {}
         self.accept = accept
         self.process = process
         self.on_disconnect = on_disconnect
         self.ports: tuple[int, ...] = ()
         self._network = network
         self._addresses: list[str] = []
+
+    def keep(self) -> Kept:
+        return {}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         self.ports = tuple(ports)

@@ -1,0 +1,192 @@
+"""What runs in a broker for its replicas: one side or the other, made anew with each role.
+
+    MasterSide   serves its log at the HA port (`feed.py`) and its state by 900301 (`state.py`)
+    SlaveSide    follows both of one master (`follower.py`, `state.py`); its confirmed end
+
+`server.py` starts and ends them. Where the confirmed end of the log is kept: `Confirmed`.
+"""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from sluicemq.broker.documents import Document
+from sluicemq.broker.replicas.epochs import Epochs
+from sluicemq.broker.replicas.feed import Admission, Feeds
+from sluicemq.broker.replicas.follower import Follower, follow
+from sluicemq.broker.replicas.insync import Term
+from sluicemq.broker.replicas.mirror import Applier, Mirror, Places
+from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests, refresh
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.state import BrokerState
+from sluicemq.broker.turns import RunSync
+from sluicemq.errors import ConfigurationError
+from sluicemq.files import Files
+from sluicemq.net.channel import ChannelPool
+from sluicemq.net.limits import ServerLimits
+from sluicemq.net.network import Network, StreamListener
+from sluicemq.store.follow import Following
+from sluicemq.wire.declare import load_object, take_integer
+
+log = logging.getLogger("sluicemq.broker")
+
+CONFIRMED_NAME: Final = "sluiceReplicas.json"
+
+
+def places_of(settings: Settings) -> Places:
+    """What is mirrored between replicas, wherever each of them has it."""
+    roots = {"config": f"{settings.store.root}/config"}
+    if settings.broker.acl_enable:
+        roots |= {f"acl/{at}": path for at, path in enumerate(settings.broker.acl_files)}
+    return Places(roots)
+
+
+class Confirmed:
+    """The end of what this replica knows to be confirmed, kept over a restart; None: never."""
+
+    def __init__(self, files: Files, settings: Settings) -> None:
+        path = f"{settings.store.root}/config/{CONFIRMED_NAME}"
+        self.document = Document(files, path, lambda: json.dumps({"confirmed": self.end}))
+        self.end: int | None = self.document.load(
+            lambda text: take_integer(load_object(text, CONFIRMED_NAME), "confirmed")
+        )
+
+    def moved(self, end: int) -> None:
+        self.end = end
+        self.document.changed = True
+
+
+class MasterSide:
+    """What a master has for its slaves. With `epochs` they speak the protocol of failover."""
+
+    def __init__(
+        self, core: BrokerState, mirror: Mirror, files: Files, epochs: Epochs | None,
+        network: Network, *, call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:  # fmt: skip
+        assert core.in_sync is not None, "a master counts its slaves"
+        settings, store, clock = core.settings, core.store, core.clock
+        self._core, self._mirror, self._files, self._network = core, mirror, files, network
+        self._settings, self._clock = settings, clock
+        self._listener: StreamListener | None = None
+        admission = Admission(settings, is_guarded=core.guard is not None)
+        self.feeds = Feeds(
+            store, core.in_sync, epochs, settings, clock, call_soon=call_soon, admission=admission
+        )
+        self.state = StateRequests(mirror, core.in_sync, files, clock, lambda: store.offset_min)
+        core.turns.on_commit = self.feeds.grown
+        core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
+
+    async def open(self, port: int) -> int:
+        """Listens for slaves; returns the port, 0 when there is none.
+
+        Raises ConfigurationError when the port cannot be had, and somebody counts on it.
+        """
+        config = self._settings.broker
+        listener = self._network.stream_listener(self.feeds.accept, limits=ServerLimits.of(config))
+        try:
+            await listener.start(config.listen_address, [port])
+        except ConfigurationError as error:
+            if config.ha_port is not None or config.consensus or config.in_sync_replicas > 1:
+                raise
+            log.warning("no port for slaves: %s", error)
+            return 0
+        self._listener = listener
+        return listener.ports[0]
+
+    def run(self) -> None:
+        """A few times a second."""
+        self.feeds.run()
+        self.state.run(self._clock.monotonic_s())
+
+    def look(self) -> None:
+        """Blocking, now and then: access rules that somebody has edited."""
+        self._mirror.look(self._files)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+
+
+class SlaveSide:
+    """What a slave has of its master. `term` says who that is; without, name servers tell, or
+    haMasterAddress (`told`)."""
+
+    def __init__(
+        self, core: BrokerState, following: Following, files: Files, epochs: Epochs | None,
+        confirmed: Confirmed, term: Term | None, claim: Claim, *, run_sync: RunSync,
+        in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
+        signed: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
+        self._core, self._term, self._following = core, term, following
+        self._run_sync, self._is_syncing = run_sync, False
+        self._told = ("", "")
+        self.applier = Applier(files, places_of(core.settings))
+        self.follower = follower = Follower(
+            core.store, following, epochs, core.settings, core.clock
+        )
+        follower.replica_id = claim.replica_id
+        follower.confirmed = confirmed.end or 0
+        follower.is_unclean = term is not None and term.is_unclean
+        follower.on_confirmed = confirmed.moved
+        follower.on_appended = self._appended
+        self.state = StateFollower(
+            self.applier, claim, log_end=lambda: following.end, sync=core.store.sync,
+            in_executor=in_executor, on_changed=self._refresh, signed=signed,
+        )  # fmt: skip
+
+    def told(self, address: str, ha_address: str) -> None:
+        """A name server says where the master is."""
+        if address and ha_address:
+            self._told = address, ha_address
+
+    @property
+    def master(self) -> str | None:
+        """Its host:port for clients; None while nobody knows."""
+        return (self._term.address if self._term is not None else self._told[0]) or None
+
+    @property
+    def ha_master(self) -> str:
+        """Where its log is to be had; "" while nobody knows, or what kind of master it is."""
+        fixed = self._core.settings.broker.ha_master
+        is_ours = self.state.master_log_start >= 0
+        self.follower.master_is_ours = is_ours
+        if self._term is not None:
+            return self._term.ha_address if is_ours else ""
+        if self.master is not None and not (is_ours or self.state.is_java):
+            return ""  # an empty slave begins differently behind the one and the other
+        return fixed[0] if fixed else self._told[1]
+
+    def tasks(self, network: Network, pool: ChannelPool) -> list[Coroutine[Any, Any, None]]:
+        """What is done until it is cancelled."""
+        return [
+            follow(network, self.follower, lambda: self.ha_master),
+            self.state.run(pool, lambda: self.master),
+        ]
+
+    def lag(self) -> tuple[int | None, int | None]:
+        """How far it is behind, in bytes and ms; None: the master alone knows."""
+        return (0, 0) if self.follower.is_level else (None, None)
+
+    def _refresh(self, names: set[str]) -> None:
+        core = self._core
+        refresh(core.topics, core.groups, core.offsets, names)
+
+    def _appended(self) -> None:
+        """Under SYNC_FLUSH the master waits for our disk."""
+        core = self._core
+        if (
+            core.settings.store.flush_sync
+            and not self._is_syncing
+            and (core.store.synced_offset < self._following.end)
+        ):
+            self._is_syncing = True
+            self._run_sync(self._synced)
+
+    def _synced(self, result: int | BaseException) -> None:
+        self._is_syncing = False
+        if isinstance(result, BaseException):
+            log.error("fsync of the commit log failed: %s", result)
+            return
+        self.follower.synced()
+        self._appended()
