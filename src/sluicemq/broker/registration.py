@@ -128,7 +128,6 @@ class Registration:
         server.changes = set()
         configs, version = self._topics.configs(), self._topics.version
         config = self._settings.broker
-        host, _, port = self.address.rpartition(":")
 
         def request() -> Command:
             topics = {name: self._registered(topic) for name, topic in configs.items()}
@@ -139,7 +138,7 @@ class Registration:
                 broker=config.broker_name,
                 address=self.address,
                 cluster=config.cluster_name,
-                ha_address=f"{config.broker_ip2 or host}:{self.ha_port or int(port) + 1}",
+                ha_address=self.ha_address,
                 broker_id=self._settings.registered_id,
                 acting_master_enable=config.acting_master,
                 compressed=False,
@@ -149,6 +148,13 @@ class Registration:
             return self.signed(Command(RequestCode.REGISTER_BROKER, fields, body))
 
         return request
+
+    @property
+    def ha_address(self) -> str:
+        """host:port that slaves are told."""
+        host, _, port = self.address.rpartition(":")
+        ha_port = self.ha_port or int(port) + 1
+        return f"{self._settings.broker.broker_ip2 or host}:{ha_port}"
 
     def farewell(self) -> Command:
         """104."""

@@ -35,6 +35,7 @@ from sluicemq.broker.replicas.insync import InSync, Term
 from sluicemq.broker.replicas.mirror import Applier, Mirror, MirroredFiles
 from sluicemq.broker.replicas.sides import Confirmed, MasterSide, SlaveSide, places_of
 from sluicemq.broker.replicas.state import Claim
+from sluicemq.broker.replicas.status import Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
@@ -88,17 +89,19 @@ class Broker:
         term: Term | None = None,
         claim: Claim | None = None,
         propose: Callable[[frozenset[int]], None] = lambda ids: None,
+        steering: Steering | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
         what blocks; by default two threads. `stretch`: the pause before a chore comes again, of
         its usual one (s); for virtual time, in which months may pass with nothing to do.
 
         With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
-        is, and `propose` is asked for another in-sync set, which `decided` answers."""
+        is, `propose` is asked for another in-sync set, which `decided` answers, and `steering` is
+        who decides about roles."""
         if read_only:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
-        self.term, self._propose = term, propose
+        self.term, self._propose, self._steering = term, propose, steering
         self._claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
         self.in_sync: InSync | None = None
         """What a master knows of its slaves."""
@@ -120,6 +123,7 @@ class Broker:
         self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
         self._servers: list[Listener] = []
         self._store: Store | None = None
+        self._ha = 0
         self._confirmed: Confirmed
         self._loop: asyncio.AbstractEventLoop
         self._unwritten: dict[str, str] = {}
@@ -154,18 +158,16 @@ class Broker:
     async def become(self, term: Term | None) -> None:
         """Another role, or another master: what was open closes in order and opens again, while
         clients wait at the port. Raises SluiceError: then the broker is closed."""
-        kept = [server.keep() for server in self._servers]
+        kept = {port: one for server in self._servers for port, one in server.keep().items()}
         try:
             await self._shut()
             self.term = term
-            await self._open({port: one for ports in kept for port, one in ports.items()})
+            await self._open(kept)
         except BaseException:
             await self._give_up()
+            for one in kept.values():
+                one.close()
             raise
-        finally:
-            for ports in kept:
-                for one in ports.values():
-                    one.close()
 
     def decided(self, term: Term) -> None:
         """The consensus has this term now, and this replica is its master as before: the in-sync
@@ -242,13 +244,14 @@ class Broker:
             clock=self._clock, network=self._network, in_executor=self._in_executor,
             save_offsets=self._save_offsets,
         )  # fmt: skip
-        self._take_side(core, files, mirror)
+        core.side = self.side = self._side(core, files, mirror)
         await self._listen(core, kept)
         core.move(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
         if isinstance(self.side, MasterSide):
-            self.registration.ha_port = await self.side.open(self._ha_port())
+            self.registration.ha_port = self._ha = await self.side.open(self._ha_port())
+            self.side.ha_address = self.registration.ha_address
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())
         with contextlib.suppress(TimeoutError):
@@ -286,28 +289,32 @@ class Broker:
             call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
             announce=announce, look_up=look_up, offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
+            steering=self._steering,
         )  # fmt: skip
         return self.core
 
     def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
         in_executor(self._executor)(self.store.sync, done)
 
-    def _take_side(self, core: BrokerState, files: Files, mirror: Mirror | None) -> None:
+    def _side(
+        self, core: BrokerState, files: Files, mirror: Mirror | None
+    ) -> MasterSide | SlaveSide | None:
         """What runs for the other replicas."""
-        self.side = None
         if mirror is not None:
             assert self.in_sync is not None, "a master counts its slaves"
             self.in_sync.state_number = lambda: mirror.number
-            self.side = MasterSide(
+            return MasterSide(
                 core, mirror, files, self.epochs, self._network, call_soon=self._loop.call_soon
             )
-        elif self.settings.is_slave:
-            self.side = side = SlaveSide(
-                core, self.store.following(), files, self.epochs, self._confirmed, self.term,
-                self._claim, run_sync=self._run_sync, in_executor=self._in_executor,
-                signed=self.registration.signed,
-            )  # fmt: skip
-            self.registration.on_master = side.told
+        if not self.settings.is_slave:
+            return None
+        side = SlaveSide(
+            core, self.store.following(), files, self.epochs, self._confirmed, self.term,
+            self._claim, run_sync=self._run_sync, in_executor=self._in_executor,
+            signed=self.registration.signed,
+        )  # fmt: skip
+        self.registration.on_master, core.behind = side.told, side.lag
+        return side
 
     async def _listen(self, core: BrokerState, kept: Kept) -> None:
         """Opens the port, and the VIP port for old clients where it can be had."""
@@ -332,8 +339,8 @@ class Broker:
         """Where slaves connect: one above, unless the file says otherwise; a free one beside a
         free one."""
         config = self.settings.broker
-        if self.registration.ha_port or config.ha_port is not None:
-            return self.registration.ha_port or config.ha_port or 0
+        if self._ha or config.ha_port is not None:
+            return self._ha or config.ha_port or 0
         return config.listen_port + 1 if config.listen_port else 0
 
     def _open_metrics(self) -> Callable[[], None] | None:

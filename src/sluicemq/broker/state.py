@@ -80,6 +80,8 @@ class BrokerState:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
         self.behind: Behind = lambda: (None, None)
+        self.side: Any = None
+        """What runs here for the other replicas (`replicas/sides.py`)."""
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
         # What is known of topics, groups and clients.

@@ -28,6 +28,7 @@ from sluicemq.broker.pop.pop import Pop
 from sluicemq.broker.produce.relays import Relays, Replies
 from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.replicas.status import ReplicaAdmin
+from sluicemq.broker.replicas.requests import ReplicaRequests, refusals
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
@@ -35,6 +36,7 @@ from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.wire import headers as h
 from sluicemq.wire import popping as p
+from sluicemq.wire import replicas as r
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import decode_header
 
@@ -139,6 +141,11 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_REPLICA_STATUS: Row(None, ReplicaAdmin.status),
     Code.SLUICE_SWITCH_MASTER: Row(None, ReplicaAdmin.switch),
     Code.SLUICE_ELECT_MASTER: Row(None, ReplicaAdmin.elect),
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(r.SmallestIdChangedRequest, ReplicaRequests.smallest_id),
+    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeReplicaRequest, ReplicaRequests.exchange),
+    Code.GET_BROKER_HA_STATUS: Row(None, ReplicaRequests.ha_status),
+    Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed),
+    Code.SLUICE_FOLLOW_STATE: Row(r.FollowStateRequest, ReplicaRequests.follow_state),
     # --- access rules
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessAdmin.update_account),
     Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessAdmin.delete_account),
@@ -178,6 +185,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         DelayRequests(settings, topics, b.delayed, b.intake, clock),
         AccessAdmin(settings, b.guard, b.files, clock, b.offload),
         ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.behind),
+        ReplicaRequests(settings, store, b.in_sync, b.side),
     )  # fmt: skip
 
 
@@ -199,8 +207,12 @@ def dispatcher(b: BrokerState) -> Dispatcher:
     if b.settings.is_read_only:
         quick = {}
         handlers |= readonly.refusals(b.settings.store.root)
-    if b.settings.is_slave and b.steering is not None:
-        quick, handlers = {}, b.steering.forwarding(handlers)
+    if b.settings.is_slave:
+        quick = {}
+        if b.steering is not None:
+            handlers = b.steering.forwarding(handlers)
+        else:
+            handlers |= refusals(b.settings, handlers)
     return Dispatcher(
         handlers,
         quick=quick,

@@ -42,6 +42,22 @@ class SmallestIdChangedRequest:
     ha_address: str | None = text("haBrokerAddr", default=None)
 
 
+@request(Code.EXCHANGE_BROKER_HA_INFO)
+class ExchangeReplicaRequest:
+    """A master that comes tells where it is; without, it is asked."""
+
+    ha_address: str | None = text("masterHaAddress", default=None)
+    flushed_offset: int | None = int64("masterFlushOffset", default=None)
+    address: str | None = text("masterAddress", default=None)
+
+
+@answer(Code.EXCHANGE_BROKER_HA_INFO)
+class ExchangeReplicaResponse:
+    ha_address: str | None = text("masterHaAddress", default=None)
+    flushed_offset: int | None = int64("masterFlushOffset", default=None)
+    address: str | None = text("masterAddress", default=None)
+
+
 @request(Code.SLUICE_FOLLOW_STATE)
 class FollowStateRequest:
     """Who asks: a replica in this incarnation and life, whose log ends at `log_end`. It has all

@@ -206,10 +206,17 @@ class InSync:
             need = max(broker.in_sync_min, min(need, 1 + self._near()))
         return need
 
+    def is_in_sync(self, link: Link) -> bool:
+        """Does this slave count: as a member of the set, else as one that is near enough?"""
+        replica = self.replicas.get(link)
+        if self.term is not None:
+            return link.replica_id in self.term.in_sync and replica is not None
+        least = self.own_end() - self.settings.broker.gap_bytes_max
+        return replica is not None and replica.acknowledged >= max(least, 0)
+
     def _near(self) -> int:
         """Slaves that are no further behind than haMaxGapNotInSync."""
-        least = self.own_end() - self.settings.broker.gap_bytes_max
-        return sum(1 for one in self.replicas.values() if one.acknowledged >= max(least, 0))
+        return sum(map(self.is_in_sync, self.replicas))
 
     def _advance(self) -> None:
         """What is confirmed by now, and who waited for it. HOT."""

@@ -69,6 +69,8 @@ class MasterSide:
         self._core, self._mirror, self._files, self._network = core, mirror, files, network
         self._settings, self._clock = settings, clock
         self._listener: StreamListener | None = None
+        self.ha_address = ""
+        """host:port that slaves are told."""
         admission = Admission(settings, is_guarded=core.guard is not None)
         self.feeds = Feeds(
             store, core.in_sync, epochs, settings, clock, call_soon=call_soon, admission=admission

@@ -1,0 +1,162 @@
+"""What replicas and tools ask a broker about replication, and what a slave does not do.
+
+Handlers for 900301 (a slave follows our state), 905 to 908 (spec/ha.md §5, §6). And those of slaves
+in place of the ones that change something (`refusals`): sends are told what RocketMQ's slave tells
+them, so that clients go on to the master; what RocketMQ's slave would take and lose is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+
+from sluicemq.broker.admin import readonly
+from sluicemq.broker.replicas.insync import InSync
+from sluicemq.broker.replicas.sides import MasterSide, SlaveSide
+from sluicemq.broker.settings import Settings
+from sluicemq.errors import RequestError
+from sluicemq.model.addresses import join
+from sluicemq.net.dispatch import Handler, Outcome, Peer
+from sluicemq.store.store import Store
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.ha import State
+from sluicemq.wire.replicas import (
+    ExchangeReplicaRequest,
+    ExchangeReplicaResponse,
+    FollowStateRequest,
+    SmallestIdChangedRequest,
+)
+
+BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
+"""RocketMQ's words to who sends to a slave, or pulls from one that serves no readers."""
+NOT_HERE: Final = (
+    "Can't modify topic or subscription group from slave broker, please execute it from master "
+    "broker."
+)
+READS: Final = Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE
+OWN: Final = frozenset({
+    Code.UPDATE_BROKER_CONFIG, Code.DELETE_EXPIRED_COMMITLOG, Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+    Code.RESET_MASTER_FLUSH_OFFSET,
+})  # fmt: skip
+"""A slave has settings and files of its own."""
+
+
+class ReplicaRequests:
+    """The request family of replicas. `side` is None of a broker that shows a copy."""
+
+    def __init__(
+        self, settings: Settings, store: Store, in_sync: InSync | None,
+        side: MasterSide | SlaveSide | None,
+    ) -> None:  # fmt: skip
+        self._settings, self._store = settings, store
+        self._in_sync, self._side = in_sync, side
+
+    def follow_state(self, header: FollowStateRequest, command: Command, peer: Peer) -> Outcome:
+        """900301."""
+        if not isinstance(self._side, MasterSide):
+            remark = "this replica is not master, try again."
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+        self._side.feeds.admission.name(peer.remote.address)
+        return self._side.state.follow(header, command, peer)
+
+    def smallest_id(
+        self, header: SmallestIdChangedRequest, command: Command, peer: Peer
+    ) -> Command:
+        """905: a name server says who lives. A slave hears of its master sooner so."""
+        if isinstance(self._side, SlaveSide) and header.broker_id == 0:
+            self._side.told(header.address or "", header.ha_address or "")
+        return Command(ResponseCode.SUCCESS)
+
+    def exchange(self, header: ExchangeReplicaRequest, command: Command, peer: Peer) -> Command:
+        """906: a master tells its slaves where it is, or is asked."""
+        fields: dict[str, str] = {}
+        if header.ha_address is not None:
+            if isinstance(self._side, SlaveSide):
+                self._side.told(header.address or "", header.ha_address)
+        elif isinstance(self._side, MasterSide):
+            answer = ExchangeReplicaResponse(
+                ha_address=self._side.ha_address, flushed_offset=self._store.synced_offset,
+                address=join(*self._settings.host),
+            )  # fmt: skip
+            fields = encode_header(answer)
+        return Command(ResponseCode.SUCCESS, fields)
+
+    def reset_flushed(self, command: Command, peer: Peer) -> Command:
+        """908: RocketMQ's slave waits with its queues for an offset that this sets; ours does not
+        need it."""
+        return Command(ResponseCode.SUCCESS)
+
+    def ha_status(self, command: Command, peer: Peer) -> Command:
+        """907: `mqadmin haStatus`."""
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(self._ha_status()))
+
+    def _ha_status(self) -> Mapping[str, object]:
+        client: dict[str, object] = {
+            "isActivated": False, "lastReadTimestamp": 0, "lastWriteTimestamp": 0,
+            "masterAddr": None, "masterFlushOffset": 0, "maxOffset": 0,
+            "transferredByteInSecond": 0,
+        }  # fmt: skip
+        connections: list[dict[str, object]] = []
+        if isinstance(self._side, SlaveSide):
+            status = self._side.follower.status()
+            client |= {
+                "isActivated": status.state == State.TRANSFER, "maxOffset": status.end,
+                "lastReadTimestamp": status.read_ms, "lastWriteTimestamp": status.written_ms,
+                "masterAddr": self._side.ha_master or None,
+                "transferredByteInSecond": status.bytes_per_s,
+            }  # fmt: skip
+        elif isinstance(self._side, MasterSide) and self._in_sync is not None:
+            end = self._store.written_offset
+            connections = [
+                {
+                    "addr": str(feed.remote), "slaveAckOffset": max(feed.acknowledged, 0),
+                    "diff": end - max(feed.acknowledged, 0),
+                    "inSync": self._in_sync.is_in_sync(feed),
+                    "transferFromWhere": feed.offset, "transferredByteInSecond": feed.rate.per_s,
+                }
+                for feed in self._side.feeds.all
+            ]  # fmt: skip
+        is_master = not self._settings.is_slave
+        return {
+            "haClientRuntimeInfo": client, "haConnectionInfo": connections,
+            "inSyncSlaveNums": sum(bool(one["inSync"]) for one in connections),
+            "master": is_master,
+            "masterCommitLogMaxOffset": self._store.written_offset if is_master else 0,
+        }  # fmt: skip
+
+
+def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+    """What a slave answers to requests that are for its master, or not for it now."""
+
+    def refusing(code: int, remark: str | None) -> Handler:
+        def refuse(command: Command, peer: Peer) -> Command:
+            return Command(code, {}, remark=remark)
+
+        return refuse
+
+    def unless_read(handle: Handler) -> Handler:
+        def read(command: Command, peer: Peer) -> Outcome:
+            if not settings.broker.slave_read:
+                return Command(ResponseCode.SYSTEM_BUSY, {}, remark=BUSY)
+            return handle(command, peer)
+
+        return read
+
+    sends = (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE,
+             Code.CONSUMER_SEND_MSG_BACK)  # fmt: skip
+    busy = ResponseCode.SYSTEM_BUSY, BUSY
+    if settings.broker.acting_master:
+        remark = "service not available now. This broker is a slave: messages go to its master."
+        busy = ResponseCode.SERVICE_NOT_AVAILABLE, remark
+    found: dict[int, Handler] = {
+        int(code): refusing(ResponseCode.SYSTEM_ERROR, NOT_HERE) for code in readonly.REFUSED - OWN
+    }
+    found |= {int(code): refusing(*busy) for code in sends}
+    found[Code.END_TRANSACTION] = refusing(ResponseCode.SLAVE_NOT_AVAILABLE, None)
+    found[Code.INVOKE_BROKER_TO_RESET_OFFSET] = refusing(
+        ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker"
+    )
+    return found | {int(code): unless_read(handlers[code]) for code in READS}

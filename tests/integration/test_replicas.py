@@ -1,0 +1,166 @@
+"""Master and slave over real sockets and disks: roles of the file, and those of a term."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from simulation.stepped import pull_fields, send_fields
+from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replicas.state import Claim
+from sluicemq.broker.server import Broker
+from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
+from sluicemq.nameserver.server import NameServer
+from sluicemq.net.channel import dial
+from sluicemq.wire.frames import Command
+from waiting import until
+
+FILE_BYTES = 1 << 20
+
+
+def store_config(path: Path, name: str, **changes: object) -> StoreConfig:
+    made = StoreConfig(root=str(path / name), commit_log_file_bytes=FILE_BYTES)
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def broker_config(names: str = "", **changes: object) -> BrokerConfig:
+    return BrokerConfig(**{
+        "broker_name": "broker-a", "bind_address": "127.0.0.1", "listen_port": 0,
+        "name_server_addresses": (names,) if names else (), "metrics_enable": False,
+        "ha_heartbeat_ms": 300,
+    } | changes)  # type: ignore[arg-type]  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def name_server(path: Path) -> AsyncIterator[str]:
+    kv_path = str(path / "kv.json")
+    server = NameServer(
+        NameServerConfig(bind_address="127.0.0.1", listen_port=0, kv_config_path=kv_path)
+    )
+    await server.start()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await server.close()
+
+
+@contextlib.asynccontextmanager
+async def running(broker: Broker) -> AsyncIterator[Broker]:
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def call(
+    broker: Broker, code: int, fields: dict[str, object] | None = None, body: bytes = b""
+) -> Command:
+    texts = None if fields is None else {name: str(value) for name, value in fields.items()}
+    channel = await dial(broker.address)
+    try:
+        return await channel.call(Command(code, texts, body), 10.0)
+    finally:
+        await channel.close()
+
+
+NEW = {
+    "topic": "T", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
+    "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
+}  # fmt: skip
+
+
+async def sent(broker: Broker, body: bytes) -> int:
+    return (await call(broker, 310, send_fields(), body)).code
+
+
+async def bodies(broker: Broker, offset: int = 0) -> int:
+    answer = await call(broker, 30, {"topic": "T", "queueId": 0})
+    return int((answer.fields or {}).get("offset", -1)) - offset
+
+
+def gate(broker: Broker) -> InSync:
+    assert broker.in_sync is not None
+    return broker.in_sync
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_slave_of_the_file_has_log_and_state_of_its_master(
+    tmp_path: Path, sync: bool
+) -> None:
+    async with name_server(tmp_path) as names:
+        master = Broker(
+            broker_config(names, broker_role="SYNC_MASTER"),
+            store_config(tmp_path, "m", flush_sync=sync),
+        )
+        slave = Broker(
+            broker_config(names, broker_role="SLAVE", broker_id=1, slave_read=True),
+            store_config(tmp_path, "s", flush_sync=sync),
+        )
+        async with running(master):
+            assert (await call(master, 17, NEW)).code == 0
+            assert await sent(master, b"alone") == 11, "no slave is there"
+            assert await bodies(master) == 0, "and so nobody sees it"
+            async with running(slave):
+                await until(lambda: gate(master).confirmed == slave.store.written_offset > 0)
+                assert await sent(master, b"together") == 0
+                assert await bodies(master) == 2
+                await until(lambda: slave.store.queue_offsets("T", 0) == (0, 2))
+                await until(lambda: "T" in slave.core.topics)
+                assert await sent(slave, b"x") == 2
+                pulled = await call(slave, 11, pull_fields())
+                assert b"together" in pulled.body
+                status = json.loads((await call(master, 907)).body)
+                assert status["master"]
+                assert [one["inSync"] for one in status["haConnectionInfo"]] == [True]
+                status = json.loads((await call(slave, 907)).body)
+                assert not status["master"]
+                assert status["haClientRuntimeInfo"]["isActivated"]
+            assert await sent(master, b"alone again") == 11
+            assert await bodies(master) == 2
+
+
+def replica(path: Path, number: int, term: Term | None = None) -> Broker:
+    config = broker_config(
+        broker_id=number, broker_role="SYNC_MASTER", consensus="etcd://nowhere:1"
+    )
+    claim = Claim(number, f"disk-{number}", f"life-{number}")
+    return Broker(config, store_config(path, f"r{number}"), term=term, claim=claim)
+
+
+async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
+    both = {1: "disk-1", 2: "disk-2"}
+    first = Term(1, 1, "life-a", in_sync={1: "disk-1"})
+    one, two = replica(tmp_path, 1, first), replica(tmp_path, 2)
+    proposed: list[frozenset[int]] = []
+    one._propose = proposed.append
+    async with running(one), running(two):
+        assert (await call(one, 17, NEW)).code == 0
+        assert await sent(one, b"alone") == 0
+        led = first._replace(address=one.address, ha_address=one.registration.ha_address)
+        await two.become(led)
+        await until(lambda: bool(proposed))
+        assert proposed == [frozenset({1, 2})]
+        one.decided(led._replace(in_sync=both))
+        assert await sent(one, b"together") == 0
+        port = one.port
+        one.depose("a switch")
+        assert await sent(one, b"late") == 1
+        second = Term(2, 2, "life-b", in_sync=both)
+        await two.become(second)
+        assert two.registration.ha_port
+        second = second._replace(address=two.address, ha_address=two.registration.ha_address)
+        await one.become(second)
+        assert one.port == port
+        await asyncio.wait_for(until_sent(two, b"after"), 10)
+        await until(lambda: one.store.queue_offsets("T", 0) == two.store.queue_offsets("T", 0))
+        assert [epoch.number for epoch in two.epochs.entries] == [1, 2]  # type: ignore[union-attr]
+
+
+async def until_sent(broker: Broker, body: bytes) -> None:
+    while await sent(broker, body):
+        await asyncio.sleep(0.05)
