@@ -250,7 +250,7 @@ class Broker:
         self.registration.address = self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
         if isinstance(self.side, MasterSide):
-            self.registration.ha_port = self._ha = await self.side.open(self._ha_port())
+            self.registration.ha_port = self._ha = await self.side.open(self._ha)
             self.side.ha_address = self.registration.ha_address
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())
@@ -289,8 +289,8 @@ class Broker:
             call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
             announce=announce, look_up=look_up, offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
-            steering=self._steering,
         )  # fmt: skip
+        self.core.steering = self._steering
         return self.core
 
     def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
@@ -334,14 +334,6 @@ class Broker:
                 if not self._servers:
                     raise
                 log.warning("no VIP port, which only old clients use: %s", error)
-
-    def _ha_port(self) -> int:
-        """Where slaves connect: one above, unless the file says otherwise; a free one beside a
-        free one."""
-        config = self.settings.broker
-        if self._ha or config.ha_port is not None:
-            return self._ha or config.ha_port or 0
-        return config.listen_port + 1 if config.listen_port else 0
 
     def _open_metrics(self) -> Callable[[], None] | None:
         opened = serve(BrokerCollector(lambda: self.core), self.settings.broker)

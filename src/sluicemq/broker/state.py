@@ -58,6 +58,8 @@ class BrokerState:
 
     steering: Steering | None = None
     """Who decides about the role, when that is not the file."""
+    side: Any = None
+    """What runs here for the other replicas (`replicas/sides.py`)."""
 
     def __init__(
         self,
@@ -80,8 +82,6 @@ class BrokerState:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
         self.behind: Behind = lambda: (None, None)
-        self.side: Any = None
-        """What runs here for the other replicas (`replicas/sides.py`)."""
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
         # What is known of topics, groups and clients.
@@ -103,8 +103,6 @@ class BrokerState:
             gate=in_sync if settings.is_gated else None,
         )  # fmt: skip
         self.shares.before_turn = turns.end
-        if settings.is_slave:
-            store.on_visible = turns.followed
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
         self.polls = LongPolls(turns.write, turns.hold, polls_max, self.shares)

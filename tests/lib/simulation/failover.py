@@ -32,7 +32,7 @@ class Slave:
         )
         self.disk = CrashableFiles()
         self.mirror = Mirror(places, life=str(next(_lives)))
-        self.mirrored = MirroredFiles(_Below(master), self.mirror)  # type: ignore[arg-type]
+        self.mirrored = MirroredFiles(_Below(master), self.mirror)
         self.applier = Applier(self.disk, places)
         self.held = HeldFiles(self.disk, places)
         self.config = config

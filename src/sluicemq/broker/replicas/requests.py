@@ -91,9 +91,6 @@ class ReplicaRequests:
 
     def ha_status(self, command: Command, peer: Peer) -> Command:
         """907: `mqadmin haStatus`."""
-        return Command(ResponseCode.SUCCESS, body=orjson.dumps(self._ha_status()))
-
-    def _ha_status(self) -> Mapping[str, object]:
         client: dict[str, object] = {
             "isActivated": False, "lastReadTimestamp": 0, "lastWriteTimestamp": 0,
             "masterAddr": None, "masterFlushOffset": 0, "maxOffset": 0,
@@ -120,12 +117,13 @@ class ReplicaRequests:
                 for feed in self._side.feeds.all
             ]  # fmt: skip
         is_master = not self._settings.is_slave
-        return {
+        found = {
             "haClientRuntimeInfo": client, "haConnectionInfo": connections,
             "inSyncSlaveNums": sum(bool(one["inSync"]) for one in connections),
             "master": is_master,
             "masterCommitLogMaxOffset": self._store.written_offset if is_master else 0,
         }  # fmt: skip
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(found))
 
 
 def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:

@@ -9,29 +9,47 @@
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from sluicemq.acl.guard import Guard
 from sluicemq.broker.documents import Document
+from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
-from sluicemq.broker.replicas.insync import Term
+from sluicemq.broker.replicas.insync import InSync, Term
 from sluicemq.broker.replicas.mirror import Applier, Mirror, Places
 from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests, refresh
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.state import BrokerState
-from sluicemq.broker.turns import RunSync
+from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.turns import RunSync, Turns
+from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
 from sluicemq.store.follow import Following
+from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
 
 log = logging.getLogger("sluicemq.broker")
 
 CONFIRMED_NAME: Final = "sluiceReplicas.json"
+
+
+class Parts(Protocol):
+    """What both sides need of their broker: `state.BrokerState`."""
+
+    settings: Settings
+    store: Store
+    clock: Clock
+    in_sync: InSync | None
+    guard: Guard | None
+    turns: Turns
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
 
 
 def places_of(settings: Settings) -> Places:
@@ -61,7 +79,7 @@ class MasterSide:
     """What a master has for its slaves. With `epochs` they speak the protocol of failover."""
 
     def __init__(
-        self, core: BrokerState, mirror: Mirror, files: Files, epochs: Epochs | None,
+        self, core: Parts, mirror: Mirror, files: Files, epochs: Epochs | None,
         network: Network, *, call_soon: Callable[[Callable[[], None]], object],
     ) -> None:  # fmt: skip
         assert core.in_sync is not None, "a master counts its slaves"
@@ -79,12 +97,16 @@ class MasterSide:
         core.turns.on_commit = self.feeds.grown
         core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
 
-    async def open(self, port: int) -> int:
-        """Listens for slaves; returns the port, 0 when there is none.
+    async def open(self, before: int) -> int:
+        """Listens for slaves, at the port of `before` if that is not 0; returns the port, 0 when
+        there is none. One above that for clients, unless the file says otherwise; a free one beside
+        a free one.
 
         Raises ConfigurationError when the port cannot be had, and somebody counts on it.
         """
         config = self._settings.broker
+        port = config.listen_port + 1 if config.listen_port else 0
+        port = before or (port if config.ha_port is None else config.ha_port)
         listener = self._network.stream_listener(self.feeds.accept, limits=ServerLimits.of(config))
         try:
             await listener.start(config.listen_address, [port])
@@ -115,7 +137,7 @@ class SlaveSide:
     haMasterAddress (`told`)."""
 
     def __init__(
-        self, core: BrokerState, following: Following, files: Files, epochs: Epochs | None,
+        self, core: Parts, following: Following, files: Files, epochs: Epochs | None,
         confirmed: Confirmed, term: Term | None, claim: Claim, *, run_sync: RunSync,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         signed: Callable[[Any], Any],
@@ -123,6 +145,7 @@ class SlaveSide:
         self._core, self._term, self._following = core, term, following
         self._run_sync, self._is_syncing = run_sync, False
         self._told = ("", "")
+        core.store.on_visible = core.turns.followed
         self.applier = Applier(files, places_of(core.settings))
         self.follower = follower = Follower(
             core.store, following, epochs, core.settings, core.clock
@@ -131,10 +154,11 @@ class SlaveSide:
         follower.confirmed = confirmed.end or 0
         follower.is_unclean = term is not None and term.is_unclean
         follower.on_confirmed = confirmed.moved
-        follower.on_appended = self._appended
+        follower.on_appended = self.appended
         self.state = StateFollower(
             self.applier, claim, log_end=lambda: following.end, sync=core.store.sync,
-            in_executor=in_executor, on_changed=self._refresh, signed=signed,
+            in_executor=in_executor, signed=signed,
+            on_changed=lambda names: refresh(core.topics, core.groups, core.offsets, names),
         )  # fmt: skip
 
     def told(self, address: str, ha_address: str) -> None:
@@ -170,11 +194,7 @@ class SlaveSide:
         """How far it is behind, in bytes and ms; None: the master alone knows."""
         return (0, 0) if self.follower.is_level else (None, None)
 
-    def _refresh(self, names: set[str]) -> None:
-        core = self._core
-        refresh(core.topics, core.groups, core.offsets, names)
-
-    def _appended(self) -> None:
+    def appended(self) -> None:
         """Under SYNC_FLUSH the master waits for our disk."""
         core = self._core
         if (
@@ -183,12 +203,12 @@ class SlaveSide:
             and (core.store.synced_offset < self._following.end)
         ):
             self._is_syncing = True
-            self._run_sync(self._synced)
+            self._run_sync(self.synced)
 
-    def _synced(self, result: int | BaseException) -> None:
+    def synced(self, result: int | BaseException) -> None:
         self._is_syncing = False
         if isinstance(result, BaseException):
             log.error("fsync of the commit log failed: %s", result)
             return
         self.follower.synced()
-        self._appended()
+        self.appended()
