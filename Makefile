@@ -81,12 +81,17 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind replicas --seeds $(or $(SEEDS),2000)
 	SLUICEMQ_SEEDS=11250 $(BIN)/python -m pytest -o timeout=0 tests/unit/broker/test_lane_simulation.py -k roll $(ARGS)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest -o timeout=0 tests/integration/test_pops_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)
+
+.PHONY: histories
+histories: $(STAMP) ## 200 histories (HISTORIES=n) of real replicas in network namespaces: kill -9, stopped, cut off, wiped, switched; Linux and root
+	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --histories $(or $(HISTORIES),200) $(ARGS)
 
 .PHONY: simulate-spark
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job

@@ -172,7 +172,7 @@ class Node:
     def _may_stand(self, record: Record) -> bool:
         member = record.members.get(self.id)
         is_member = member == self.disk.incarnation or not self.rules.only_members
-        return is_member and (self.disk.is_whole or not self.rules.whole_to_stand)
+        return is_member and self.disk.is_whole
 
     def _stand(self, record: Record) -> None:
         if self.is_standing:

@@ -46,7 +46,6 @@ class Rules:
     joins_caught_up: bool = True
     counts_proposals: bool = True
     settles_proposals: bool = True
-    whole_to_stand: bool = True
     serves_when_confirmed: bool = True
     waits_for_all: bool = True
     shows_confirmed: bool = True

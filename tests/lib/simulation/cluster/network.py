@@ -1,7 +1,8 @@
 """A network in memory that fails as networks do.
 
     latency    every chunk takes its time; at bad times seconds (`slow`), always in order
-    hold       a paused process, or two that cannot reach each other: chunks wait, dials time out
+    hold       a paused process, or two that cannot reach each other, perhaps in one direction
+               alone: chunks wait, dials time out
     cut        the connection breaks: what is under way is lost, of the next chunk the first half
                may still arrive, and the two ends learn it at different times
     silence    nothing arrives any more and nobody is told, for a long time
@@ -50,6 +51,8 @@ class Way:
     def __init__(self, link: "Link", receiver: Process, deliver: Callable[[bytes | None], None]):
         self._link = link
         self._receiver = receiver
+        one, other = link.ends
+        self._ends = (other, one) if receiver is one else (one, other)
         self._deliver = deliver
         self._under_way: deque[tuple[float, bytes | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -84,7 +87,7 @@ class Way:
     def _arm(self) -> None:
         if self._timer is None and self._under_way:
             network = self._link.network
-            due_s = max(self._under_way[0][0], network.held_until_s(self._link.ends))
+            due_s = max(self._under_way[0][0], network.held_until_s(self._ends))
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(
                 max(due_s - network.now_s(), 0.0), self._arrive, context=self._receiver.context
@@ -93,7 +96,7 @@ class Way:
     def _arrive(self) -> None:
         self._timer = None
         network = self._link.network
-        if network.held_until_s(self._link.ends) <= network.now_s():
+        if network.held_until_s(self._ends) <= network.now_s():
             while self._under_way and self._under_way[0][0] <= network.now_s() + 1e-6:
                 self._deliver(self._under_way.popleft()[1])
             self.on_arrived()
@@ -326,7 +329,9 @@ class ProcessNetwork:
         await asyncio.sleep(network.latency_s())
         listener = network.listeners.get(address)
         if listener is not None and listener.process.is_alive:
-            wait_s = network.held_until_s((process, listener.process)) - network.now_s()
+            ends = (process, listener.process)  # there, and back: a handshake
+            held_s = max(network.held_until_s(ends), network.held_until_s(ends[::-1]))
+            wait_s = held_s - network.now_s()
             if wait_s > 0:
                 await asyncio.sleep(min(wait_s, timeout_s))
             if wait_s > timeout_s:
@@ -371,6 +376,7 @@ class FaultyNetwork:
         self._slow_max_s = 0.0
         self._paused: dict[Process, float] = {}
         self._parted: dict[frozenset[str], float] = {}
+        self._deaf: dict[tuple[str, str], float] = {}
 
     def of(self, process: Process) -> ProcessNetwork:
         """For the constructor of what runs in that process."""
@@ -387,14 +393,15 @@ class FaultyNetwork:
         return usual_s
 
     def held_until_s(self, ends: tuple[Process, Process]) -> float:
-        """When chunks between the two move again."""
+        """When chunks from the one to the other move again."""
         one, other = ends
-        if not (self._paused or self._parted):
+        if not (self._paused or self._parted or self._deaf):
             return 0.0
         return max(
             self._paused.get(one, 0.0),
             self._paused.get(other, 0.0),
             self._parted.get(frozenset((one.name, other.name)), 0.0),
+            self._deaf.get((one.name, other.name), 0.0),
         )
 
     # --- faults
@@ -410,6 +417,10 @@ class FaultyNetwork:
         """The two do not reach each other."""
         self._parted[frozenset((one, other))] = self.now_s() + for_s
 
+    def deafen(self, one: str, other: str, for_s: float) -> None:
+        """What the one sends does not reach the other; what the other sends arrives."""
+        self._deaf[one, other] = self.now_s() + for_s
+
     def heal(self) -> None:
         """From now on nothing new befalls anybody; what is held stays held until its time."""
         self._slow_until_s = 0.0
@@ -417,7 +428,7 @@ class FaultyNetwork:
     @property
     def rests_at_s(self) -> float:
         """When everything that is held has moved."""
-        return max([0.0, *self._paused.values(), *self._parted.values()])
+        return max([0.0, *self._paused.values(), *self._parted.values(), *self._deaf.values()])
 
     def died(self, process: Process, rng: random.Random, *, is_silent: bool) -> None:
         """The connections of a process that is gone."""

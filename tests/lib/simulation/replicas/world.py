@@ -1,0 +1,458 @@
+"""A history of replicas: what each step does, and what is looked at when everything rests.
+
+Clients speak to replicas directly, one try a call, most of them to whom the record names. Nobody
+waits for an answer within a step; time passes in the steps that wait.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
+
+from histories.checker import check
+from histories.history import Change, End, History, Left, Outcome, Seen, Send, TermSeen
+from simulation.cluster.network import FaultyNetwork
+from simulation.cluster.nodes import Node
+from simulation.cluster.processes import task_factory
+from simulation.crashes.plan import Violation
+from simulation.replicas.node import BROKER, CLUSTER, ReplicaNode
+from sluicemq.client.core import requests
+from sluicemq.client.core.messages import Outgoing
+from sluicemq.errors import SluiceError
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import MessageQueue, TopicConfig
+from sluicemq.net.channel import ChannelPool
+from sluicemq.record.codec import decode_records
+from sluicemq.replication import election
+from sluicemq.testing.consensus import MemoryConsensus
+from sluicemq.testing.virtual import VirtualClock
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
+
+TOPIC: Final = "history"
+QUEUES: Final = [MessageQueue(TOPIC, BROKER, number) for number in range(2)]
+START: Final = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+PREFIX: Final = election.directory(CLUSTER, BROKER)
+TIMEOUT_S: Final = 4.0
+REST_S: Final = 300.0
+FULL_BYTES: Final = 20_000
+WEIGHTS: Final = {
+    "send": 40, "read": 16, "end": 10, "topic": 3, "wait": 40, "cut": 6, "silence": 2, "slow": 3,
+    "part": 6, "deaf": 4, "consensus": 5, "pause": 3, "jump": 2, "kill": 6, "power": 2, "wipe": 2,
+    "full": 1, "switch": 2,
+}  # fmt: skip
+
+
+class ClientNode(Node):
+    """Connections to replicas; every call has one try."""
+
+    pool: ChannelPool
+
+    async def start(self) -> None:
+        process = self.begin()
+        network = self.network.of(process)
+        self.pool = ChannelPool(clock=self.clock, connect=network.dial, timeout_s=TIMEOUT_S)
+
+    async def call(self, node: ReplicaNode, command: Command) -> Command:
+        """Raises SluiceError."""
+        channel = await self.pool.get(node.address)
+        return await channel.call(command, TIMEOUT_S)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        assert self.process is not None
+        self.process.spawn(work)
+
+
+class ReplicaWorld:
+    """One history. `is_over` is never true: it ends with its steps."""
+
+    is_over = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(task_factory)
+        self.clock = VirtualClock(START, patience=datetime.timedelta(days=30))
+        self.history = History()
+        self.network = FaultyNetwork(self.clock, random.Random(rng.getrandbits(32)))
+        self.service = MemoryConsensus()
+        settings = {"flushDiskType": rng.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))}
+        self.nodes = [
+            ReplicaNode(index, self.clock, self.network, settings, self.service)
+            for index in range(1, rng.choice((2, 3, 3)) + 1)
+        ]
+        self.clients = [ClientNode(f"client-{i}", self.clock, self.network) for i in range(3)]
+        self._values = 0
+        self._versions: dict[int, TermSeen] = {}
+        self._failure: BaseException | None = None
+        self.loop.set_exception_handler(self._failed)
+        self._run(self._start())
+
+    # ------------------------------------------------------------------------------- life
+
+    @property
+    def ledger(self) -> "ReplicaWorld":
+        return self
+
+    @property
+    def deliveries(self) -> int:
+        return len(self.history.seen)
+
+    def take(self, kind: str, rng: random.Random) -> str:
+        """One step. Raises what a callback of the product has raised."""
+        text: str = self._run(getattr(self, f"do_{kind}")(rng))
+        self._run(self.clock.settle())
+        if self._failure is not None:
+            raise self._failure
+        return f"{self.clock.monotonic_s():8.3f}  {text}"
+
+    def finish(self) -> None:
+        """Rest, and the checker. Raises Violation."""
+        self._run(self._rest())
+        wrong = check(self.history)
+        if wrong:
+            raise Violation(f"{wrong[0]} ({len(wrong)} in all)")
+
+    def close(self) -> None:
+        """Ends everything, well or not."""
+        self.clock.release()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        with contextlib.suppress(Exception):
+            self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            self._failure = error
+
+    async def _start(self) -> None:
+        self.clock.drive()
+        self._note_terms()
+        for node in self.nodes:
+            await node.start()
+        for client in self.clients:
+            await client.start()
+        await self._until(lambda: self._is_whole(), 60, "the first master")
+        first = self.clients[0]
+        assert first.process is not None
+        await self._until_done(lambda: self._make_topic(first, TOPIC), 60, "the first topic")
+
+    def _note_terms(self) -> None:
+        """Each value of the record, at its change."""
+        real, key = self.service.apply, election.state_key(PREFIX)
+
+        def apply(*arguments: Any, **named: Any) -> bool:
+            is_done = real(*arguments, **named)
+            entry = self.service.entries.get(key)
+            if is_done and entry is not None and entry.version not in self._versions:
+                state = election.parse(PREFIX, {key: entry}).state
+                assert state is not None
+                seen = TermSeen(
+                    state.epoch, state.master_id, state.life, dict(state.in_sync), state.is_unclean
+                )
+                self._versions[entry.version] = seen
+                self.history.terms.append(seen)
+            return is_done
+
+        self.service.apply = apply  # type: ignore[method-assign]
+
+    @property
+    def view(self) -> election.View:
+        return election.parse(PREFIX, self.service.found(PREFIX))
+
+    def _master(self) -> ReplicaNode:
+        state = self.view.state
+        return self.nodes[(state.master_id if state else 1) - 1]
+
+    def _is_whole(self) -> bool:
+        """All are in the set, in the incarnation that lives, and the master lives."""
+        view = self.view
+        return (
+            view.state is not None
+            and view.master is not None
+            and len(view.members) == len(self.nodes)
+            and all(view.is_in_sync(member) for member in view.members.values())
+        )
+
+    async def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
+        end_s = self.clock.monotonic_s() + seconds
+        while not is_so():
+            if self.clock.monotonic_s() > end_s:
+                view = self.view
+                reasons = [f"{n.name}: {n.reason}" for n in self.nodes if n.is_up]
+                raise Violation(f"stuck: {what}; {view.state}, {view.members}, {reasons}")
+            await self.clock.advance(0.5)
+            if self._failure is not None:
+                raise self._failure
+
+    async def _until_done(
+        self, work: Callable[[], Coroutine[Any, Any, bool]], seconds: float, what: str
+    ) -> None:
+        """Tries again until it says so."""
+        done: list[bool] = []
+
+        async def go_on() -> None:
+            while not await work():
+                await asyncio.sleep(0.3)
+            done.append(True)
+
+        self.clients[0].spawn(go_on())
+        await self._until(lambda: bool(done), seconds, what)
+
+    # ----------------------------------------------------------------------------- clients
+
+    def _target(self, rng: random.Random) -> ReplicaNode:
+        return self._master() if rng.random() < 0.85 else rng.choice(self.nodes)
+
+    async def do_send(self, rng: random.Random) -> str:
+        client, node, count = rng.choice(self.clients), self._target(rng), rng.choice((1, 1, 3, 20))
+        for _ in range(count):
+            self._values += 1
+            client.spawn(self._send(client, node, rng.choice(QUEUES), f"v{self._values}"))
+        return f"{client.name} sends {count}, up to v{self._values}, to {node.name}"
+
+    async def _send(
+        self, client: ClientNode, node: ReplicaNode, queue: MessageQueue, value: str
+    ) -> bool:
+        place = (queue.topic, queue.queue_id)
+        send = Send(value, place, self.network.now_s())
+        self.history.sends.append(send)
+        outgoing = Outgoing(TOPIC, value.encode(), "", "", 0, 0, wait_store_ok=True)
+        try:
+            command = requests.send("senders", queue, outgoing, self.clock.now_ms())
+            answer = await client.call(node, command)
+        except SluiceError:
+            return False
+        if answer.code == ResponseCode.SUCCESS:
+            offset = requests.number(answer, "queueOffset")
+            send.acknowledge(place, offset, self.network.now_s())
+        return answer.code == ResponseCode.SUCCESS
+
+    async def do_read(self, rng: random.Random) -> str:
+        client, node, queue = rng.choice(self.clients), self._target(rng), rng.choice(QUEUES)
+        back = rng.choice((1, 5, 1000))
+        client.spawn(self._read(client, node, queue, back))
+        return f"{client.name} reads the last {back} of queue {queue.queue_id} from {node.name}"
+
+    async def _read(
+        self, client: ClientNode, node: ReplicaNode, queue: MessageQueue, back: int
+    ) -> None:
+        with contextlib.suppress(SluiceError):
+            answer = await client.call(node, requests.offset_max(queue))
+            end = requests.number(requests.expect_success(answer), "offset")
+            await self._pull(client, node, queue, max(end - back, 0))
+
+    async def _pull(
+        self, client: ClientNode, node: ReplicaNode, queue: MessageQueue, offset: int
+    ) -> list[Seen]:
+        found: list[Seen] = []
+        while True:
+            subscription = Subscription(TOPIC, "*")
+            command = requests.pull("readers", queue, offset, subscription=subscription, lite=True)
+            answer = requests.pull_answer(await client.call(node, command), "")
+            for message in decode_records(answer.data):
+                place = (queue.topic, queue.queue_id)
+                value, now_s = message.body.decode(), self.network.now_s()
+                found.append(Seen(place, message.queue_offset, value, now_s, node.name))
+                offset = message.queue_offset + 1
+            if offset >= answer.offset_max or not answer.data:
+                self.history.seen += found
+                return found
+
+    async def do_end(self, rng: random.Random) -> str:
+        client, node, queue = rng.choice(self.clients), self._master(), rng.choice(QUEUES)
+        client.spawn(self._ask_end(client, node, queue))
+        return f"{client.name} asks {node.name} where queue {queue.queue_id} ends"
+
+    async def _ask_end(self, client: ClientNode, node: ReplicaNode, queue: MessageQueue) -> None:
+        """Only where the same master was there before and after is it known who has answered."""
+        before, called_s = self.view.state, self.network.now_s()
+        with contextlib.suppress(SluiceError):
+            answer = await client.call(node, requests.offset_max(queue))
+            end, after = requests.number(requests.expect_success(answer), "offset"), self.view.state
+            if before and after and before.epoch == after.epoch and before.master_id == node.id:
+                place, returned_s = (queue.topic, queue.queue_id), self.network.now_s()
+                self.history.ends.append(End(place, end, called_s, returned_s, before.epoch))
+
+    async def do_topic(self, rng: random.Random) -> str:
+        client = rng.choice(self.clients)
+        self._values += 1
+        client.spawn(self._make_topic(client, f"topic-{self._values}"))
+        return f"{client.name} makes topic-{self._values}"
+
+    async def _make_topic(self, client: ClientNode, name: str) -> bool:
+        config = TopicConfig(name, 2, 2)
+        with contextlib.suppress(SluiceError):
+            answer = await client.call(self._master(), requests.update_topic(config, {}))
+            if answer.code == ResponseCode.SUCCESS:
+                self.history.changes.append(Change(name, Outcome.OK))
+                return True
+        return False
+
+    # ------------------------------------------------------------------------------ faults
+
+    async def do_wait(self, rng: random.Random) -> str:
+        seconds = rng.choice((0.001, 0.01, 0.1, 0.5, 2.0, rng.uniform(0, 15)))
+        await self.clock.advance(seconds)
+        return f"{seconds:.3f} s pass"
+
+    def _one(self, rng: random.Random) -> ReplicaNode:
+        """The master more often than others."""
+        return self._master() if rng.random() < 0.5 else rng.choice(self.nodes)
+
+    async def do_cut(self, rng: random.Random) -> str:
+        links = list(self.network.links)
+        cut = rng.sample(links, min(len(links), rng.choice((1, 2, len(links)))))
+        for link in cut:
+            link.cut(rng)
+        return f"{len(cut)} of {len(links)} connections break"
+
+    async def do_silence(self, rng: random.Random) -> str:
+        links = list(self.network.links)
+        if not links:
+            return "nothing is connected"
+        link = rng.choice(links)
+        link.fall_silent(rng)
+        return f"silence between {link.client.name} and {link.server.name}"
+
+    async def do_slow(self, rng: random.Random) -> str:
+        for_s, latency_s = rng.uniform(0.1, 20), rng.choice((0.05, 0.5, 3.0))
+        self.network.slow(for_s, latency_s)
+        return f"chunks take up to {latency_s} s, for {for_s:.1f} s"
+
+    async def do_part(self, rng: random.Random) -> str:
+        one, for_s = self._one(rng), rng.uniform(0.5, 30)
+        others = [node for node in [*self.nodes, *self.clients] if node is not one]
+        apart: Iterable[Node] = rng.sample(others, rng.randint(1, len(others)))
+        for other in apart:
+            self.network.part(one.name, other.name, for_s)
+        names = ", ".join(sorted(other.name for other in apart))
+        return f"{one.name} and {names} do not reach each other for {for_s:.1f} s"
+
+    async def do_deaf(self, rng: random.Random) -> str:
+        one, for_s = self._one(rng), rng.uniform(0.5, 20)
+        other = rng.choice([node for node in self.nodes if node is not one])
+        self.network.deafen(one.name, other.name, for_s)
+        return f"{other.name} hears nothing of {one.name} for {for_s:.1f} s"
+
+    async def do_consensus(self, rng: random.Random) -> str:
+        node, for_s = self._one(rng), rng.uniform(0.5, 15)
+        kind = rng.choice(("is_cut", "is_deaf", "unlucky", "is_down"))
+        if kind == "is_down":
+            self.service.is_down = True
+            self.loop.call_later(for_s, setattr, self.service, kind, False)
+            return f"the consensus service is down for {for_s:.1f} s"
+        value, later = (random.Random(for_s), None) if kind == "unlucky" else (True, False)
+        setattr(node.consensus, kind, value)
+        self.loop.call_later(for_s, setattr, node.consensus, kind, later)
+        return f"consensus of {node.name}: {kind} for {for_s:.1f} s"
+
+    async def do_pause(self, rng: random.Random) -> str:
+        """Nothing goes in or out."""
+        node, for_s = self._one(rng), rng.choice((0.5, 5.0, 20.0))
+        if node.process is None:
+            return f"{node.name} does not run"
+        self.network.pause(node.process, for_s)
+        node.consensus.is_cut = True
+        self.loop.call_later(for_s, setattr, node.consensus, "is_cut", False)
+        return f"{node.name} pauses for {for_s} s"
+
+    async def do_jump(self, rng: random.Random) -> str:
+        node, jump_s = self._one(rng), rng.choice((-600, -30, -1, 1, 30, 600))
+        node.clock.wrong_ms += 1000 * jump_s
+        return f"the clock of {node.name} jumps by {jump_s} s"
+
+    async def do_kill(self, rng: random.Random) -> str:
+        return await self._crash(rng, "kill")
+
+    async def do_power(self, rng: random.Random) -> str:
+        return await self._crash(rng, "power")
+
+    async def do_wipe(self, rng: random.Random) -> str:
+        return await self._crash(rng, "wipe")
+
+    async def _crash(self, rng: random.Random, how: str) -> str:
+        node, away_s = self._one(rng), rng.choice((0.0, 0.3, 3.0, rng.uniform(0, 20)))
+        state = self.view.state
+        is_only = state is not None and set(state.in_sync) <= {node.id}
+        if how != "kill" and (is_only or not self._is_whole()):
+            how = "kill"  # nobody promises anything for the last disk that has everything
+        await node.crash(rng, how)
+        await self.clock.advance(away_s)
+        await self._begin(node)
+        return f"{node.name}: {how}, back after {away_s:.1f} s"
+
+    async def _begin(self, node: ReplicaNode) -> None:
+        if not node.is_up:
+            await node.start()
+
+    async def do_full(self, rng: random.Random) -> str:
+        node, for_s = self._one(rng), rng.uniform(1, 20)
+        node.files.free_bytes = rng.randrange(FULL_BYTES)
+        self.loop.call_later(for_s, setattr, node.files, "free_bytes", None)
+        return f"the disk of {node.name} is full for {for_s:.1f} s"
+
+    async def do_switch(self, rng: random.Random) -> str:
+        client, master = rng.choice(self.clients), self._master()
+        others = [node.id for node in self.nodes if node is not master]
+        to = rng.choice([None, *others])
+
+        async def switch() -> None:
+            with contextlib.suppress(SluiceError):
+                await client.call(master, requests.switch_master(to))
+
+        client.spawn(switch())
+        return f"{client.name} wants another master than {master.name}: {to}"
+
+    # --------------------------------------------------------------------------------- end
+
+    async def _rest(self) -> None:
+        network = self.network
+        network.heal()
+        self.service.is_down = False
+        for node in self.nodes:
+            node.clock.wrong_ms, node.files.free_bytes = 0, None
+            node.consensus.is_cut = node.consensus.is_deaf = False
+            node.consensus.unlucky = None
+        await self.clock.advance(max(0.0, network.rests_at_s - network.now_s()) + 30)
+        for node in self.nodes:
+            node.clock.wrong_ms, node.files.free_bytes = 0, None
+            await self._begin(node)
+        await self._until(self._is_whole, REST_S, "all in sync again")
+        client = self.clients[0]
+        for queue in QUEUES:
+            await self._until_done(lambda queue=queue: self._last(client, queue), 60, "a send")  # type: ignore[misc]
+        await self.clock.advance(10)
+        assert client.process is not None
+        await client.process.run(self._leave(client))
+
+    async def _last(self, client: ClientNode, queue: MessageQueue) -> bool:
+        self._values += 1
+        return await self._send(client, self._master(), queue, f"v{self._values}")
+
+    async def _leave(self, client: ClientNode) -> None:
+        master = self._master()
+        nodes = [master, *(node for node in self.nodes if node is not master)]
+        for node in nodes:
+            log, start = node.log()
+            self.history.left.append(Left(node.name, log=log, log_start=start))
+        left = self.history.left[0]
+        left.changes = node_topics(master)
+        for queue in QUEUES:
+            values = await self._pull(client, master, queue, 0)
+            found = {seen.offset: seen.value for seen in values}
+            left.queues[queue.topic, queue.queue_id] = found
+
+
+def node_topics(node: ReplicaNode) -> frozenset[str]:
+    """The names of the topics that a broker has."""
+    assert node.broker is not None
+    return frozenset(node.broker.core.topics.table)
+
+
