@@ -443,16 +443,8 @@ class ReplicaWorld:
             log, start = node.log()
             self.history.left.append(Left(node.name, log=log, log_start=start))
         left = self.history.left[0]
-        left.changes = node_topics(master)
+        left.changes = master.topics()
         for queue in QUEUES:
             values = await self._pull(client, master, queue, 0)
             found = {seen.offset: seen.value for seen in values}
             left.queues[queue.topic, queue.queue_id] = found
-
-
-def node_topics(node: ReplicaNode) -> frozenset[str]:
-    """The names of the topics that a broker has."""
-    assert node.broker is not None
-    return frozenset(node.broker.core.topics.table)
-
-

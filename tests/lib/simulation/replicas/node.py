@@ -1,0 +1,437 @@
+"""A replica of the simulated world: its disk, its consensus client, and a process while it runs.
+
+What runs is the replication of the product: the store with its follower, both ends of the HA
+protocol, the in-sync set, the epoch file, the mirrored state, the election. The broker around them
+is reduced to `Seat`: three requests of clients, and what it takes to change roles. So a history
+costs a tenth of one with whole brokers, and thousands of seeds fit into minutes.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from simulation.cluster.network import FaultyNetwork
+from simulation.cluster.nodes import HOST, SMALL, Node
+from simulation.cluster.processes import Process
+from sluicemq.broker.replicas.epochs import Epochs
+from sluicemq.broker.replicas.feed import Admission, Feeds
+from sluicemq.broker.replicas.follower import Follower, follow
+from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replicas.mirror import Applier, Mirror, MirroredFiles, Places
+from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests
+from sluicemq.broker.settings import Settings
+from sluicemq.clock import Clock
+from sluicemq.config import load_broker_config
+from sluicemq.errors import SluiceError
+from sluicemq.files import read_text, replace_text
+from sluicemq.model.ids import encode_host, parse_host
+from sluicemq.net.channel import ChannelPool
+from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
+from sluicemq.replication.election import INCOMPLETE
+from sluicemq.replication.replica import Incarnation, LogEnd, Replica
+from sluicemq.store.store import Store
+from sluicemq.testing.consensus import MemoryConsensus
+from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.replicas import FollowStateRequest
+
+CLUSTER: Final = "simulated"
+BROKER: Final = "broker"
+TOPIC: Final = "history"
+PORT: Final = 10911
+ROOT: Final = "/store"
+TOPICS: Final = f"{ROOT}/config/topics.json"
+CONFIRMED: Final = f"{ROOT}/config/sluiceReplicas.json"
+TICK_S: Final = 0.2
+SYNC_S: Final = (0.0005, 0.02)
+
+
+class Seat:
+    """A broker as far as replication goes. See `replication.replica.Seat`."""
+
+    def __init__(self, node: "ReplicaNode", process: Process, rng: random.Random) -> None:
+        config, store, _ = load_broker_config("", overrides=node.settings, environment={})
+        self.settings = Settings(config, store)
+        self.is_dead = lambda: not process.is_alive
+        self.files, self.clock, self.network = node.files, node.clock, node.network.of(process)
+        self.address, self.ha_address = node.address, f"{HOST}:{node.port + 1}"
+        self.rng, self.id = rng, node.id
+        self.incarnation = Incarnation(self.files, ROOT, boot=str(node.boot))
+        self.pool = ChannelPool(clock=self.clock, connect=self.network.dial)
+        self.in_sync: InSync | None = None
+        self.topics: set[str] = set()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._is_resting = False
+        self._term: Term | None = None
+        self._applier: Applier | None = None
+        self._follower: Follower | None = None
+        self._confirmed = 0
+        self._sync_timer: asyncio.TimerHandle | None = None
+
+    # --- what the replica asks
+
+    @property
+    def log_end(self) -> LogEnd:
+        if self._is_incomplete():
+            return LogEnd(0, INCOMPLETE)
+        return LogEnd(max(self.epochs.last.number, 0), self.store.written_offset)
+
+    def rest(self, is_resting: bool) -> None:
+        self._is_resting = is_resting
+
+    async def become(self, term: Term, life: str) -> None:
+        await self._end_role()
+        self._term = term
+        self._open(term, life)
+        if term.master_id == self.id:
+            await self._lead(term, life)
+        elif term.master_id:
+            self._follow(term, life)
+
+    # --- roles
+
+    async def start(self, life: str) -> None:
+        handlers: dict[int, Callable[[Command, Peer], Any]] = {
+            RequestCode.SEND_MESSAGE_V2: self._send,
+            RequestCode.PULL_MESSAGE: self._pull,
+            RequestCode.GET_MAX_OFFSET: self._end,
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self._topic,
+            RequestCode.SLUICE_FOLLOW_STATE: self._follow_state,
+            RequestCode.SLUICE_SWITCH_MASTER: self._switch,
+        }
+        self._open(None, life)
+        is_empty = self.store.written_offset == self.store.offset_min
+        self.incarnation.begin(is_empty=is_empty, is_synced=self.settings.store.flush_sync)
+        port = parse_host(self.address).port
+        self._listener = self.network.listener(Dispatcher(handlers))
+        await self._listener.start(HOST, [port])
+
+    def _open(self, term: Term | None, life: str) -> None:
+        is_master = term is not None and term.master_id == self.id
+        places = Places({"config": f"{ROOT}/config"})
+        text = read_text(self.files, CONFIRMED)
+        self._confirmed = json.loads(text)["confirmed"] if text else 0
+        self._applier = None if is_master else Applier(self.files, places)
+        if self._applier is not None:
+            self._applier.settle()
+        self.mirror = Mirror(places, life=life)
+        self.mirrored = MirroredFiles(self.files, self.mirror)
+        self.store = Store.open(
+            self.settings.store, files=self.files, clock=self.clock, is_gated=is_master,
+            confirmed=self._confirmed,
+        )  # fmt: skip
+        self.mirror.log_end = lambda: self.store.written_offset
+        path = f"{ROOT}/epochFileCheckpoint"
+        self.epochs = Epochs(self.files, path, self.store.written_offset)
+
+    async def _lead(self, term: Term, life: str) -> None:
+        store, settings = self.store, self.settings
+        self.epochs.reign(term.epoch, store.offset_min, store.written_offset)
+        self.topics = set(json.loads(read_text(self.files, TOPICS) or "[]"))
+        is_sync = settings.store.flush_sync
+        self.in_sync = in_sync = InSync(
+            settings, self.clock,
+            lambda: store.synced_offset if is_sync else store.written_offset,
+            confirmed=self._confirmed, own_id=self.id, term=term,
+        )  # fmt: skip
+        in_sync.state_number = lambda: self.mirror.number
+        loop = asyncio.get_running_loop()
+        self.feeds = Feeds(
+            store, in_sync, self.epochs, settings, self.clock, call_soon=loop.call_soon,
+            admission=Admission(settings, is_guarded=False),
+        )  # fmt: skip
+        in_sync.on_confirmed += [self._show, lambda end: self.feeds.grown()]
+        self._requests = StateRequests(
+            self.mirror, in_sync, self.files, self.clock, lambda: store.offset_min
+        )
+        self._ha = self.network.stream_listener(self.feeds.accept)
+        await self._ha.start(HOST, [parse_host(self.ha_address).port])
+        self._tasks.append(loop.create_task(self._chores()))
+        if is_sync:
+            store.sync()
+        in_sync.run()
+
+    def _follow(self, term: Term, life: str) -> None:
+        assert self._applier is not None
+        follower = self._follower = Follower(
+            self.store, self.store.following(), self.epochs, self.settings, self.clock
+        )
+        follower.replica_id = self.id
+        follower.master_is_ours = True
+        follower.confirmed = self._confirmed
+        follower.is_unclean = term.is_unclean
+        follower.on_confirmed = self._note_confirmed
+        follower.on_appended = self._sync_soon
+        state = StateFollower(
+            self._applier, Claim(self.id, self.incarnation.text, life),
+            log_end=lambda: self.store.written_offset, sync=self.store.sync,
+            in_executor=_inline,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+
+        def ha_address() -> str:
+            return term.ha_address if state.master_log_start >= 0 else ""
+
+        self._tasks += [
+            loop.create_task(follow(self.network, follower, ha_address)),
+            loop.create_task(state.run(self.pool, lambda: term.address)),
+            loop.create_task(self._chores()),
+        ]
+
+    async def _end_role(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self.in_sync is not None:
+            self.in_sync.depose("another role")
+            await self._ha.close()
+        self.in_sync = self._follower = None
+        self._is_resting = False
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        self._save()
+        self.store.close()
+
+    async def _chores(self) -> None:
+        for _ in iter(int, 1):
+            await asyncio.sleep(TICK_S)
+            if self.in_sync is not None:
+                self.in_sync.run()
+                self.feeds.run()
+                self._requests.run(self.clock.monotonic_s())
+            self._save()
+            self.store.tick()
+
+    def _is_incomplete(self) -> bool:
+        """It follows, and has not got all of its master's state, or what is confirmed."""
+        follower, applier = self._follower, self._applier
+        if follower is None or applier is None:
+            return self.files.exists(f"{ROOT}/incomplete")
+        is_whole = follower.is_level and applier.is_whole
+        return self._mark(not is_whole)
+
+    def _mark(self, is_incomplete: bool) -> bool:
+        path = f"{ROOT}/incomplete"
+        if is_incomplete and not self.files.exists(path):
+            replace_text(self.files, path, "")
+        elif not is_incomplete and self.files.exists(path):
+            self.files.remove(path)
+            self.files.sync_directory(ROOT)
+        return is_incomplete
+
+    # --- the log
+
+    def _show(self, end: int) -> None:
+        self.store.confirm(end)
+        self._note_confirmed(end)
+
+    def _note_confirmed(self, end: int) -> None:
+        self._confirmed = max(self._confirmed, end)
+
+    def _save(self) -> None:
+        replace_text(self.files, CONFIRMED, json.dumps({"confirmed": self._confirmed}))
+
+    def _sync_soon(self) -> None:
+        if self.settings.store.flush_sync and self._sync_timer is None:
+            loop = asyncio.get_running_loop()
+            self._sync_timer = loop.call_later(self.rng.uniform(*SYNC_S), self._sync)
+
+    def _sync(self) -> None:
+        self._sync_timer = None
+        self.store.sync()
+        if self._follower is not None:
+            self._follower.synced()
+        elif self.in_sync is not None:
+            self.in_sync.run()
+
+    # --- requests
+
+    @property
+    def _serves(self) -> bool:
+        in_sync = self.in_sync
+        return in_sync is not None and self._has_served(in_sync) and in_sync.refusal is None
+
+    def _has_served(self, in_sync: InSync) -> bool:
+        start = self.epochs.last.start
+        return in_sync.confirmed >= start
+
+    def _send(self, command: Command, peer: Peer) -> Command | None:
+        in_sync = self.in_sync
+        if in_sync is None or not self._serves or self._is_resting:
+            return Command(ResponseCode.SYSTEM_BUSY)
+        queue_id, host = int((command.fields or {})["e"]), encode_host(parse_host(self.address))
+        _, offset = self.store.writer.append(
+            TOPIC, queue_id, bytes(command.body), b"", 0, 0, 0, self.clock.now_ms(), host, host
+        )
+        end = self.store.commit()
+        self._sync_soon()
+        self.feeds.grown()
+
+        def done(result: int | BaseException) -> None:
+            is_ok = not isinstance(result, BaseException)
+            fields = {"queueOffset": str(offset), "queueId": str(queue_id), "msgId": ""}
+            code = ResponseCode.SUCCESS if is_ok else ResponseCode.SYSTEM_ERROR
+            peer.write(finish_answer(Command(code, fields), command))
+
+        in_sync.wait(end, done)
+        return None
+
+    def _pull(self, command: Command, peer: Peer) -> Command:
+        fields = command.fields or {}
+        queue_id, offset = int(fields["queueId"]), int(fields["queueOffset"])
+        if self.in_sync is not None and not self._has_served(self.in_sync):
+            return Command(ResponseCode.SYSTEM_BUSY)
+        found = self.store.reader.read(TOPIC, queue_id, offset, 1000, 1 << 20)
+        answer = {
+            "nextBeginOffset": str(found.next_offset), "minOffset": str(found.offset_min),
+            "maxOffset": str(found.offset_max), "suggestWhichBrokerId": "0",
+        }  # fmt: skip
+        body = b"".join(bytes(piece) for piece in found.data)
+        code = ResponseCode.SUCCESS if body else ResponseCode.PULL_NOT_FOUND
+        return Command(code, answer, body)
+
+    def _end(self, command: Command, peer: Peer) -> Command:
+        if not self._serves:
+            return Command(ResponseCode.SYSTEM_BUSY)
+        queue_id = int((command.fields or {})["queueId"])
+        return Command(
+            ResponseCode.SUCCESS, {"offset": str(self.store.queue_offsets(TOPIC, queue_id)[1])}
+        )
+
+    def _topic(self, command: Command, peer: Peer) -> Command | None:
+        """Answered when the log, which it belongs to, and the state are everywhere."""
+        in_sync = self.in_sync
+        if in_sync is None or not self._serves:
+            return Command(ResponseCode.SYSTEM_BUSY)
+        self.topics.add((command.fields or {})["topic"])
+        replace_text(self.mirrored, TOPICS, json.dumps(sorted(self.topics)))
+
+        def members() -> list[int]:
+            term = in_sync.term
+            return [member for member in (term.in_sync if term else ()) if member != self.id]
+
+        def kept() -> None:
+            in_sync.wait(end, lambda result: peer.write(answer(result)))
+
+        def answer(result: int | BaseException) -> bytes:
+            is_ok = not isinstance(result, BaseException)
+            code = ResponseCode.SUCCESS if is_ok else ResponseCode.SYSTEM_ERROR
+            return finish_answer(Command(code), command)
+
+        end = self.store.written_offset
+        self.mirror.kept(members, kept)
+        return None
+
+    def _follow_state(self, command: Command, peer: Peer) -> Any:
+        if self.in_sync is None:
+            return Command(ResponseCode.SYSTEM_BUSY)
+        header = decode_header(FollowStateRequest, command.fields)
+        return self._requests.follow(header, command, peer)
+
+    def _switch(self, command: Command, peer: Peer) -> Command:
+        text = (command.fields or {}).get("brokerId")
+        try:
+            self.steering.switch(None if text is None else int(text))
+        except SluiceError:
+            return Command(ResponseCode.SYSTEM_ERROR)
+        return Command(ResponseCode.SUCCESS)
+
+    steering: Replica
+
+
+async def _inline(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+class ReplicaNode(Node):
+    """A replica and its disk."""
+
+    def __init__(
+        self, number: int, clock: Clock, network: FaultyNetwork, settings: Mapping[str, str],
+        service: MemoryConsensus,
+    ) -> None:  # fmt: skip
+        super().__init__(f"replica-{number}", clock, network)
+        self.id, self.port = number, PORT + 100 * number
+        self.address = f"{HOST}:{self.port}"
+        self.boot = 0
+        self.service = service
+        self.consensus = service.client()
+        self.seat: Seat | None = None
+        self.replica: Replica | None = None
+        self.settings = {
+            **SMALL, "brokerName": BROKER, "brokerClusterName": CLUSTER, "brokerId": str(number),
+            "brokerRole": "SYNC_MASTER", "listenPort": str(self.port), "storePathRootDir": ROOT,
+            "sluiceConsensus": "etcd://memory:1", "haMaxTimeSlaveNotCatchup": "5000", **settings,
+        }  # fmt: skip
+        self._starts = 0
+        self._wipe()
+
+    def _wipe(self) -> None:
+        self.files = CrashableFiles()
+        self.files.clock = self.clock
+
+    @property
+    def reason(self) -> str:
+        return "" if self.replica is None else self.replica.reason
+
+    async def start(self) -> None:
+        """Raises SluiceError when it cannot recover."""
+        self._starts += 1
+        self.service.clients.remove(self.consensus)
+        self.consensus = self.service.client()
+        process = self.begin()
+        await process.run(self._begin(process))
+
+    async def _begin(self, process: Process) -> None:
+        rng = random.Random(f"{self.name} {self._starts}")
+        seat = self.seat = Seat(self, process, rng)
+
+        def make_life() -> str:
+            return f"{self.id}-{rng.getrandbits(32):08x}"
+
+        life = make_life()
+        await seat.start(life)
+        replica = self.replica = Replica(
+            seat, self.consensus, cluster=CLUSTER, broker=BROKER, replica_id=self.id,
+            incarnation=seat.incarnation.text, make_life=make_life,
+        )  # fmt: skip
+        seat.steering = replica
+        process.spawn(replica.run())
+
+    async def crash(self, rng: random.Random, how: str) -> None:
+        """`kill` leaves the disk as it is, `power` what was synced, `wipe` nothing."""
+        if self.process is None:
+            return
+        self.seat = self.replica = None
+        if how == "wipe":
+            self._wipe()
+        else:
+            self.files = self.files.crash(rng) if how == "power" else self.files.kill()
+            self.files.clock = self.clock
+        self.boot += how == "power"
+        await self.end(rng, is_silent=how == "power")
+        self.consensus.is_cut = True
+        await self.consensus.close()
+
+    def log(self) -> tuple[bytes, int]:
+        """The bytes of its log, and where they begin."""
+        assert self.seat is not None
+        store = self.seat.store
+        position, end = store.offset_min, store.written_offset
+        pieces = []
+        while position < end:
+            piece = bytes(store.raw(position, end - position))
+            pieces.append(piece)
+            position += len(piece)
+        return b"".join(pieces), store.offset_min
+
+    def topics(self) -> frozenset[str]:
+        """What it knows of them."""
+        text = read_text(self.files, TOPICS)
+        return frozenset(json.loads(text or "[]"))
