@@ -8,16 +8,19 @@
 
 Keys, versions and leases are as in etcd: one count of revisions, a key's version is that of its
 last change, leases end with their keys. Time is the running loop's, so under a `VirtualClock` it is
-the test's. A fault shows as it does on a network: the caller waits for `timeout_s`, and then knows
+the test's. What the service does by itself belongs to no process (a context of its own), what it
+tells to a watch to who asked for it: whoever kills processes by their contexts hits the right ones.
+A fault shows as it does on a network: the caller waits for `timeout_s`, and then knows
 nothing (`ConsensusError`).
 """
 
 import asyncio
+import contextvars
 import enum
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ConsensusError
 from sluicemq.replication.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
@@ -119,7 +122,14 @@ class MemoryConsensus:
             client.rung()
 
     def _timer(self, lease_id: int, ttl_s: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(ttl_s, self.end, lease_id)
+        loop = asyncio.get_running_loop()
+        return loop.call_later(ttl_s, self.end, lease_id, context=contextvars.Context())
+
+
+class _Watch(NamedTuple):
+    prefix: str
+    on_change: Callable[[Entries], None]
+    context: contextvars.Context
 
 
 class MemoryClient:
@@ -130,7 +140,7 @@ class MemoryClient:
         self.unlucky: random.Random | None = None
         self._is_cut = False
         self._service = service
-        self._watches: dict[int, tuple[str, Callable[[Entries], None]]] = {}
+        self._watches: dict[int, _Watch] = {}
         self._watch_ids = itertools.count()
         self._leases: list[KeptLease] = []
 
@@ -153,7 +163,7 @@ class MemoryClient:
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
         number = next(self._watch_ids)
-        self._watches[number] = (prefix, on_change)
+        self._watches[number] = _Watch(prefix, on_change, contextvars.copy_context())
         self._tell_later(number)
 
         def end() -> None:
@@ -184,15 +194,16 @@ class MemoryClient:
                 self._tell_later(number)
 
     def _tell_later(self, number: int) -> None:
+        watch = self._watches[number]
+
         def tell() -> None:
             if number in self._watches and not (self._is_unreachable or self.is_deaf):
-                prefix, on_change = self._watches[number]
-                on_change(self._service.found(prefix))
+                watch.on_change(self._service.found(watch.prefix))
 
         delay_s = self._service.latency_s
         if self.unlucky:
             delay_s += self.unlucky.random() * self._service.timeout_s
-        asyncio.get_running_loop().call_later(delay_s, tell)
+        asyncio.get_running_loop().call_later(delay_s, tell, context=watch.context)
 
     @property
     def _is_unreachable(self) -> bool:
@@ -208,7 +219,8 @@ class MemoryClient:
                 if not self._is_unreachable:
                     work()
 
-            asyncio.get_running_loop().call_later(late_s, work_late)
+            loop = asyncio.get_running_loop()
+            loop.call_later(late_s, work_late, context=contextvars.Context())
         elif not self._is_unreachable and fate is not Fate.LOST:
             answer = work()
             await asyncio.sleep(service.latency_s)

@@ -7,9 +7,10 @@ costs a tenth of one with whole brokers, and thousands of seeds fit into minutes
 """
 
 import asyncio
+import contextlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 
 from simulation.cluster.network import FaultyNetwork
@@ -22,6 +23,7 @@ from sluicemq.broker.replicas.insync import InSync, Term
 from sluicemq.broker.replicas.mirror import Applier, Mirror, MirroredFiles, Places
 from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.turns import Postponed
 from sluicemq.clock import Clock
 from sluicemq.config import load_broker_config
 from sluicemq.errors import SluiceError
@@ -46,6 +48,7 @@ PORT: Final = 10911
 ROOT: Final = "/store"
 TOPICS: Final = f"{ROOT}/config/topics.json"
 CONFIRMED: Final = f"{ROOT}/config/sluiceReplicas.json"
+INCOMPLETE_MARK: Final = f"{ROOT}/incomplete"
 TICK_S: Final = 0.2
 SYNC_S: Final = (0.0005, 0.02)
 
@@ -70,6 +73,7 @@ class Seat:
         self._applier: Applier | None = None
         self._follower: Follower | None = None
         self._confirmed = 0
+        self._has_failed = False
         self._sync_timer: asyncio.TimerHandle | None = None
 
     # --- what the replica asks
@@ -79,6 +83,11 @@ class Seat:
         if self._is_incomplete():
             return LogEnd(0, INCOMPLETE)
         return LogEnd(max(self.epochs.last.number, 0), self.store.written_offset)
+
+    @property
+    def is_broken(self) -> bool:
+        """Does the disk take no more writes, for good?"""
+        return self._has_failed
 
     def rest(self, is_resting: bool) -> None:
         self._is_resting = is_resting
@@ -150,7 +159,7 @@ class Seat:
         )
         self._ha = self.network.stream_listener(self.feeds.accept)
         await self._ha.start(HOST, [parse_host(self.ha_address).port])
-        self._tasks.append(loop.create_task(self._chores()))
+        self._tasks.append(watch(loop.create_task(self._chores())))
         if is_sync:
             store.sync()
         in_sync.run()
@@ -166,6 +175,7 @@ class Seat:
         follower.is_unclean = term.is_unclean
         follower.on_confirmed = self._note_confirmed
         follower.on_appended = self._sync_soon
+        follower.on_incomplete = lambda: replace_text(self.files, INCOMPLETE_MARK, "")
         state = StateFollower(
             self._applier, Claim(self.id, self.incarnation.text, life),
             log_end=lambda: self.store.written_offset, sync=self.store.sync,
@@ -176,11 +186,12 @@ class Seat:
         def ha_address() -> str:
             return term.ha_address if state.master_log_start >= 0 else ""
 
-        self._tasks += [
-            loop.create_task(follow(self.network, follower, ha_address)),
-            loop.create_task(state.run(self.pool, lambda: term.address)),
-            loop.create_task(self._chores()),
-        ]
+        work = (
+            follow(self.network, follower, ha_address),
+            state.run(self.pool, lambda: term.address),
+            self._chores(),
+        )
+        self._tasks += [watch(loop.create_task(one)) for one in work]
 
     async def _end_role(self) -> None:
         for task in self._tasks:
@@ -209,21 +220,15 @@ class Seat:
             self.store.tick()
 
     def _is_incomplete(self) -> bool:
-        """It follows, and has not got all of its master's state, or what is confirmed."""
+        """It has cut its log, and not got all of a master's state, or what is confirmed, since."""
         follower, applier = self._follower, self._applier
-        if follower is None or applier is None:
-            return self.files.exists(f"{ROOT}/incomplete")
-        is_whole = follower.is_level and applier.is_whole
-        return self._mark(not is_whole)
-
-    def _mark(self, is_incomplete: bool) -> bool:
-        path = f"{ROOT}/incomplete"
-        if is_incomplete and not self.files.exists(path):
-            replace_text(self.files, path, "")
-        elif not is_incomplete and self.files.exists(path):
-            self.files.remove(path)
-            self.files.sync_directory(ROOT)
-        return is_incomplete
+        is_marked = self.files.exists(INCOMPLETE_MARK)
+        if is_marked and follower is not None and applier is not None:
+            is_marked = not (follower.is_level and applier.is_whole)
+            if not is_marked:
+                self.files.remove(INCOMPLETE_MARK)
+                self.files.sync_directory(ROOT)
+        return is_marked
 
     # --- the log
 
@@ -235,7 +240,8 @@ class Seat:
         self._confirmed = max(self._confirmed, end)
 
     def _save(self) -> None:
-        replace_text(self.files, CONFIRMED, json.dumps({"confirmed": self._confirmed}))
+        with contextlib.suppress(OSError):  # it may lag
+            replace_text(self.files, CONFIRMED, json.dumps({"confirmed": self._confirmed}))
 
     def _sync_soon(self) -> None:
         if self.settings.store.flush_sync and self._sync_timer is None:
@@ -244,7 +250,11 @@ class Seat:
 
     def _sync(self) -> None:
         self._sync_timer = None
-        self.store.sync()
+        try:
+            self.store.sync()
+        except SluiceError:
+            self._has_failed = True
+            return
         if self._follower is not None:
             self._follower.synced()
         elif self.in_sync is not None:
@@ -332,7 +342,8 @@ class Seat:
         if self.in_sync is None:
             return Command(ResponseCode.SYSTEM_BUSY)
         header = decode_header(FollowStateRequest, command.fields)
-        return self._requests.follow(header, command, peer)
+        outcome = self._requests.follow(header, command, peer)
+        return _finish(outcome.steps) if isinstance(outcome, Postponed) else outcome
 
     def _switch(self, command: Command, peer: Peer) -> Command:
         text = (command.fields or {}).get("brokerId")
@@ -343,6 +354,29 @@ class Seat:
         return Command(ResponseCode.SUCCESS)
 
     steering: Replica
+
+
+def watch(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    """What a task raises that nobody waits for is told to the loop: it is a fault of the product."""
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            loop = task.get_loop()
+            loop.call_exception_handler({"message": "a task", "exception": error, "handle": task})
+
+    task.add_done_callback(ended)
+    return task
+
+
+def _finish(steps: Generator[Callable[[], Any] | None, Any, Any]) -> Any:
+    """All of a work in steps, at once."""
+    result: Any = None
+    try:
+        while True:
+            step = steps.send(result)
+            result = step() if step is not None else None
+    except StopIteration as end:
+        return end.value
 
 
 async def _inline(work: Callable[[], Any]) -> Any:
@@ -377,6 +411,12 @@ class ReplicaNode(Node):
         self.files.clock = self.clock
 
     @property
+    def incarnation(self) -> str:
+        """As it stands on the disk."""
+        text = read_text(self.files, f"{ROOT}/replica.json")
+        return str(json.loads(text)["incarnation"]) if text else ""
+
+    @property
     def reason(self) -> str:
         return "" if self.replica is None else self.replica.reason
 
@@ -399,10 +439,10 @@ class ReplicaNode(Node):
         await seat.start(life)
         replica = self.replica = Replica(
             seat, self.consensus, cluster=CLUSTER, broker=BROKER, replica_id=self.id,
-            incarnation=seat.incarnation.text, make_life=make_life,
+            incarnation=seat.incarnation, make_life=make_life,
         )  # fmt: skip
         seat.steering = replica
-        process.spawn(replica.run())
+        watch(process.spawn(replica.run()))
 
     async def crash(self, rng: random.Random, how: str) -> None:
         """`kill` leaves the disk as it is, `power` what was synced, `wipe` nothing."""

@@ -77,7 +77,8 @@ class ReplicaWorld:
         self.history = History()
         self.network = FaultyNetwork(self.clock, random.Random(rng.getrandbits(32)))
         self.service = MemoryConsensus()
-        settings = {"flushDiskType": rng.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))}
+        self._is_sync_flush = rng.random() < 0.5
+        settings = {"flushDiskType": "SYNC_FLUSH" if self._is_sync_flush else "ASYNC_FLUSH"}
         self.nodes = [
             ReplicaNode(index, self.clock, self.network, settings, self.service)
             for index in range(1, rng.choice((2, 3, 3)) + 1)
@@ -380,8 +381,10 @@ class ReplicaWorld:
     async def _crash(self, rng: random.Random, how: str) -> str:
         node, away_s = self._one(rng), rng.choice((0.0, 0.3, 3.0, rng.uniform(0, 20)))
         state = self.view.state
-        is_only = state is not None and set(state.in_sync) <= {node.id}
-        if how != "kill" and (is_only or not self._is_whole()):
+        loses = how == "wipe" or (how == "power" and not self._is_sync_flush)
+        others = [other for other in self.nodes if other is not node and state is not None
+                  and state.in_sync.get(other.id) == other.incarnation]  # fmt: skip
+        if loses and not others:
             how = "kill"  # nobody promises anything for the last disk that has everything
         await node.crash(rng, how)
         await self.clock.advance(away_s)
@@ -390,7 +393,12 @@ class ReplicaWorld:
 
     async def _begin(self, node: ReplicaNode) -> None:
         if not node.is_up:
-            await node.start()
+            try:
+                await node.start()
+            except (SluiceError, OSError) as error:  # its disk is full, say
+                if node.files.free_bytes is None:
+                    raise
+                await node.crash(random.Random(str(error)), "kill")
 
     async def do_full(self, rng: random.Random) -> str:
         node, for_s = self._one(rng), rng.uniform(1, 20)
