@@ -1,6 +1,7 @@
 """The model of replication is right with all of its rules, and wrong without any one of them."""
 
 import os
+from dataclasses import fields
 
 import pytest
 
@@ -19,6 +20,10 @@ MUTANTS = {
     "incarnations": 10,
     "deposed_is_silent": 5,
     "answers_after_state": 6,
+    "counts_proposals": 249,
+    "serves_when_confirmed": 189,
+    "claims_bind": 2000,
+    "settles_proposals": 1338,
 }
 """Rule -> a seed whose history shows that it is gone."""
 
@@ -33,3 +38,7 @@ def test_with_all_rules_every_history_is_right() -> None:
     for seed in range(SEEDS):
         wrong = check(run(seed))
         assert not wrong, f"seed {seed}: {wrong[0]}"
+
+
+def test_every_rule_has_its_mutant() -> None:
+    assert {rule.name for rule in fields(Rules)} == set(MUTANTS)

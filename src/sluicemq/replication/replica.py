@@ -407,8 +407,9 @@ class Replica:
         """A swap beside the loop; what came of it is decided."""
         await self._settle(state)
         self._side = None
-        if self.is_master and self.view.state is not None:
-            self._decided(self.view.state, anyway=True)
+        found = self.view.state
+        if found is not None and (found.master_id, found.life) == (self._id, self.life):
+            self._decided(found, anyway=True)  # of another's term `_become` has to see the change
         self._news.set()
 
     def _leave_out_the_dead(self) -> None:

@@ -398,8 +398,6 @@ class Node:
                           caught_up_s=self.world.now_s)  # fmt: skip
         if old is not None and not self.rules.claims_bind:
             session.acked, session.state = old.acked, old.state
-        if not self.rules.counts_after_handshake:
-            session.acked = min(end, len(self.disk.log))
         self.sessions[replica] = session
         lines, log_end, epoch, own = (
             list(self.disk.lines),

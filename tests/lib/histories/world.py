@@ -41,7 +41,6 @@ class Rules:
     epoch_of_a_life: bool = True
     truncates: bool = True
     line_before_bytes: bool = True
-    counts_after_handshake: bool = True
     claims_bind: bool = True
     joins_caught_up: bool = True
     counts_proposals: bool = True

@@ -357,7 +357,7 @@ class Seat:
 
 
 def watch(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-    """What a task raises that nobody waits for is told to the loop: it is a fault of the product."""
+    """What a task raises that nobody waits for is told to the loop: the product is at fault."""
 
     def ended(task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -139,7 +139,7 @@ class ReplicaWorld:
             await node.start()
         for client in self.clients:
             await client.start()
-        await self._until(lambda: self._is_whole(), 60, "the first master")
+        await self._until(self._is_whole, 60, "the first master")
         first = self.clients[0]
         assert first.process is not None
         await self._until_done(lambda: self._make_topic(first, TOPIC), 60, "the first topic")

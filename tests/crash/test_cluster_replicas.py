@@ -1,0 +1,21 @@
+"""Replicas on virtual time: killed, without power, wiped, cut off, deaf, late, full.
+
+`make simulate` runs 2,000 seeds; SLUICEMQ_SEEDS says how many here.
+"""
+
+import os
+
+import pytest
+
+from simulation.cluster.runs import REPLICAS, run_seed
+from simulation.silence import silence
+
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "12"))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 4))
+def test_histories_of_replicas_are_right(first: int) -> None:
+    with silence():
+        for seed in range(first, min(first + 4, SEEDS)):
+            failure = run_seed(seed, kind=REPLICAS)
+            assert failure is None, str(failure)
