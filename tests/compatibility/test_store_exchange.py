@@ -47,6 +47,11 @@ CHECKED = {
 JOURNEYS: dict[str, tuple[str, list[tuple[str, Any]], dict[str, str]]] = {
     "5.3": ("5.3.3", TWICE, {}),
     "4.9": ("4.9.7", TWICE, {}),
+    "5.3-restored": (
+        "5.3.3",
+        [("saved", KILL), ("java", NORMAL), ("saved", NORMAL), ("java", KILL)],
+        {},
+    ),
     "5.3-checksums": (
         "5.3.3",
         [("sluice", KILL), ("java", KILL), ("sluice", NORMAL), ("java", KILL)],

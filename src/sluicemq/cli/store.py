@@ -1,8 +1,9 @@
 """`sluice store`: look into a store directory, ours or Java's, without a broker; repair one.
 
 `info`, `ls`, `dump` and `verify` take no lock and write nothing: they also work beside a running
-broker, on a copy, and on files that may only be read. `repair` saves what is whole in a damaged
-store and lists what is lost; without --write it changes nothing.
+broker, on a copy, and on files that may only be read. So does `backup`, which writes elsewhere.
+`repair` saves what is whole in a damaged store and lists what is lost; without --write it changes
+nothing.
 
 Exit codes: 0 done and in order, 1 findings (`verify`), damage that was not repaired, or an error, 2
 wrong usage; `verify` says 2 also when the store cannot be read at all.
@@ -323,6 +324,69 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
 # ------------------------------------------------------------------------------------- repair
 
 
+@store.command("backup")
+@store_options
+@click.argument("backup", metavar="BACKUP")
+@json_option
+def backup_command(directory: str, backup: str, as_json: bool, **paths: Any) -> None:
+    """Back up the store in DIR, on which a broker may run, into the directory BACKUP.
+
+    Each run brings BACKUP forward by what is new, to one moment. Full files of the log are shared
+    with the store where the file system can do that.
+    """
+    from sluicemq.store.tools.backup import back_up  # noqa: PLC0415 - NumPy: 80 ms
+
+    with _disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
+        result = back_up(directory, backup, progress=progress, **paths)
+    if as_json:
+        print_json({**result._asdict(), "shared_bytes": result.shared_bytes})
+        return
+    click.echo(
+        f"{backup} holds the log from {result.start:,} to {result.end:,}, of {result.moments:,}"
+        f" moments: {_bytes(result.new_bytes)} are new, {_bytes(result.copied_bytes)} copied."
+    )
+
+
+@store.command("restore")
+@click.argument("backup", metavar="BACKUP")
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--at", type=click.IntRange(min=0), metavar="OFFSET",
+    help="Only what ends at this offset of the log or before; tables of the moment before.",
+)  # fmt: skip
+@click.option(
+    "--delay-levels", default="", metavar="TEXT",
+    help="messageDelayLevel, where it is not the default: for units of delayed messages.",
+)  # fmt: skip
+@json_option
+def restore_command(backup: str, directory: str, as_json: bool, **options: Any) -> None:
+    """Make a store in DIR, which must be empty, of what `sluice store backup` put into BACKUP."""
+    from sluicemq.store.tools.backup import restore  # noqa: PLC0415 - NumPy: 80 ms
+
+    with _disk_errors(), byte_progress("copying the log", shown=not as_json) as progress:
+        result = restore(backup, directory, progress=progress, **options)
+    if as_json:
+        print_json({**result._asdict(), "moment": result.moment._asdict()})
+        return
+    click.echo(
+        f"{directory} holds the log from {result.start:,} to {result.end:,}: {result.messages:,}"
+        f" messages. Its tables are of {show_time(result.moment.time_ms)} (log end"
+        f" {result.moment.end:,})."
+    )
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """What the system refuses becomes a sentence: StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or 'The disk'}: {error.strerror}.",
+            cure="Check its permissions, and the disk; running it again begins where it has to.",
+        ) from error
+
+
 @store.command("repair")
 @store_options
 @click.option("--write", is_flag=True, help="Repair the files; without it they are only looked at.")
@@ -351,17 +415,11 @@ def repair_command(directory: str, delay_levels: str | None, as_json: bool, **op
     from sluicemq.store.tools.repair import repair  # noqa: PLC0415 - NumPy: 80 ms
 
     moment = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).astimezone()
-    try:
-        with byte_progress("reading the log", shown=not as_json) as progress:
-            report = repair(
-                directory, stamp=f"{moment:%Y%m%d-%H%M%S}", progress=progress,
-                delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS), **options,
-            )  # fmt: skip
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or directory}: {error.strerror}.",
-            cure="Check its permissions, and the disk; running the repair again goes on.",
-        ) from error
+    with _disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
+        report = repair(
+            directory, stamp=f"{moment:%Y%m%d-%H%M%S}", progress=progress,
+            delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS), **options,
+        )  # fmt: skip
     if as_json:
         print_json(report.to_json())
     else:

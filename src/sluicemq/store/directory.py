@@ -58,6 +58,8 @@ _LAYOUTS: Final = {
 }
 _INDEX_TIME_AT: Final = 16
 FOLLOWED: Final = b" slave"
+RESTORING: Final = "restoring"
+"""A file beside the log while a store is made of a backup (`tools.backup`)."""
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
 LOG: Final = "commitlog"
@@ -320,6 +322,11 @@ def check_directory(files: Files, config: StoreConfig) -> None:
         raise StoreDamagedError(
             f"{path} is a file, and must be a directory.",
             cure="Move it away, and bring the directory back from a copy if there was one.",
+        )
+    if files.exists(f"{root}/{RESTORING}"):
+        raise StoreError(
+            f"{root} is the half of a store: `sluice store restore` was interrupted.",
+            cure="Run it again, with the same directories.",
         )
     for name in files.names(root):
         if name.startswith("dledger-") and files.names(f"{root}/{name}"):

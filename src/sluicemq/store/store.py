@@ -44,7 +44,7 @@ from sluicemq.store.follow import Following
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import ConsumeQueues, Queue
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit
 from sluicemq.store.read import LogReader
 from sluicemq.store.recover import Recovery
 from sluicemq.store.retain import Retention
@@ -316,6 +316,15 @@ class Store:
         )  # fmt: skip
         return Following(self, log, self.writer, dispatcher)
 
+    def begin_queue(self, topic: str, queue_id: int, offset: int, unit: bytes) -> None:
+        """Let a queue whose messages have all expired go on behind `offset`, the place of `unit`.
+        Nothing where it has as many already."""
+        queue = self._queues.get((topic, queue_id))
+        if queue.next_offset <= offset:
+            queue.put(offset, Unit._make(UNIT.unpack(unit)))
+            queue.correct_min(self._log.start)
+            self._queues.note(queue)
+
     def begin_log(self, position: int) -> None:
         """Let the empty log begin at a file's beginning. Raises StoreError."""
         log = self._log
@@ -359,30 +368,29 @@ class Store:
                 self._durable.write(mark)
                 log.cut(end)
                 log.followed_end = records_end
-            self._cut_queues(end)
             self.keys.cut(records_end)
             self.writer.last_time_ms = time_ms
+            seen = {queue: queue.visible_offset for queue in self._queues}
+            self._queues.truncate_log(end)
+            self._queues.deleted.cut(end)
+            for queue, offset in list(self._hidden.items()):
+                self._hidden[queue] = min(offset, queue.next_offset)
+            self.reader.visible_end = min(self.reader.visible_end, self._log.records_end)
+            taken_back = {
+                queue.topic for queue, offset in seen.items() if queue.visible_offset < offset
+            }
+            if taken_back:
+                logger.warning(
+                    "the log in %s is cut to %d, below what readers have seen",
+                    self._config.root,
+                    end,
+                )
+                self.reader.forget()
+                for topic in taken_back:
+                    self.columns.delete(topic)
             self._checkpoint_now()
         except OSError as error:
             log.fail(error)
-
-    def _cut_queues(self, end: int) -> None:
-        seen = {queue: queue.visible_offset for queue in self._queues}
-        self._queues.truncate_log(end)
-        self._queues.deleted.cut(end)
-        for queue, offset in list(self._hidden.items()):
-            self._hidden[queue] = min(offset, queue.next_offset)
-        self.reader.visible_end = min(self.reader.visible_end, self._log.records_end)
-        taken_back = {
-            queue.topic for queue, offset in seen.items() if queue.visible_offset < offset
-        }
-        if taken_back:
-            logger.warning(
-                "the log in %s is cut to %d, below what readers have seen", self._config.root, end
-            )
-            self.reader.forget()
-            for topic in taken_back:
-                self.columns.delete(topic)
 
     # --- periodic work
 
@@ -579,16 +587,6 @@ class Store:
             self._log.fail(error)
         self._checkpoint_now()
 
-    def _drop_partial(self) -> None:
-        """Of what a master wrote, drop the beginning of a record: it is sent again."""
-        log = self._log
-        if log.records_end == log.written_offset:
-            return
-        end = log.records_end
-        for found in sweep_records(log, end, log.written_offset, check_crc=False):
-            end = found.end
-        log.cut(min(log.skip_blank(end), log.written_offset))
-
     def close(self) -> None:
         """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked.
 
@@ -600,7 +598,11 @@ class Store:
         try:
             if self._log.failure is None:
                 self.commit()
-                self._drop_partial()
+                if (end := self._log.records_end) < self._log.written_offset:
+                    # Of what a master wrote, the beginning of a record goes: it is sent again.
+                    for found in sweep_records(self._log, end, self._log.written_offset):
+                        end = found.end
+                    self._log.cut(min(self._log.skip_blank(end), self._log.written_offset))
                 self.keys.finish(self.writer.last_time_ms)
                 self._flush_queues()
                 self._log.sync()

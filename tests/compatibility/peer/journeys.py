@@ -7,6 +7,7 @@ it ends. The journey only records (`Stage`); what has to hold is for the tests t
 
 import hashlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,8 +115,9 @@ class Traveller:
         if "long" in words:
             self._topics.append(LONG)
 
-    def stage(self, kind: str, stop: signal.Signals, *, adds: bool) -> None:
-        """Start a broker of this kind, look, maybe add and look again, end it."""
+    def stage(self, kind: str, stop: signal.Signals, *, adds: bool, restores: bool = False) -> None:
+        """Start a broker of this kind, look, maybe add and look again, end it. `restores`: what the
+        next one gets is a backup that was made while this one ran."""
         journey, number = self.journey, len(self.journey.stages)
         before = foreign_files(self._place.store)
         opened = self._place.sluice if kind == "sluice" else self._place.java
@@ -131,12 +133,17 @@ class Traveller:
             foreign = self._foreign(number) if kind == "java" else []
             if adds and stop == KILL:
                 self._await_offsets(number)
+            if restores:
+                sluice_store("backup", self._place.store, self._place.directory / "backup")
         store = self._place.store
         kept = kind == "java" or foreign_files(store) == before
         offline, verified = read_offline(store), verify(store)
         journey.stages.append(
             Stage(kind, stop, found, viewed, first, sent, last, foreign, kept, offline, verified)
         )
+        if restores:
+            shutil.rmtree(store)
+            sluice_store("restore", self._place.directory / "backup", store)
 
     def _create(self) -> None:
         counts = {TOPIC: QUEUES, MANY: MANY_QUEUES, ODD: ODD_QUEUES, f"%RETRY%{GROUP}": 2, LONG: 1}
@@ -250,6 +257,11 @@ def read_offline(store: Path) -> set[tuple[str, int, int, str]]:
     return found
 
 
+def sluice_store(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "sluicemq", "store", *map(str, words)]
+    subprocess.run(command, check=True, timeout=60, env={"PYTHONPATH": str(SOURCE)})
+
+
 def verify(store: Path) -> str:
     command = [sys.executable, "-m", "sluicemq", "store", "verify", "--quiet", str(store)]
     result = subprocess.run(
@@ -262,7 +274,8 @@ def verify(store: Path) -> str:
 def travel(
     directory: Path, release: str, plan: Sequence[tuple[str, signal.Signals]], **settings: str
 ) -> Journey:
-    """The whole journey: `plan` says kind of broker and kind of end of each stage."""
+    """The whole journey: `plan` says kind of broker and kind of end of each stage. What a `saved`
+    broker of ours leaves is a backup."""
     directory.mkdir()
     with house(directory, release, **settings) as place:
         eye = auditor(directory, release)
@@ -270,7 +283,10 @@ def travel(
             traveller = Traveller(place, eye)
             traveller.oddities("" if release.startswith("4.") else "long", str(int(plan[0][1])))
             for number, (kind, stop) in enumerate(plan):
-                traveller.stage(kind, stop, adds=number < len(plan) - 1)
+                traveller.stage(
+                    kind.replace("saved", "sluice"), stop, adds=number < len(plan) - 1,
+                    restores=kind == "saved",
+                )  # fmt: skip
             return traveller.journey
         finally:
             eye.close()

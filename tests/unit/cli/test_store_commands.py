@@ -256,3 +256,34 @@ def test_progress_is_shown_on_a_terminal_only(
         for done in range(1 << 18, (1 << 21) + 1, 1 << 18):
             progress(done, 1 << 21)
     assert "verifying" in capsys.readouterr().err
+
+
+# --- backup and restore
+
+
+def test_a_store_of_rocketmq_is_backed_up_restored_and_in_order(root: Path, tmp_path: Path) -> None:
+    before = digest(root)
+    (first,) = lines(run("backup", root, tmp_path / "backup", "--json"))
+    assert first["end"] == first["new_bytes"] + first["start"] > 0
+    (second,) = lines(run("backup", root, tmp_path / "backup", "--json"))
+    assert (second["end"], second["new_bytes"], second["moments"]) == (first["end"], 0, 1)
+    assert digest(root) == before
+    result = run("restore", tmp_path / "backup", tmp_path / "new")
+    assert f"to {first['end']:,}" in result.output
+    (*_, verdict) = lines(run("verify", tmp_path / "new", "--json"))
+    (*_, original) = lines(run("verify", root, "--json"))
+    assert verdict["clean"]
+    assert verdict["records"] == original["records"]
+    assert "is not empty" in run("restore", tmp_path / "backup", tmp_path / "new").stderr
+    place = first["end"] // 3
+    (found,) = lines(
+        run("restore", tmp_path / "backup", tmp_path / "half", "--at", place, "--json")
+    )
+    assert found["end"] <= place
+
+
+def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
+    result = run("backup", tmp_path, tmp_path / "backup")
+    assert result.exit_code == 1
+    assert "holds no commit log" in result.stderr
+    assert "no backup" in run("restore", tmp_path, tmp_path / "new").stderr
