@@ -214,12 +214,14 @@ class Follower:
             raise ProtocolError(
                 f"The master is of epoch {welcome.epoch}; this log has epoch {epochs.last.number}."
             )
+        point = 0
         if not self._is_empty:
             point = consistent_end(epochs.entries, end, welcome.epochs, welcome.end)
             if point < 0 and welcome.epochs and end <= welcome.epochs[0].start:
                 self._begin_anew(welcome.epochs[0].start)
             elif point < end:
                 self._cut(max(point, 0))
+        epochs.truncate(point)  # of reigns, too, in which nothing was written
         self.state = State.TRANSFER
         self._report()
 
