@@ -3,7 +3,10 @@
 import pytest
 
 from simulation.stepped import ManualClock
+from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.settings import Settings
 from sluicemq.broker.turns import Turns
+from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
@@ -28,6 +31,8 @@ class FakeStore:
 
     def publish(self, end_offset: int) -> None:
         self.published.append(end_offset)
+
+    confirm = publish
 
 
 class Wire:
@@ -71,6 +76,21 @@ class Stage:
 
     def answers(self, peer: Peer) -> list[Command]:
         return FrameReader().feed(b"".join(self.wires[peer].writes))
+
+
+def test_answers_leave_with_the_word_of_the_replica_that_they_waited_for() -> None:
+    stage = Stage()
+    settings = Settings(BrokerConfig(broker_role="SYNC_MASTER"), StoreConfig())
+    term = Term(1, 1, in_sync={1: "a", 2: "b"})
+    gate = InSync(settings, stage.clock, lambda: 100, own_id=1, term=term)
+    turns = Turns(stage.store, stage.clock, call_soon=stage.soon.append, gate=gate)
+    peer = stage.peer()
+    turns.hold(peer, encode(Command(0, {}, opaque=1, flag=FLAG_RESPONSE)))
+    turns.end()
+    assert not stage.wires[peer].writes
+    gate.decided(term._replace(in_sync={1: "a"}))
+    assert stage.store.published == [100]
+    assert len(stage.answers(peer)) == 1
 
 
 def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> None:

@@ -229,13 +229,15 @@ class InSync:
             members = self.term.in_sync.keys() | (self._proposed or frozenset())
             end = min((self.end_of(member) for member in members), default=-1)
         end = min(end, own)
-        if end > self.confirmed and self._failure is None:
+        is_more = end > self.confirmed and self._failure is None
+        if is_more:
             self.confirmed = end
-            for told in self.on_confirmed:
-                told(end)
         waiting = self._waiting
         while waiting and waiting[0][0] <= self.confirmed:
             waiting.popleft()[1](self.confirmed)
+        if is_more:  # last: it lets go what those who waited have to say
+            for told in self.on_confirmed:
+                told(end)
 
     def end_of(self, member: int) -> int:
         """How far a member of the set has the log, as far as its word counts; -1: it has none."""
