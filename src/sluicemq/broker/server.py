@@ -16,7 +16,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.background import in_executor, quick_switches
@@ -102,7 +102,7 @@ class Broker:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
         self.term, self._propose, self._steering = term, propose, steering
-        self._claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
+        self.claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
         self.in_sync: InSync | None = None
         """What a master knows of its slaves."""
         self.side: MasterSide | SlaveSide | None = None
@@ -122,6 +122,7 @@ class Broker:
         # What filters compute, so that no fsync stands in line behind it.
         self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
         self._servers: list[Listener] = []
+        self._jobs: set[asyncio.Future[Any]] = set()  # in the executor
         self._store: Store | None = None
         self._ha = 0
         self._confirmed: Confirmed
@@ -183,6 +184,11 @@ class Broker:
             self.in_sync.depose(reason)
             self.core.turns.flush()
 
+    def rest(self, is_resting: bool) -> None:
+        """Nobody is read from, until that ends: requests wait in their connections."""
+        for server in self._servers:
+            server.rest(is_resting)
+
     async def _give_up(self) -> None:
         for server in self._servers:
             await server.close()
@@ -201,7 +207,7 @@ class Broker:
         if settings.is_slave:
             Applier(files, places_of(settings)).settle()
         elif not settings.is_read_only:
-            life = self.term.life if self.term is not None else self._claim.life
+            life = self.term.life if self.term is not None else self.claim.life
             loop = self._loop
             mirror = Mirror(places_of(settings), life=life, call_soon=loop.call_soon_threadsafe)
             files = MirroredFiles(files, mirror)
@@ -310,7 +316,7 @@ class Broker:
             return None
         side = SlaveSide(
             core, self.store.following(), files, self.epochs, self._confirmed, self.term,
-            self._claim, run_sync=self._run_sync, in_executor=self._in_executor,
+            self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
             signed=self.registration.signed,
         )  # fmt: skip
         self.registration.on_master, core.behind = side.told, side.lag
@@ -364,6 +370,8 @@ class Broker:
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await life
+        if self._jobs:
+            await asyncio.wait(self._jobs)
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.core.delayed.stop()
@@ -516,4 +524,8 @@ class Broker:
                     )  # fmt: skip
 
     async def _in_executor(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        """Whoever waits may be cancelled; what has begun is waited for when the role ends."""
+        job = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return await asyncio.shield(job)

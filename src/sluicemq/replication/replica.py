@@ -18,16 +18,21 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replicas.sides import SlaveSide
+from sluicemq.broker.server import Broker
+from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
-from sluicemq.files import Files, read_text, replace_text
+from sluicemq.files import SYSTEM_FILES, Files, read_text, replace_text
 from sluicemq.files.machine import boot_id
 from sluicemq.net.dispatch import Handler, Peer
+from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.net.tls import broker_tls
 from sluicemq.replication import election
 from sluicemq.replication.consensus import Consensus, Entries, Lease, Swap
 from sluicemq.replication.election import (
@@ -54,10 +59,15 @@ A broker that stands still for longer may be deposed, which costs a fraction of 
 LOOK_S: Final = 1.0
 PUBLISH_S: Final = 5.0
 RETRY_S: Final = 0.2
+TURN_S: Final = 0.01
 SETTLED_S: Final = 3.0
 """A switch is given up when the slaves do not have everything after so long."""
 INCARNATION_FILE: Final = "replica.json"
 NOBODY: Final = State(0, 0, "", "", "", {})
+
+
+class BrokerClosedError(SluiceError):
+    """The broker could not take its role, and is closed: the process has to start anew."""
 
 
 class ReplicaBlockedError(SluiceError):
@@ -99,7 +109,15 @@ class Seat(Protocol):
 
     async def become(self, term: Term, life: str) -> None:
         """Master, slave of another, or (`master_id` 0) slave of nobody: on return no more is
-        acknowledged to whom it followed. Raises SluiceError."""
+        acknowledged to whom it followed. Raises BrokerClosedError."""
+        ...
+
+    def decided(self, term: Term) -> None:
+        """A master: the term has this in-sync set, and no proposal is under way."""
+        ...
+
+    def depose(self, reason: str) -> None:
+        """A master: from now on nothing is answered as safe, and nothing shown."""
         ...
 
     def rest(self, is_resting: bool) -> None:
@@ -206,7 +224,8 @@ class Replica:
     # ----------------------------------------------------------------------------------- life
 
     async def run(self) -> None:
-        """Follows the records until it is cancelled. Every failure is logged and tried again."""
+        """Follows the records until it is cancelled. Failures are logged and tried again, but for
+        BrokerClosedError."""
         stop = self._consensus.watch(self._prefix, self._see)
         said = ""
         try:
@@ -216,6 +235,8 @@ class Replica:
                     await self._publish()
                     pause_s = await self._act()
                     said = ""
+                except BrokerClosedError:
+                    raise
                 except (SluiceError, OSError) as error:
                     if str(error) != said:
                         said = str(error)
@@ -261,10 +282,10 @@ class Replica:
         if old is not None and (view.state is None or view.state.version < old.version):
             view = view._replace(state=old)
         self.view = view
-        state, in_sync = view.state, self._seat.in_sync
-        if self.is_master and in_sync is not None and state is not None:
+        state = view.state
+        if self.is_master and state is not None:
             if (state.master_id, state.life) != (self._id, self.life):
-                in_sync.depose(f"epoch {state.epoch} is of replica {state.master_id}")
+                self._seat.depose(f"epoch {state.epoch} is of replica {state.master_id}")
             elif self._side is None:
                 self._decided(state)
         situation = (state.version if state else 0, view.master is None)
@@ -362,14 +383,16 @@ class Replica:
 
     async def _become(self, state: State) -> None:
         """The broker takes a role, if it has not got it: another epoch, another address."""
-        if state._replace(in_sync=self._term.in_sync, version=self._term.version) == self._term:
-            if self.is_master and self._side is None:
+        if self.is_master and (state.epoch, state.life) == (self._term.epoch, self.life):
+            if self._side is None:
                 self._decided(state)
                 self._leave_out_the_dead()
             return
+        if state._replace(in_sync=self._term.in_sync, version=self._term.version) == self._term:
+            return
         before, self._term = self._term, NOBODY
-        if before.master_id == self._id and (in_sync := self._seat.in_sync) is not None:
-            in_sync.depose(f"epoch {state.epoch} is of replica {state.master_id}")
+        if before.master_id == self._id:
+            self._seat.depose(f"epoch {state.epoch} is of replica {state.master_id}")
         if self._forwarder is not None:
             self._forwarder.master = "" if state.master_id == self._id else state.address
         role = (
@@ -379,20 +402,22 @@ class Replica:
         log.info("replica %d: %s in epoch %d", self._id, role, state.epoch)
         await self._seat.become(Term(*state[:7]), self.life)
         self._term = state
-        if state.master_id == self._id and self._seat.in_sync is not None:
-            self._seat.in_sync.propose = self._propose
+        if self.is_master:
+            self._decided(state, anyway=True)
+            if state.ha_address != self._seat.ha_address:  # it was not known before the port
+                self._begin(self._carry(state._replace(ha_address=self._seat.ha_address)))
 
     # ------------------------------------------------------------------------------ as master
 
     def _decided(self, state: State, *, anyway: bool = False) -> None:
         """The record of this term has another version, or what was proposed has come to an end."""
-        if (anyway or state != self._term) and (in_sync := self._seat.in_sync) is not None:
+        if anyway or state != self._term:
             self._term = state
-            in_sync.decided(Term(*state[:7]))
+            self._seat.decided(Term(*state[:7]))
 
-    def _propose(self, ids: frozenset[int]) -> None:
+    def propose(self, ids: frozenset[int]) -> None:
         """The in-sync set should be this one. `decided` follows in any case."""
-        if self._side is not None or self._is_handing_over:
+        if self._side is not None or self._is_handing_over or not self.is_master:
             return  # what is under way ends with `decided`, and the set is looked at again
         claims = self._seat.in_sync.claims if self._seat.in_sync is not None else {}
         term = self._term
@@ -424,7 +449,7 @@ class Replica:
             or (member in members and members[member].incarnation == incarnation)
         }  # fmt: skip
         if there != self._term.in_sync.keys():
-            self._propose(frozenset(there))
+            self.propose(frozenset(there))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._side = asyncio.get_running_loop().create_task(work)
@@ -445,8 +470,9 @@ class Replica:
         seat, state, done = self._seat, self._term, asyncio.Event()
         seat.rest(True)
         try:
+            await asyncio.sleep(TURN_S)  # what has been read is in the log
             if (in_sync := seat.in_sync) is not None:
-                in_sync.wait(in_sync.own_end(), lambda _: done.set())
+                in_sync.wait(seat.log_end.end, lambda _: done.set())
                 async with asyncio.timeout(SETTLED_S):
                     await done.wait()
             self._step_down(f"it hands over to replica {to.id}")
@@ -464,8 +490,7 @@ class Replica:
             self._news.set()
 
     def _step_down(self, reason: str) -> None:
-        if (in_sync := self._seat.in_sync) is not None:
-            in_sync.depose(reason)
+        self._seat.depose(reason)
         self._term, self.life = NOBODY, self._make_life()
 
     # --------------------------------------------------------------- what tools ask (Steering)
@@ -524,3 +549,101 @@ class Replica:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+# ------------------------------------------------------------------------------------ composition
+
+
+class BrokerSeat:
+    """The `Seat` that a broker is."""
+
+    broker: Broker
+
+    @property
+    def address(self) -> str:
+        return self.broker.address
+
+    @property
+    def ha_address(self) -> str:
+        return self.broker.registration.ha_address
+
+    @property
+    def log_end(self) -> LogEnd:
+        epochs, side = self.broker.epochs, self.broker.side
+        epoch = max(epochs.last.number, 0) if epochs is not None else 0
+        is_whole = not self.is_broken and not (isinstance(side, SlaveSide) and side.is_incomplete)
+        return LogEnd(epoch, self.broker.store.written_offset if is_whole else INCOMPLETE)
+
+    @property
+    def in_sync(self) -> InSync | None:
+        return self.broker.in_sync
+
+    @property
+    def is_broken(self) -> bool:
+        return self.broker.store.failure is not None
+
+    async def become(self, term: Term, life: str) -> None:
+        side = self.broker.side
+        if not term.master_id and isinstance(side, SlaveSide):
+            side.leave()
+            return
+        self.broker.claim = self.broker.claim._replace(life=life)
+        try:
+            await self.broker.become(term if term.master_id else None)
+        except (SluiceError, OSError) as error:
+            raise BrokerClosedError(f"the broker could not change its role: {error}") from error
+
+    def decided(self, term: Term) -> None:
+        self.broker.decided(term)
+
+    def depose(self, reason: str) -> None:
+        self.broker.depose(reason)
+
+    def rest(self, is_resting: bool) -> None:
+        self.broker.rest(is_resting)
+
+
+@contextlib.asynccontextmanager
+async def replicated(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    consensus: Consensus,
+    *,
+    files: Files = SYSTEM_FILES,
+    network: Network = SOCKETS,
+    boot: str | None = None,
+    lease_s: float = LEASE_S,
+    **parts: Any,
+) -> AsyncIterator[tuple[Replica, Broker]]:
+    """A broker with sluiceConsensus, from its start to its orderly end; `parts` are the broker's.
+
+    Raises SluiceError when it cannot start, and, into the block, when it cannot go on.
+    """
+    incarnation = Incarnation(files, store_config.root, boot=boot)
+    seat = BrokerSeat()
+    forwarder = Forwarder(secured(network, broker_tls(config), config).dial)
+    replica = Replica(
+        seat, consensus, cluster=config.cluster_name, broker=config.broker_name,
+        replica_id=config.broker_id, incarnation=incarnation, forwarder=forwarder,
+        serves_reads=config.slave_read, lease_s=lease_s,
+    )  # fmt: skip
+    broker = seat.broker = Broker(
+        config, store_config, files=files, network=network, propose=replica.propose,
+        steering=replica, **parts,
+    )  # fmt: skip
+    await broker.start()
+    try:
+        store = broker.store
+        is_empty = store.written_offset <= store.offset_min
+        incarnation.begin(is_empty=is_empty, is_synced=store_config.flush_sync)
+        broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(replica.run())
+            yield replica, broker
+            task.cancel()
+    except* SluiceError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await replica.close()
+        await broker.close()
+        incarnation.end()

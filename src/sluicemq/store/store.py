@@ -537,6 +537,11 @@ class Store:
         """Everything before is on disk."""
         return self._log.synced_offset
 
+    @property
+    def failure(self) -> OSError | None:
+        """Why the log takes no more writes until it is opened again."""
+        return self._log.failure
+
     def runtime(self) -> dict[str, str]:
         """The store's part of the broker's runtime information (docs/spec/admin.md §3)."""
         log, now_ms = self._log, self._clock.now_ms()

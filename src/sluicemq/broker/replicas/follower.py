@@ -318,6 +318,12 @@ class Follower:
             is_due = (now_s - self._written_s) * 1000 >= broker.ha_heartbeat_ms
             self._report() if is_due else self.synced()
 
+    def leave(self) -> None:
+        """The connection is closed, and nothing more is reported."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
     def _fail(self, fault: str) -> None:
         if fault != self.fault:
             log.warning("the connection to the master is closed: %s", fault)

@@ -25,7 +25,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import Files
+from sluicemq.files import Files, replace_text
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
@@ -35,6 +35,8 @@ from sluicemq.wire.declare import load_object, take_integer
 
 log = logging.getLogger("sluicemq.broker")
 
+INCOMPLETE_NAME: Final = "replica.incomplete"
+NOBODY: Final = Term(0, 0)
 CONFIRMED_NAME: Final = "sluiceReplicas.json"
 
 
@@ -155,11 +157,36 @@ class SlaveSide:
         follower.is_unclean = term is not None and term.is_unclean
         follower.on_confirmed = confirmed.moved
         follower.on_appended = self.appended
+        follower.on_incomplete = self.cut
+        self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
+        self._mark = files.exists(self._mark_path)
         self.state = StateFollower(
             self.applier, claim, log_end=lambda: following.end, sync=core.store.sync,
             in_executor=in_executor, signed=signed,
             on_changed=lambda names: refresh(core.topics, core.groups, core.offsets, names),
         )  # fmt: skip
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Was the log cut, and has not reached since what the master has confirmed, with a whole
+        state of this master? Such a replica may not become master (docs/design/0022). It stands on
+        the disk, so that a restart knows."""
+        applier = self.applier
+        is_level = self.follower.is_level and applier.is_whole and applier.waits_for is None
+        if self._mark and is_level:
+            self._files.remove(self._mark_path)
+            self._mark = False
+        return self._mark
+
+    def cut(self) -> None:
+        """Called before the log is cut."""
+        self._mark = True
+        replace_text(self._files, self._mark_path, "The log was cut; see replication.md.\n")
+
+    def leave(self) -> None:
+        """Follows nobody from now on, and acknowledges nothing more."""
+        self._term = NOBODY
+        self.follower.leave()
 
     def told(self, address: str, ha_address: str) -> None:
         """A name server says where the master is."""

@@ -1,0 +1,165 @@
+"""Replicas that fail over by a consensus service, over real sockets and disks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from simulation.stepped import send_fields
+from sluicemq.broker.server import Broker
+from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.errors import SluiceError
+from sluicemq.net.channel import dial
+from sluicemq.replication.replica import Replica, replicated
+from sluicemq.testing.consensus import MemoryConsensus
+from sluicemq.wire.frames import Command
+from waiting import until
+
+LEASE_S = 1.0
+
+
+class Node:
+    """One of the replicas, which comes and goes."""
+
+    def __init__(self, path: Path, service: MemoryConsensus, number: int) -> None:
+        self.number, self.port = number, 0
+        self._path, self._service = path, service
+        self.replica: Replica
+        self.broker: Broker
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        config = BrokerConfig(
+            broker_name="broker-a", bind_address="127.0.0.1", listen_port=self.port,
+            broker_id=self.number, broker_role="SYNC_MASTER", consensus="etcd://nowhere:1",
+            metrics_enable=False, ha_heartbeat_ms=300, ha_port=0,
+        )  # fmt: skip
+        store = StoreConfig(root=str(self._path / f"r{self.number}"), commit_log_file_bytes=1 << 20)
+        self.client = self._service.client()
+        self._stack = contextlib.AsyncExitStack()
+        self.replica, self.broker = await self._stack.enter_async_context(
+            replicated(config, store, self.client, lease_s=LEASE_S)
+        )
+        self.port = self.broker.port
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    @property
+    def role(self) -> str:
+        return str(self.replica.status()["role"])
+
+
+@pytest.fixture
+async def service() -> MemoryConsensus:
+    return MemoryConsensus(timeout_s=0.3)
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, service: MemoryConsensus) -> AsyncIterator[list[Node]]:
+    nodes = [Node(tmp_path, service, number) for number in (1, 2)]
+    for node in nodes:
+        await node.start()
+    yield nodes
+    for node in nodes:
+        await node.stop()
+
+
+def master(nodes: list[Node]) -> Node | None:
+    led = [node for node in nodes if node.role == "master" and node.broker.in_sync]
+    return led[0] if len(led) == 1 else None
+
+
+async def in_sync(nodes: list[Node], ids: list[int]) -> Node:
+    def is_so() -> bool:
+        led = master(nodes)
+        return led is not None and led.replica.status()["inSync"] == ids
+
+    await until(is_so, 30)
+    found = master(nodes)
+    assert found is not None
+    return found
+
+
+async def send(node: Node, body: bytes) -> int:
+    channel = await dial(node.broker.address)
+    try:
+        return (await channel.call(Command(310, send_fields(), body), 5.0)).code
+    finally:
+        await channel.close()
+
+
+async def bodies(node: Node) -> int:
+    low, high = node.broker.store.queue_offsets("T", 0)
+    return high - low
+
+
+async def topic(node: Node) -> None:
+    fields = {
+        "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
+        "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    channel = await dial(node.broker.address)
+    assert (await channel.call(Command(17, fields), 5.0)).code == 0
+    await channel.close()
+
+
+async def sent(node: Node, body: bytes) -> None:
+    """With retries, as clients do."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(SluiceError, OSError):
+                if await send(node, body) == 0:
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_the_master_moves_on_purpose(nodes: list[Node]) -> None:
+    first = await in_sync(nodes, [1, 2])
+    await topic(first)
+    assert await send(first, b"1") == 0
+    second = next(node for node in nodes if node is not first)
+    first.replica.switch(None)
+    await until(lambda: master(nodes) is second, 10)
+    await in_sync(nodes, [1, 2])
+    await sent(second, b"2")
+    await sent(first, b"3")  # it forwards
+    assert await bodies(second) == 3
+    await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)
+    assert second.replica.status()["epoch"] == 2
+
+
+async def test_a_master_that_stops_is_followed_by_the_other_and_comes_back(
+    nodes: list[Node],
+) -> None:
+    first = await in_sync(nodes, [1, 2])
+    await topic(first)
+    await sent(first, b"1")
+    second = next(node for node in nodes if node is not first)
+    await first.stop()
+    await sent(second, b"2")
+    await first.start()
+    assert await in_sync(nodes, [1, 2]) is second
+    await sent(second, b"3")
+    await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)
+
+
+async def test_a_master_that_is_cut_off_acknowledges_nothing(
+    nodes: list[Node], service: MemoryConsensus
+) -> None:
+    first = await in_sync(nodes, [1, 2])
+    await topic(first)
+    await sent(first, b"1")
+    second = next(node for node in nodes if node is not first)
+    first.client.is_cut = True
+    await until(lambda: second.role == "master" and second.broker.in_sync is not None, 15)
+    await sent(second, b"2")
+    assert await send(first, b"lost") != 0
+    assert await bodies(first) == 1
+    first.client.is_cut = False
+    assert await in_sync(nodes, [1, 2]) is second
+    await sent(second, b"3")
+    await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)
+    assert service.revision
