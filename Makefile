@@ -126,6 +126,10 @@ bench-proxy: $(STAMP) ## proxy and broker together: CPU a message beside RocketM
 bench-replicas: $(STAMP) ## a master with its slave beside the real pair: CPU a message, and how far the slave is behind (QUICK=1: coarser)
 	$(BIN)/python -m benchmarks.replicas $(if $(QUICK),--quick) $(ARGS)
 
+.PHONY: bench-catch-up
+bench-catch-up: $(STAMP) ## an empty slave behind a full master, indexes included, beside a plain copy with fsync (ARGS="--gib 2": a smaller one)
+	$(BIN)/python -m benchmarks.catchup $(ARGS)
+
 .PHONY: bench-failover
 bench-failover: $(STAMP) ## 50 kills of the master of two replicas (ARGS="--kills 5"): how long our client and the Java client cannot send; planned switches; nothing acknowledged is lost
 	$(BIN)/python -m benchmarks.failover $(ARGS)

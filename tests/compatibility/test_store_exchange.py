@@ -49,7 +49,7 @@ JOURNEYS: dict[str, tuple[str, list[tuple[str, Any]], dict[str, str]]] = {
     "4.9": ("4.9.7", TWICE, {}),
     "5.3-restored": (
         "5.3.3",
-        [("saved", KILL), ("java", NORMAL), ("saved", NORMAL), ("java", KILL)],
+        [("saved", KILL), ("java", NORMAL), ("sluice", NORMAL), ("java", KILL)],
         {},
     ),
     "5.3-checksums": (
