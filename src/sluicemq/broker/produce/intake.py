@@ -40,6 +40,7 @@ from sluicemq.model.message import (
     TAGS,
     TIMER_PROPERTIES,
     TRAN_MSG,
+    UNIQ_KEY,
 )
 from sluicemq.record import codec as text
 from sluicemq.record.codec import Buffer, decode_batch, parse_head
@@ -62,6 +63,7 @@ ILLEGAL: Final = (
 _NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")
 COLUMNS_BYTES_MIN: Final = 4096
 """A smaller batch has too few messages for columns."""
+NOWHERE: Final = -1
 FLAGS_MAX: Final = 0x3
 """Compressed, or with several tags; other flags need care."""
 TIME_MAX: Final = 1 << 62
@@ -137,6 +139,22 @@ class Origin(NamedTuple):
         )
 
 
+class Elsewhere:
+    """Messages that a slave, standing in for this broker, has stored on another master
+    (`replicas/acting.py`): each is passed over once when its time comes here too."""
+
+    def __init__(self) -> None:
+        self.left: Counter[tuple[str, str]] = Counter()
+        """By topic and message id."""
+
+    def took(self, topic: str, unique_id: str) -> bool:
+        """Whether this one is there."""
+        if not self.left[topic, unique_id]:
+            return False
+        self.left[topic, unique_id] -= 1
+        return True
+
+
 class Intake:
     """The one way into the store for everything that is not a plain send."""
 
@@ -149,6 +167,7 @@ class Intake:
         """Messages by the number of bits of (body size - 1)."""
         self.on_staged: OnStaged = lambda *_: None
         """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
+        self.elsewhere = Elsewhere()
 
     def accept(self, draft: Draft) -> Stored:
         """Rewrite and append; the caller's answer ends the turn.
@@ -396,10 +415,11 @@ nowhere."""
 class Redelivery:
     """Puts due messages into their own topics. What has been put is visible after the turn:
     `finish` ends it and says whether it succeeded. When it did not, nothing was delivered and the
-    caller tries again. `gates` are those of topics."""
+    caller tries again. `gates` are those of topics; what is `elsewhere` is not put."""
 
-    def __init__(self, store: Store, turns: Turns) -> None:
+    def __init__(self, store: Store, turns: Turns, elsewhere: Elsewhere | None = None) -> None:
         self._append = store.writer.append
+        self._elsewhere = elsewhere or Elsewhere()
         self.finish = turns.end_own
         self.gates: dict[str, Gate] = {}
 
@@ -434,8 +454,11 @@ class Redelivery:
         self, record: Record, topic: str, queue_id: int, added: bytes, reconsume_times: int
     ) -> int | None:
         """Append the message to a queue, with more properties where there is room; returns its
-        offset. HOT. None when it can never be stored there, StoreError as `put`."""
+        offset, NOWHERE when another master has it. HOT. None when it can never be stored there,
+        StoreError as `put`."""
         properties = record.properties
+        if self._elsewhere.left and self._elsewhere.took(topic, record.text(UNIQ_KEY)):
+            return NOWHERE
         if added and len(properties) + len(added) < PROPERTIES_BYTES_MAX:
             properties += added if properties[-1:] == b"\x02" else b"\x02" + added
         try:

@@ -325,9 +325,10 @@ class Transactions:
             draft = draft_of(record, name, int(queue_id), properties)
             draft.sys_flag |= COMMITTED
             draft.prepared_offset = transaction.physical_offset
-            stored = self._intake.accept(draft)
-            topic.messages_in += 1
-            topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
+            if not self._intake.elsewhere.took(name, record.text(UNIQ_KEY)):
+                stored = self._intake.accept(draft)
+                topic.messages_in += 1
+                topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
         self.end(transaction, outcome)
         counts = self.committed if outcome == COMMITTED else self.rolled_back
         counts[name] = counts.get(name, 0) + 1

@@ -397,7 +397,7 @@ class Delayed:
         self._clock = clock
         self._worker = Worker(self.run, clock, call_soon)
         self.call_later = call_later
-        self.redelivery = Redelivery(store, turns)
+        self.redelivery = Redelivery(store, turns, intake.elsewhere)
         self.levels = DelayLevels(settings, store, self.redelivery, files, clock)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
