@@ -44,6 +44,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record.codec import as_text
 from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.wire import fastjson
@@ -244,6 +245,7 @@ class Acting:
         self._position = 0
         self._changing = asyncio.Lock()
         self._news = asyncio.Event()
+        self._answering: set[asyncio.Task[None]] = set()
         self._escape: Escape | None = None
         self.stand_in: StandIn | None = None
 
@@ -318,6 +320,16 @@ class Acting:
         await self.end()
         done = [] if self._escape is None else self._escape.done
         return Command(ResponseCode.SUCCESS, {}, encode_escaped(done))
+
+    def answer(self, command: Command, peer: Peer) -> None:
+        """The same, when it is known."""
+
+        async def reply() -> None:
+            peer.write(finish_answer(await self.hand_back(), command))
+
+        task = asyncio.get_running_loop().create_task(reply())
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     # ------------------------------------------------------------------------------ inside
 
