@@ -251,6 +251,8 @@ class Broker:
             save_offsets=self._save_offsets,
         )  # fmt: skip
         core.side = self.side = self._side(core, files, mirror)
+        if config.acting_master and not self.settings.is_failover:
+            await self._stand_in(core)
         await self._listen(core, kept)
         core.move(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
@@ -321,6 +323,21 @@ class Broker:
         )  # fmt: skip
         self.registration.on_master, core.behind = side.told, side.lag
         return side
+
+    async def _stand_in(self, core: BrokerState) -> None:
+        """What a slave has to have ready, and what a master that comes back asks."""
+        from sluicemq.broker.standing import Surroundings  # noqa: PLC0415 - few need it
+
+        config, announcements = self.settings.broker, self._announcements
+        around = Surroundings(
+            core, self._files, announcements.pool, config.name_server_addresses,
+            self.registration.signed, announcements.look_up, self._in_executor, dispatcher,
+            lambda: self.dispatcher,
+        )  # fmt: skip
+        if isinstance(self.side, SlaveSide):
+            self.side.acting = around.acting() if config.remote_escape else None
+        elif not config.skip_pre_online:
+            core.intake.elsewhere.left.update(await around.escaped())
 
     async def _listen(self, core: BrokerState, kept: Kept) -> None:
         """Opens the port, and the VIP port for old clients where it can be had."""

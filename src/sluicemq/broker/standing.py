@@ -36,7 +36,7 @@ class Surroundings:
     core: BrokerState
     files: Files
     pool: ChannelPool
-    name_servers: Callable[[], Iterable[str]]
+    name_servers: Iterable[str]
     signed: Callable[[Command], Command]
     look_up: Callable[[str, Callable[[Command | None], None]], None]
     in_executor: Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -59,7 +59,7 @@ class Surroundings:
         """901, of the name server that answers first: who of the broker's name lives."""
         config = self.core.settings.broker
         header = GetBrokerMemberGroupRequest(cluster=config.cluster_name, broker=config.broker_name)
-        for address in self.name_servers():
+        for address in self.name_servers:
             with contextlib.suppress(SluiceError):
                 command = Command(RequestCode.GET_BROKER_MEMBER_GROUP, encode_header(header))
                 answer = await self.ask(address, command, SEND_S)

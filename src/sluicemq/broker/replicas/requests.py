@@ -11,6 +11,7 @@ from typing import Final
 import orjson
 
 from sluicemq.broker.admin import readonly
+from sluicemq.broker.replicas.acting import encode_escaped
 from sluicemq.broker.replicas.insync import InSync
 from sluicemq.broker.replicas.sides import MasterSide, SlaveSide
 from sluicemq.broker.settings import Settings
@@ -66,9 +67,20 @@ class ReplicaRequests:
         self, header: SmallestIdChangedRequest, command: Command, peer: Peer
     ) -> Command:
         """905: a name server says who lives. A slave hears of its master sooner so."""
-        if isinstance(self._side, SlaveSide) and header.broker_id == 0:
-            self._side.told(header.address or "", header.ha_address or "")
+        if isinstance(self._side, SlaveSide):
+            if header.broker_id == 0:
+                self._side.told(header.address or "", header.ha_address or "")
+            if self._side.acting is not None:
+                self._side.acting.look()
         return Command(ResponseCode.SUCCESS)
+
+    def hand_back(self, command: Command, peer: Peer) -> Command | None:
+        """900305: what a slave has stored elsewhere while it stood in. It stands in no more."""
+        acting = self._side.acting if isinstance(self._side, SlaveSide) else None
+        if acting is None:
+            return Command(ResponseCode.SUCCESS, body=encode_escaped([]))
+        acting.answer(command, peer)
+        return None
 
     def exchange(self, header: ExchangeReplicaRequest, command: Command, peer: Peer) -> Command:
         """906: a master tells its slaves where it is, or is asked."""

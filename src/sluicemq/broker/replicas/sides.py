@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.replicas.acting import Acting
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
@@ -148,6 +149,8 @@ class SlaveSide:
         self._run_sync, self._is_syncing = run_sync, False
         self._told = ("", "")
         core.store.on_visible = core.turns.followed
+        self.acting: Acting | None = None
+        """What stands in for the master, where that is wanted."""
         self.applier = Applier(files, places_of(core.settings))
         self.follower = follower = Follower(
             core.store, following, epochs, core.settings, core.clock
@@ -215,6 +218,7 @@ class SlaveSide:
         return [
             follow(network, self.follower, lambda: self.ha_master),
             self.state.run(pool, lambda: self.master),
+            *([self.acting.run()] if self.acting is not None else ()),
         ]
 
     def lag(self) -> tuple[int | None, int | None]:
