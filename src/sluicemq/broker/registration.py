@@ -58,10 +58,14 @@ from sluicemq.wire.headers import (
     RegisterBrokerResponse,
     TopicRequest,
 )
+from sluicemq.wire.replicas import BrokerHeartbeatRequest
 from sluicemq.wire.signature import sign_command
 
 log = logging.getLogger(__name__)
 
+SILENCE_MS: Final = 10_000
+"""After so long name servers forget a broker that beats, as RocketMQ's brokerNotActiveTimeoutMillis
+says."""
 PAUSE_S_MIN: Final = 0.5
 PAUSE_S_MAX: Final = 10.0
 CHANGES_MAX: Final = 16
@@ -119,6 +123,9 @@ class Registration:
         """Where slaves connect; 0 is one above the port."""
         self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
         """A slave is told by each name server where its master is."""
+        self.epoch = 0
+        """Of the term, with failover: of two that say they are the master name servers believe the
+        later one (spec/namesrv.md §2)."""
         self._fields = fields
         self._credentials = credentials_of(settings.broker.inner_credentials)
         self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
@@ -126,8 +133,8 @@ class Registration:
     def begin(self, server: NameServer) -> Callable[[], Command]:
         """What makes the request (103) with every topic of now, in whatever thread."""
         server.changes = set()
-        configs, version = self._topics.configs(), self._topics.version
-        config = self._settings.broker
+        configs, config = self._topics.configs(), self._settings.broker
+        version = dataclasses.replace(self._topics.version, state_version=self.epoch)
 
         def request() -> Command:
             topics = {name: self._registered(topic) for name, topic in configs.items()}
@@ -140,6 +147,7 @@ class Registration:
                 cluster=config.cluster_name,
                 ha_address=self.ha_address,
                 broker_id=self._settings.registered_id,
+                heartbeat_timeout_ms=SILENCE_MS if self.beats else None,
                 acting_master_enable=config.acting_master,
                 compressed=False,
                 body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
@@ -155,6 +163,21 @@ class Registration:
         host, _, port = self.address.rpartition(":")
         ha_port = self.ha_port or int(port) + 1
         return f"{self._settings.broker.broker_ip2 or host}:{ha_port}"
+
+    @property
+    def beats(self) -> bool:
+        """Are there replicas that wait to hear that this one is gone?"""
+        config = self._settings.broker
+        return config.acting_master or bool(config.consensus)
+
+    def sign_of_life(self) -> Command:
+        """904."""
+        config = self._settings.broker
+        header = BrokerHeartbeatRequest(
+            cluster=config.cluster_name, address=self.address, broker=config.broker_name,
+            broker_id=self._settings.registered_id,
+        )  # fmt: skip
+        return self.signed(Command(RequestCode.BROKER_HEARTBEAT, encode_header(header)))
 
     def farewell(self) -> Command:
         """104."""
@@ -369,6 +392,14 @@ class Announcements:
                 async with asyncio.timeout(wait_s):
                     await self._news.wait()
             self._news.clear()
+
+    async def beat(self) -> None:
+        """Tells the name servers that know the broker that it lives."""
+        for server in self.registration.name_servers:
+            if server.is_known and not server.failures:
+                with contextlib.suppress(SluiceError, OSError):
+                    channel = await self.pool.get(server.address)
+                    channel.oneway(self.registration.sign_of_life())
 
     async def farewell(self) -> None:
         """Tell the name servers that know the broker that it goes."""

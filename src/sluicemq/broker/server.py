@@ -245,6 +245,7 @@ class Broker:
             INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
         }
         self.registration = Registration(self.settings, core.topics, "", fields)
+        self.registration.epoch = 0 if self.term is None else self.term.epoch
         self._announcements = Announcements(
             self.settings, core.topics, core.groups, core.offsets, self.registration,
             clock=self._clock, network=self._network, in_executor=self._in_executor,
@@ -447,6 +448,9 @@ class Broker:
                     await self._in_executor(self.side.look)
 
             chores.append((lambda: LOOK_S, look_at_rules))
+        if self.registration.beats:
+            beat_ms = settings.broker.name_server_heartbeat_ms
+            chores.append((lambda: beat_ms / 1000, self._announcements.beat))
         if not settings.is_read_only:
             chores.append((lambda: CLEAN_S, lambda: take(core.cleaning.run())))
         return chores if settings.is_slave else chores + self._chores_of_master()

@@ -14,6 +14,7 @@ from sluicemq.wire import bodies
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import RegisterBrokerRequest
+from sluicemq.wire.replicas import BrokerHeartbeatRequest
 from sluicemq.wire.tables import decode_register_body
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
@@ -110,3 +111,23 @@ def test_the_farewell_names_the_broker() -> None:
         "brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "DefaultCluster",
         "brokerId": "0",
     }  # fmt: skip
+
+
+def test_with_failover_the_epoch_stands_in_the_version_and_name_servers_hear_signs_of_life() -> (
+    None
+):
+    _, told = registering(consensus="etcd://127.0.0.1:2379", broker_id=2)
+    told.epoch = 7
+    request = told.begin(told.name_servers[0])()
+    assert decode_register_body(request.body).table.data_version.state_version == 7
+    assert decode_header(RegisterBrokerRequest, request.fields).heartbeat_timeout_ms == 10_000
+    assert told.beats
+    beat = decode_header(BrokerHeartbeatRequest, told.sign_of_life().fields)
+    assert (beat.broker, beat.address, beat.broker_id) == ("broker-a", "10.0.0.1:10911", 0)
+
+
+def test_without_replicas_that_wait_for_it_a_broker_says_no_more_than_before() -> None:
+    _, told = registering()
+    request = told.begin(told.name_servers[0])()
+    assert "heartbeatTimeoutMillis" not in (request.fields or {})
+    assert not told.beats
