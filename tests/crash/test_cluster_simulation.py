@@ -19,7 +19,7 @@ from simulation.cluster.__main__ import main, run_range
 from simulation.cluster.ledger import Ledger
 from simulation.cluster.runs import LENGTH, error_of, explain, run_seed
 from simulation.silence import silence
-from sluicemq.broker.consume.clients import QueueLocks
+from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.prepared import OpenTransaction

@@ -470,7 +470,7 @@ class Broker:
 
         return [
             # RocketMQ's JSON of topics and groups lags by as much.
-            (lambda: TABLES_S, lambda: save(*core.journaled)),
+            (lambda: TABLES_S, lambda: save(*core.journaled, core.locks.document)),
             (lambda: settings.broker.consumer_offset_flush_interval_ms / 1000, self._save_offsets),
             (lambda: FILTERS_PERIOD_S, save_filters),
             (lambda: settings.store.delay_offset_flush_interval_ms / 1000, save_delayed),

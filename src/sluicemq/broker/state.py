@@ -10,10 +10,11 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, CallLater, Offload, in_place
-from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, QueueLocks
+from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
+from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
@@ -91,7 +92,7 @@ class BrokerState:
         self.filters = ConsumerFilters(settings, files, clock)
         self.guard = Guard.of(files, clock, settings.broker)
         self.access = Access(self.guard)
-        self.locks, self.random = QueueLocks(clock), Random()
+        self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
         self.producers = Producers(clock)
         # Turns, and what is worked at beside them.
         self.shares = Shares(clock.monotonic_s, call_soon)
@@ -181,6 +182,7 @@ class BrokerState:
                 self.assignments,
                 self.lanes,
                 self.filters,
+                self.locks,
             ):
                 part.load()
             if is_slave:  # what a master works at, and no file is written but by its master
@@ -208,7 +210,7 @@ class BrokerState:
         return (
             *self.journaled, self.offsets.document, self.offsets.resets_document,
             self.checkpoints.document, self.order.document, self.assignments.document,
-            self.lanes.document, self.filters.document,
+            self.locks.document, self.lanes.document, self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 

@@ -64,8 +64,9 @@ _REASONS: Final = {
         totalReplicas
     """,
     "a slave has the whole log of its master and its state as it changes": """
-        duplicationEnable isBrokerContainer isInBrokerContainer maxSlaveResendLength
-        syncBrokerMetadataPeriod syncFromLastFile syncMasterFlushOffsetWhenStartup
+        duplicationEnable isBrokerContainer isInBrokerContainer lockInStrictMode
+        maxSlaveResendLength syncBrokerMetadataPeriod syncFromLastFile
+        syncMasterFlushOffsetWhenStartup
     """,
     "the one loop delivers delayed and timed messages, exactly and until it succeeds": """
         delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats

@@ -89,9 +89,6 @@ class ReplicaConfig(MeasuredConfig):
     members_period_ms: int = setting("syncBrokerMemberGroupPeriod", 1000,
         "With enableSlaveActingMaster: the broker asks who else of its name lives every so many "
         "ms.", minimum=100)
-    lock_strictly: bool = setting("lockInStrictMode", False,
-        "Queues of orderly consumers are locked on all replicas; most of them have to agree.",
-        live=True)
     epoch_path: str = setting("storePathEpochFile", "",
         "The file of epochs. Default: epochFileCheckpoint below storePathRootDir.", kind=PATH)
     consensus: str = setting("sluiceConsensus", "",

@@ -7,11 +7,11 @@ import orjson
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.consume import clients, longpoll
-from sluicemq.broker.consume import clients as locks
+from sluicemq.broker.consume import clients, locks, longpoll
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer
+from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command, encode
@@ -163,7 +163,7 @@ def test_a_client_that_changes_its_name_leaves_nothing_behind(broker: SteppedBro
 def test_leases_are_bounded_and_expired_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "LEASES_MAX", 10)
     clock = ManualClock()
-    table = locks.QueueLocks(clock)
+    table = locks.QueueLocks(CrashableFiles(), "/store", clock)
     queues = [MessageQueue("T", "b", number) for number in range(20)]
     assert len(table.lock("g", "c", queues)) == 10
     assert not table.lock("h", "c", queues)

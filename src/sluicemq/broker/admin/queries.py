@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
-from sluicemq.broker.consume.clients import Consumers, QueueLocks
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics

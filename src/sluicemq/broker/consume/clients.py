@@ -22,13 +22,11 @@ sends its next heartbeat up to 30 s later. In a strict group its subscription st
 the client is back, says that it leaves (35), or would have been given up anyway: its expiry (120 s)
 after its last heartbeat. So nobody takes a group over in a gap.
 
-Which of them may consume a queue in order is a lease for each group and queue (`QueueLocks`): it
-lasts 60 s and its owner renews it every 20 s; an expired one may be taken by another. Nothing is
-kept over a restart. A lane of a group locks as `group@lane`.
+Which of them may consume a queue in order is a lease (`locks.py`).
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -41,7 +39,7 @@ from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import CONTRACT, CONTRACTS, MessageQueue
+from sluicemq.model.topic import CONTRACT, CONTRACTS
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
@@ -630,67 +628,3 @@ class Producers:
         for name, peer in dead:
             self.unregister(name, peer)
         return [peer for _, peer in dead]
-
-
-LEASE_S: Final = 60.0
-LEASES_MAX: Final = 100_000
-"""Of all groups. Groups and queues are what clients say; 100,000 leases have 40 MB."""
-
-
-class QueueLocks:
-    """Leases of queues: group -> queue -> (client id, end of the lease)."""
-
-    __slots__ = ("_clock", "_drop_again_s", "_groups", "_size")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
-        self._size = 0
-        self._drop_again_s = 0.0
-
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Takes or renews what is free, expired or the client's own; returns what it holds now."""
-        now = self._clock.monotonic_s()
-        leases = self._groups.get(group, {})
-        held = set()
-        for queue in queues:
-            owner, end = leases.get(queue, ("", 0.0))
-            if queue not in leases:
-                if self._size >= LEASES_MAX and now >= self._drop_again_s:
-                    self._drop_again_s = now + 1.0  # what is full stays so for a while
-                    for name, held_there in list(self._groups.items()):
-                        for queue_there in [q for q, (_, end) in held_there.items() if end <= now]:
-                            del held_there[queue_there]
-                            self._size -= 1
-                        if not held_there:
-                            del self._groups[name]
-                if self._size >= LEASES_MAX:
-                    continue
-                self._size += 1
-            if owner == client_id or end <= now:
-                leases[queue] = (client_id, now + LEASE_S)
-                held.add(queue)
-        if leases:
-            self._groups[group] = leases
-        return held
-
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Gives up those of the queues that the client holds."""
-        leases = self._groups.get(group, {})
-        for queue in queues:
-            if queue in leases and leases[queue][0] == client_id:
-                del leases[queue]
-                self._size -= 1
-        if not leases:
-            self._groups.pop(group, None)
-
-    def holds_any(self, group: str) -> bool:
-        """Does the group consume in order right now? (An unexpired lease says so.)"""
-        now = self._clock.monotonic_s()
-        lane = f"{group}@"
-        return any(
-            end > now
-            for name, leases in self._groups.items()
-            if name == group or name.startswith(lane)
-            for _, end in leases.values()
-        )

@@ -41,7 +41,8 @@ import orjson
 
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
-from sluicemq.broker.consume.clients import Consumers, QueueLocks
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.produce.intake import (
     ILLEGAL,
