@@ -77,8 +77,8 @@ class Surroundings:
         config = self.core.settings.broker
         return Acting(
             config.broker_id,
-            open_stand_in=self._open,
-            close=self._close,
+            open_stand_in=self.open,
+            close=self.close,
             escape=lambda: Escape(
                 config.broker_name, config.cluster_name, self.ask, self.route, self.core.clock
             ),
@@ -87,7 +87,8 @@ class Surroundings:
             period_s=lambda: self.core.settings.broker.members_period_ms / 1000,
         )
 
-    async def _open(self) -> BrokerState:
+    async def open(self) -> BrokerState:
+        """What a restart would make of this slave's files, above them."""
         core, files, loop = self.core, overlay(self.files), asyncio.get_running_loop()
         settings = Settings(
             replace(core.settings.broker, broker_role="ASYNC_MASTER", acl_enable=False),
@@ -114,7 +115,8 @@ class Surroundings:
         handlers[RequestCode.END_TRANSACTION] = end_transaction
         return made
 
-    async def _close(self, made: StandIn) -> None:
+    async def close(self, made: StandIn) -> None:
+        """What it has changed is gone."""
         if self.former is not None:
             self.served().handlers[RequestCode.END_TRANSACTION] = self.former
         await self.in_executor(made.store.close)

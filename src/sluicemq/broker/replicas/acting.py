@@ -116,15 +116,16 @@ class Escape:
     async def _flush(self, topic: str) -> None:
         waiting = self._waiting[topic]
         while waiting:
-            if not await self._send(topic, waiting[0]):
+            if not await self.send(topic, waiting[0]):
                 self._routes.pop(topic, None)
                 return
             record = waiting.popleft()
             self.done.append((topic, record.text(UNIQ_KEY)))
         del self._waiting[topic]
 
-    async def _send(self, topic: str, record: Record) -> bool:
-        targets = await self._targets(topic)
+    async def send(self, topic: str, record: Record) -> bool:
+        """One message; False when it has to wait."""
+        targets = await self.targets(topic)
         if not targets:
             return False
         self._next += 1
@@ -141,7 +142,8 @@ class Escape:
             )  # fmt: skip
         return answer.code in STORED
 
-    async def _targets(self, topic: str) -> list[Target]:
+    async def targets(self, topic: str) -> list[Target]:
+        """Where messages of a topic may go, at most 5 s old."""
         now_s = self._clock.monotonic_s()
         since_s, targets = self._routes.get(topic, (-ROUTE_S, []))
         if now_s - since_s < ROUTE_S:
@@ -257,9 +259,9 @@ class Acting:
         """Stands in when it has to, until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._work())
+                group.create_task(self.work())
                 while True:
-                    await self._decide()
+                    await self.decide()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._period_s()):
                             await self._news.wait()
@@ -267,7 +269,7 @@ class Acting:
         finally:
             await self.end()
 
-    async def _decide(self) -> None:
+    async def decide(self) -> None:
         """A master that nobody can tell of changes nothing."""
         members = await self._members()
         if not members:
@@ -344,7 +346,8 @@ class Acting:
             self._collect(stand_in)
             return not escape.count or await escape.flush()
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
+        """Step after step."""
         while True:
             is_done = await self.step()
             await asyncio.sleep(SWEEP_S if is_done else PAUSE_S)

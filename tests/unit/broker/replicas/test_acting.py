@@ -196,7 +196,7 @@ async def test_a_slave_stands_in_when_it_is_the_first_that_lives(world: World) -
 
     async def is_acting(members: dict[int, str] | None) -> bool:
         world.members = members
-        await acting._decide()
+        await acting.decide()
         return acting.stand_in is not None
 
     assert not await is_acting({0: "m", 1: "s"})
