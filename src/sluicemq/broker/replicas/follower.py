@@ -202,7 +202,7 @@ class Follower:
                     self._take(found)
             self._show(is_behind=len(data) >= BEHIND_BYTES)
             self.synced()
-        except SluiceError as error:
+        except (SluiceError, OSError) as error:  # also of a disk that is full
             self._fail(str(error))
 
     def _welcome(self, welcome: Welcome) -> None:
