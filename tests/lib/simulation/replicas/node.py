@@ -323,8 +323,8 @@ class Seat:
         replace_text(self.mirrored, TOPICS, json.dumps(sorted(self.topics)))
 
         def members() -> list[int]:
-            term = in_sync.term
-            return [member for member in (term.in_sync if term else ()) if member != self.id]
+            term, proposed = in_sync.term, in_sync._proposed or frozenset()
+            return [one for one in proposed.union(term.in_sync if term else ()) if one != self.id]
 
         def kept() -> None:
             in_sync.wait(end, lambda result: peer.write(answer(result)))

@@ -181,6 +181,14 @@ class ReplicaWorld:
             and all(view.is_in_sync(member) for member in view.members.values())
         )
 
+    def _is_lost(self) -> bool:
+        """Is there no disk any more that the record trusts? A proposal that was under way when its
+        master's disk was wiped can do that: its master was the last one who knew."""
+        state = self.view.state
+        return state is not None and not any(
+            state.in_sync.get(node.id) == node.incarnation for node in self.nodes
+        )
+
     async def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
         end_s = self.clock.monotonic_s() + seconds
         while not is_so():
@@ -432,7 +440,9 @@ class ReplicaWorld:
         for node in self.nodes:
             node.clock.wrong_ms, node.files.free_bytes = 0, None
             await self._begin(node)
-        await self._until(self._is_whole, REST_S, "all in sync again")
+        await self._until(lambda: self._is_whole() or self._is_lost(), REST_S, "all in sync again")
+        if self._is_lost():
+            return  # the last disk that has everything is gone: nobody may take over
         client = self.clients[0]
         for queue in QUEUES:
             await self._until_done(lambda queue=queue: self._last(client, queue), 60, "a send")  # type: ignore[misc]
