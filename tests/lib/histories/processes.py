@@ -345,6 +345,8 @@ def run_many(count: int, first: int, replicas: int, seconds: float) -> int:
     """How many were wrong; the first one ends it, and its logs stay."""
     root = Path(tempfile.mkdtemp(prefix="sluicemq-histories-"))
     cluster = Cluster(root, replicas)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces do not go by themselves
     acknowledged = elections = 0
     try:
         cluster.start()

@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.follower import Follower
 from sluicemq.broker.replicas.insync import InSync
-from sluicemq.replication import replica
-from sluicemq.replication.election import Lead, Member, View, next_step
+from sluicemq.broker.replicas.mirror import Applier
+from sluicemq.replication.election import View
 from sluicemq.replication.replica import Incarnation
-from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
-from sluicemq.wire.ha import Epoch
 
 Mutant = Callable[[], Any]
 
@@ -35,22 +32,6 @@ def joins_early() -> Any:
         return incarnation is None or real(self, member, incarnation)
 
     return patch.object(InSync, "_belongs", belongs)
-
-
-def forgets_proposals() -> Any:
-    """In-sync: a proposal under way does not count."""
-    real = InSync._arrange
-
-    def arrange(self: InSync) -> None:
-        real(self)
-        self._proposed = None
-
-    return patch.object(InSync, "_arrange", arrange)
-
-
-def goes_on_when_deposed() -> Any:
-    """Fencing: a master that has lost its place answers on, and the set of its successor counts."""
-    return patch.object(InSync, "depose", lambda self, reason: None)
 
 
 def anybody_is_elected() -> Any:
@@ -71,18 +52,6 @@ def same_disk() -> Any:
     return patch.object(Incarnation, "begin", begin)
 
 
-def goes_on_after_a_restart() -> Any:
-    """Fencing: the epoch is the replica's, not its life's."""
-
-    def step(view: View, me: Member, waited_s: float) -> Any:
-        state = view.state
-        if state is not None and state.master_id == me.id and view.is_in_sync(me):
-            return Lead(state)
-        return next_step(view, me, waited_s)
-
-    return patch.object(replica, "next_step", step)
-
-
 def keeps_its_tail() -> Any:
     """Truncation: none."""
     return patch.object(Follower, "_cut", lambda self, end: None)
@@ -97,24 +66,9 @@ def cuts_at_the_master_s_end() -> Any:
     return patch("sluicemq.broker.replicas.follower.consistent_end", end_of)
 
 
-def epochs_in_memory() -> Any:
-    """Truncation: the line of an epoch does not survive its process."""
-
-    def begin(self: Epochs, epoch: Epoch) -> None:
-        if epoch.number > self.last.number:
-            self.entries = (*(old for old in self.entries if old.start < epoch.start), epoch)
-
-    return patch.object(Epochs, "begin", begin)
-
-
-def shows_what_is_written() -> Any:
-    """Visibility: a slave hands everything to its queues."""
-    real = Following.dispatch
-
-    def dispatch(self: Following, confirmed: int | None = None, **named: Any) -> None:
-        real(self, None, **named)
-
-    return patch.object(Following, "dispatch", dispatch)
+def acknowledges_without_doing() -> Any:
+    """In-sync: a slave says that it has a change, and has not."""
+    return patch.object(Applier, "_do", lambda self, operation: None)
 
 
 def has_no_gate() -> Any:
@@ -130,9 +84,8 @@ def has_no_gate() -> Any:
 MUTANTS: Final[Mapping[str, Mutant]] = {
     mutant.__name__: mutant
     for mutant in (
-        waits_for_nobody, joins_early, forgets_proposals, goes_on_when_deposed, anybody_is_elected,
-        same_disk, goes_on_after_a_restart, keeps_its_tail, cuts_at_the_master_s_end,
-        epochs_in_memory, shows_what_is_written, has_no_gate,
+        waits_for_nobody, joins_early, acknowledges_without_doing, anybody_is_elected, same_disk,
+        keeps_its_tail, cuts_at_the_master_s_end, has_no_gate,
     )
 }  # fmt: skip
 
