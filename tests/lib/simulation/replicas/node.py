@@ -92,6 +92,14 @@ class Seat:
     def rest(self, is_resting: bool) -> None:
         self._is_resting = is_resting
 
+    def decided(self, term: Term) -> None:
+        if self.in_sync is not None:
+            self.in_sync.decided(term)
+
+    def depose(self, reason: str) -> None:
+        if self.in_sync is not None:
+            self.in_sync.depose(reason)
+
     async def become(self, term: Term, life: str) -> None:
         await self._end_role()
         self._term = term
@@ -145,7 +153,7 @@ class Seat:
         self.in_sync = in_sync = InSync(
             settings, self.clock,
             lambda: store.synced_offset if is_sync else store.written_offset,
-            confirmed=self._confirmed, own_id=self.id, term=term,
+            confirmed=self._confirmed, own_id=self.id, term=term, propose=self.steering.propose,
         )  # fmt: skip
         in_sync.state_number = lambda: self.mirror.number
         loop = asyncio.get_running_loop()
