@@ -27,7 +27,7 @@ from sluicemq.broker.background import quick_switches
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import READ_WRITE, Groups, Topics
-from sluicemq.broker.turns import unconfirmed
+from sluicemq.broker.turns import failed, unconfirmed
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import (
@@ -294,6 +294,10 @@ ROUTE_WAIT_S: Final = 1.0
 FAREWELL_WAIT_S: Final = 1.0
 
 
+async def _at_once() -> None:
+    """There are no replicas."""
+
+
 class Announcements:
     """What waits to be announced, and the connections to the name servers."""
 
@@ -318,6 +322,8 @@ class Announcements:
         self._in_executor = in_executor
         self._save_offsets = save_offsets
         self._waiting: list[tuple[Peer, bytes]] = []
+        self.kept: Callable[[], Awaitable[None]] = _at_once
+        """Waits until replicas have the changes too. Raises StoreError."""
         self._questions: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 
@@ -426,6 +432,12 @@ class Announcements:
             except StoreError as error:
                 log.error("%s", error)
                 waiting = [(peer, a and unconfirmed(a, error)) for peer, a in waiting]
+        if waiting:
+            try:
+                await self.kept()
+            except StoreError as error:
+                log.error("%s", error)
+                waiting = [(peer, a and failed(a, error, str(error))) for peer, a in waiting]
         due = self.registration.due(self._clock.monotonic_s())
         changed = [server for server in self.registration.changed if server not in due]
         await asyncio.gather(*map(self._tell_all, due), *map(self._tell_changes, changed))

@@ -32,7 +32,7 @@ from sluicemq.broker.registration import (
 )
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.insync import InSync, Term
-from sluicemq.broker.replicas.mirror import Applier, Mirror, MirroredFiles
+from sluicemq.broker.replicas.mirror import Applier, HeldFiles, Mirror, MirroredFiles
 from sluicemq.broker.replicas.sides import Confirmed, MasterSide, SlaveSide, places_of
 from sluicemq.broker.replicas.state import Claim
 from sluicemq.broker.replicas.status import Steering
@@ -203,21 +203,23 @@ class Broker:
         settings, files = self.settings, self._files
         if settings.is_read_only:
             readonly.prepare(settings, files)
-        confirmed, mirror = Confirmed(files, settings), None
+        confirmed, mirror, places = Confirmed(files, settings), None, places_of(settings, files)
+        if not settings.is_read_only:
+            Applier(files, places).settle()
         if settings.is_slave:
-            Applier(files, places_of(settings)).settle()
+            files = HeldFiles(files, places)
         elif not settings.is_read_only:
             life = self.term.life if self.term is not None else self.claim.life
-            loop = self._loop
-            mirror = Mirror(places_of(settings), life=life, call_soon=loop.call_soon_threadsafe)
+            mirror = Mirror(places, life=life, call_soon=self._loop.call_soon_threadsafe)
             files = MirroredFiles(files, mirror)
-        is_hidden = settings.is_gated or (settings.is_slave and settings.is_failover)
+        is_hidden = settings.is_slave and settings.is_failover
         self._store = store = Store.open(
             settings.store, files=files, clock=self._clock, is_gated=settings.is_gated,
             confirmed=confirmed.end if is_hidden else None,
         )  # fmt: skip
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset
+            mirror.units = store.ended_queues
         if settings.is_failover:
             path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
             self.epochs = Epochs(files, path, store.written_offset)
@@ -235,6 +237,9 @@ class Broker:
         advertised = advertised_address(config)
         core = self._make_core(stored_host(advertised.address, config.listen_port), files)
         await self._in_executor(core.load)
+        if self.settings.is_gated and self._confirmed.end is not None:
+            # Tables know all that is in the log, also what has to be confirmed yet.
+            self.store.hide(self._confirmed.end)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
@@ -254,6 +259,8 @@ class Broker:
         core.side = self.side = self._side(core, files, mirror)
         if config.acting_master and not self.settings.is_failover:
             await self._stand_in(core)
+        if isinstance(self.side, MasterSide):
+            self._announcements.kept = self.side.kept
         await self._listen(core, kept)
         core.move(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
@@ -318,9 +325,12 @@ class Broker:
         if not self.settings.is_slave:
             return None
         side = SlaveSide(
-            core, self.store.following(), files, self.epochs, self._confirmed, self.term,
+            core, self.store.following(), self._files, self.epochs, self._confirmed, self.term,
             self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
             signed=self.registration.signed,
+            begin_queue=lambda *unit: self._loop.call_soon_threadsafe(
+                self.store.begin_queue, *unit
+            ),
         )  # fmt: skip
         self.registration.on_master, core.behind = side.told, side.lag
         return side

@@ -141,8 +141,8 @@ class Store:
         self._settle_recovery(after_crash=after_crash)
         if was_followed:  # what was written by others is safe now
             write_abort(files, self._abort_path)
-        if confirmed is not None and confirmed < log.written_offset:
-            self._hide(confirmed)
+        if confirmed is not None:
+            self.hide(confirmed)
 
     @classmethod
     def open(
@@ -240,8 +240,10 @@ class Store:
     confirm = publish
     """Its name for who asks replicas and not the disk."""
 
-    def _hide(self, confirmed: int) -> None:
-        """Of what recovery found, show what ends at `confirmed` or before."""
+    def hide(self, confirmed: int) -> None:
+        """Of what recovery found, show what ends at `confirmed` or before. Before anybody reads."""
+        if confirmed >= self._log.written_offset:
+            return
         end = self._log.start
         for queue in self._queues:
             shown = queue.end_before(confirmed)
@@ -504,6 +506,17 @@ class Store:
             file.sync()
 
     # --- what there is
+
+    def ended_queues(self) -> list[tuple[str, int, int, bytes]]:
+        """The queues whose messages have all expired: topic, queue id, offset of the last one, and
+        its unit. Nothing else says where they go on."""
+        found = []
+        for queue in list(self._queues):
+            offset = queue.next_offset - 1
+            unit = queue.peek(offset) if offset >= 0 else None
+            if unit is not None and not unit.is_blank and unit.physical_offset < self._log.start:
+                found.append((queue.topic, queue.queue_id, offset, UNIT.pack(*unit)))
+        return found
 
     def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The first offset and the one after the last visible message; (0, 0) without a queue."""

@@ -117,7 +117,7 @@ class EpochTable:
         def render() -> str:
             """As of the last moment at which nothing was half done or not on disk."""
             newest = max((known.end for known in self.queries.values()), default=0)
-            if self.unfinished or newest > store.synced_offset:
+            if self.unfinished or newest > self._safe_end:
                 self.document.changed = True
                 return self._text or _encode(self._next, ())
             oldest_ms = clock.now_ms() - KEPT_MS
@@ -159,10 +159,15 @@ class EpochTable:
         return known.is_done and self._is_safe(known.mark, known.end)
 
     def _is_safe(self, offset: int, end: int) -> bool:
-        if not end:  # as this start has found it: recovery has synced the log
+        if not end:  # of the file, where only such are
             return True
         visible_end = self._store.queue_offsets(EPOCH_TOPIC, 0)[1]
-        return end <= self._store.synced_offset and offset < visible_end
+        return end <= self._safe_end and offset < visible_end
+
+    @property
+    def _safe_end(self) -> int:
+        """What is before it in the log is on disk, and on all replicas that have to have it."""
+        return min(self._store.synced_offset, self._store.reader.visible_end)
 
     def decision(self, known: Epoch) -> Ranges:
         """What was decided, for all brokers; () when it is not known any more."""
@@ -212,7 +217,10 @@ class EpochTable:
             query, epoch = take_text(values, "query"), take_integer(values, "epoch")
             if take_text(values, "kind") == "epoch":
                 ranges = staged_ranges_of(take_list(values, "ranges"))
-                self.recorded(query, epoch, ranges, entry.offset, entry.record.store_time_ms)
+                known = self.recorded(
+                    query, epoch, ranges, entry.offset, entry.record.store_time_ms
+                )
+                known.end = known.record_end = self._store.written_offset
             elif take_text(values, "kind") == "chunk":
                 behind = entry.position + entry.record.size_bytes
                 last = (query, epoch), take_integer(values, "first"), behind

@@ -182,7 +182,7 @@ class _Asker:
     __slots__ = ("number", "seen_s")
 
     def __init__(self) -> None:
-        self.number, self.seen_s = 0, 0.0
+        self.number, self.seen_s = -1, 0.0
 
 
 class Mirror:
@@ -256,7 +256,7 @@ class Mirror:
         """A slave has all operations up to this one (of this life; else it has none)."""
         asker = self._askers.setdefault(replica_id, _Asker())
         is_ours = life == self.life and number < _SNAPSHOT_NUMBERS
-        asker.number, asker.seen_s = number if is_ours else 0, now_s
+        asker.number, asker.seen_s = number if is_ours else -1, now_s
         self.settle()
         with self.lock:
             for key, other in list(self._askers.items()):
@@ -331,9 +331,13 @@ class Mirror:
                 self._unkept.append((number, who, done))
 
     def number_of(self, replica_id: int) -> int:
-        """The last operation that this slave has said to have; 0: none."""
+        """The last operation that this slave has said to have; -1: not even a snapshot."""
         asker = self._askers.get(replica_id)
-        return asker.number if asker is not None else 0
+        return asker.number if asker is not None else -1
+
+    def askers(self, now_s: float, silent_s: float) -> list[int]:
+        """The slaves that have asked in the last so many seconds."""
+        return [key for key, one in self._askers.items() if now_s - one.seen_s <= silent_s]
 
 
 def _written(name: str, content: bytes) -> list[tuple[Kind, str, int, bytes]]:
@@ -486,7 +490,7 @@ class Applier:
         self,
         files: Files,
         places: Places,
-        put_unit: Callable[[str, int, int, bytes], None] = lambda *_: None,
+        put_unit: Callable[[str, int, int, bytes], object] = lambda *_: None,
     ) -> None:
         self._files, self._places, self._put_unit = files, places, put_unit
         self.life, self.number = "", 0

@@ -6,9 +6,10 @@
 `server.py` starts and ends them. Where the confirmed end of the log is kept: `Confirmed`.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final, Protocol
 
 from sluicemq.acl.guard import Guard
@@ -19,13 +20,14 @@ from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
 from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replicas.java_state import JavaState
 from sluicemq.broker.replicas.mirror import Applier, Mirror, Places
 from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests, refresh
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, StoreUncertainError
 from sluicemq.files import Files, replace_text
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
@@ -39,6 +41,8 @@ log = logging.getLogger("sluicemq.broker")
 INCOMPLETE_NAME: Final = "replica.incomplete"
 NOBODY: Final = Term(0, 0)
 CONFIRMED_NAME: Final = "sluiceReplicas.json"
+SILENT_S: Final = 10.0
+"""A slave that has not asked for so long is not waited for in a plain pair."""
 
 
 class Parts(Protocol):
@@ -55,12 +59,10 @@ class Parts(Protocol):
     offsets: Offsets
 
 
-def places_of(settings: Settings) -> Places:
+def places_of(settings: Settings, files: Files) -> Places:
     """What is mirrored between replicas, wherever each of them has it."""
-    roots = {"config": f"{settings.store.root}/config"}
-    if settings.broker.acl_enable:
-        roots |= {f"acl/{at}": path for at, path in enumerate(settings.broker.acl_files)}
-    return Places(roots)
+    rules = settings.broker.acl_files if settings.broker.acl_enable else ()
+    return Places.of(files, settings.store.root, rules)
 
 
 class Confirmed:
@@ -126,6 +128,32 @@ class MasterSide:
         self.feeds.run()
         self.state.run(self._clock.monotonic_s())
 
+    async def kept(self) -> None:
+        """Waits until the state as it is now is kept where it has to be, as a SYNC_MASTER's sends
+        are: by the members of the in-sync set, or by the slaves of ours that are there. Raises
+        StoreUncertainError after slaveTimeout."""
+        in_sync, mirror = self._core.in_sync, self._mirror
+        assert in_sync is not None, "a master counts its slaves"
+        if not in_sync.holds_answers or not self._settings.is_gated:
+            return
+        kept = asyncio.Event()
+
+        def who() -> Collection[int]:
+            if in_sync.term is not None:
+                return in_sync.term.in_sync.keys() - {in_sync.own_id}
+            return mirror.askers(self._clock.monotonic_s(), SILENT_S)
+
+        mirror.kept(who, kept.set)
+        try:
+            async with asyncio.timeout(in_sync.timeout_s):
+                await kept.wait()
+        except TimeoutError:
+            raise StoreUncertainError(
+                "The change is made here, and not all slaves that count have it after "
+                f"{in_sync.timeout_s:g} s: who becomes master may not know it.",
+                cure="Look at `sluice cluster status`, and ask again.",
+            ) from None
+
     def look(self) -> None:
         """Blocking, now and then: access rules that somebody has edited."""
         self._mirror.look(self._files)
@@ -143,15 +171,16 @@ class SlaveSide:
         self, core: Parts, following: Following, files: Files, epochs: Epochs | None,
         confirmed: Confirmed, term: Term | None, claim: Claim, *, run_sync: RunSync,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
-        signed: Callable[[Any], Any],
+        signed: Callable[[Any], Any], begin_queue: Callable[[str, int, int, bytes], object],
     ) -> None:  # fmt: skip
+        """`files` are those of the disk; `begin_queue` may be called in any thread."""
         self._core, self._term, self._following = core, term, following
         self._run_sync, self._is_syncing = run_sync, False
         self._told = ("", "")
         core.store.on_visible = core.turns.followed
         self.acting: Acting | None = None
         """What stands in for the master, where that is wanted."""
-        self.applier = Applier(files, places_of(core.settings))
+        self.applier = Applier(files, places_of(core.settings, files), begin_queue)
         self.follower = follower = Follower(
             core.store, following, epochs, core.settings, core.clock
         )
@@ -163,10 +192,17 @@ class SlaveSide:
         follower.on_incomplete = self.cut
         self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._mark = files.exists(self._mark_path)
+
+        def changed(names: set[str]) -> None:
+            refresh(core.topics, core.groups, core.offsets, names)
+
+        java = JavaState(
+            files, core.settings.store.root, in_executor=in_executor, on_changed=changed,
+            signed=signed,
+        )  # fmt: skip
         self.state = StateFollower(
             self.applier, claim, log_end=lambda: following.end, sync=core.store.sync,
-            in_executor=in_executor, signed=signed,
-            on_changed=lambda names: refresh(core.topics, core.groups, core.offsets, names),
+            in_executor=in_executor, signed=signed, on_changed=changed, java=java.follow,
         )  # fmt: skip
 
     @property
