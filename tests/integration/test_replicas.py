@@ -11,6 +11,7 @@ import pytest
 
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replicas.sides import MasterSide
 from sluicemq.broker.replicas.state import Claim
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
@@ -164,3 +165,34 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
 async def until_sent(broker: Broker, body: bytes) -> None:
     while await sent(broker, body):
         await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_a_change_is_answered_when_the_slave_has_it(tmp_path: Path, is_silent: bool) -> None:
+    async with name_server(tmp_path) as names:
+        master = Broker(
+            broker_config(names, broker_role="SYNC_MASTER", slave_timeout_ms=500),
+            store_config(tmp_path, "m"),
+        )
+        slave_config = broker_config(names, broker_role="SLAVE", broker_id=1)
+        slave = Broker(slave_config, store_config(tmp_path, "s"))
+        async with running(master), running(slave):
+            assert isinstance(master.side, MasterSide)
+            mirror = master.side.state._mirror
+            await until(lambda: mirror.number_of(1) == mirror.number)
+            if is_silent:
+                await slave.close()
+                answer = await call(master, 17, NEW)
+                assert answer.code != 0
+                assert "not all slaves" in (answer.remark or "")
+                return
+            for number in range(3):
+                answer = await call(master, 17, NEW | {"topic": f"T{number}"})
+                assert answer.code == 0, answer.remark
+                assert f"T{number}" in slave.core.topics, "and serves it"
+        heir = Broker(
+            dataclasses.replace(slave_config, broker_role="ASYNC_MASTER", broker_id=0),
+            store_config(tmp_path, "s"),
+        )
+        async with running(heir):
+            assert heir.core.topics.table.keys() >= {"T0", "T1", "T2"}
