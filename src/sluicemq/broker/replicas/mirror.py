@@ -146,9 +146,11 @@ class Places:
                 break
         raise ProtocolError(f"{name!r} is no place of mirrored state.")
 
-    def walk(self, files: Files) -> Iterator[tuple[str, str]]:
-        """(name, path) of every mirrored file that is there."""
+    def walk(self, files: Files, start: str = "") -> Iterator[tuple[str, str]]:
+        """(name, path) of every mirrored file that is there, of the names that begin so."""
         for name, root in self.roots.items():
+            if not name.startswith(start):
+                continue
             parent, _, last = root.rpartition("/")
             siblings = [each for each in files.names(parent) if each.startswith(last + ".")]
             for path in [root, *(f"{parent}/{each}" for each in siblings)]:
@@ -235,8 +237,7 @@ class Mirror:
 
     def look(self, files: Files) -> None:
         """Blocking, now and then: access rules that somebody else has changed. Raises OSError."""
-        every = self.places.walk(files)
-        found = {name: path for name, path in every if name.startswith(EDITED)}
+        found = dict(self.places.walk(files, EDITED))
         for name in self._looked.keys() - found:
             with self.lock:
                 self.add(Kind.REMOVE, name)
