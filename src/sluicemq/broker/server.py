@@ -103,6 +103,8 @@ class Broker:
         self.settings = Settings(config, store_config, is_read_only=read_only)
         self.term, self._propose, self._steering = term, propose, steering
         self.claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
+        self.on_opening: Callable[[Dispatcher], None] = lambda dispatcher: None
+        """Told before the port opens in a role, with what will answer there."""
         self.in_sync: InSync | None = None
         """What a master knows of its slaves."""
         self.side: MasterSide | SlaveSide | None = None
@@ -183,11 +185,6 @@ class Broker:
         if self.in_sync is not None:
             self.in_sync.depose(reason)
             self.core.turns.flush()
-
-    def rest(self, is_resting: bool) -> None:
-        """Nobody is read from, until that ends: requests wait in their connections."""
-        for server in self._servers:
-            server.rest(is_resting)
 
     async def _give_up(self) -> None:
         for server in self._servers:
@@ -353,6 +350,7 @@ class Broker:
     async def _listen(self, core: BrokerState, kept: Kept) -> None:
         """Opens the port, and the VIP port for old clients where it can be had."""
         config, handlers = self.settings.broker, dispatcher(core)
+        self.on_opening(handlers)
         self._servers = []
         port = next(iter(kept), config.listen_port)
         vip_port = port - VIP_PORT_BELOW

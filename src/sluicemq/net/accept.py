@@ -267,7 +267,6 @@ class Server:
         self._complained: set[tuple[str, str]] = set()
         self._gone = asyncio.Event()
         self._closing = False
-        self._is_resting = False
 
     def _accepted(self) -> Accepted:
         """A connection that is about to be made."""
@@ -282,15 +281,6 @@ class Server:
     def connections(self) -> tuple[Accepted, ...]:
         """Theirs."""
         return tuple(self._connections.values())
-
-    def rest(self, is_resting: bool) -> None:
-        """Nothing is read, also of who connects now, until that ends; answers leave."""
-        self._is_resting = is_resting
-        for connection in self.connections:
-            if is_resting:
-                connection.pause_writing()
-            else:
-                connection.resume_writing()
 
     def keep(self) -> Kept:
         """Its listening sockets once more: they stay open when this server closes, and connections
@@ -376,8 +366,6 @@ class Server:
             connection.abort()
             return
         self._connections[connection.peer] = connection
-        if self._is_resting:
-            connection.pause_writing()
 
     def lost(self, connection: Accepted) -> None:
         """A connection is gone."""

@@ -170,9 +170,6 @@ class MemoryPorts:
         """Nothing: whoever starts first has the port."""
         return {}
 
-    def rest(self, is_resting: bool) -> None:
-        """Nothing: what has been sent here is in memory."""
-
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         found = tuple(port or next(MEMORY_PORTS) for port in ports)
         addresses = tuple(f"{host or '127.0.0.1'}:{port}" for port in found)

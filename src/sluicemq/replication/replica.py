@@ -30,7 +30,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, read_text, replace_text
 from sluicemq.files.machine import boot_id
-from sluicemq.net.dispatch import Handler, Peer
+from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import broker_tls
 from sluicemq.replication import election
@@ -48,8 +48,9 @@ from sluicemq.replication.election import (
     Wait,
     next_step,
 )
-from sluicemq.replication.forward import Forwarder
+from sluicemq.replication.forward import FORWARDED, READS, Forwarder
 from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.replication")
 
@@ -555,9 +556,33 @@ def _now_s() -> float:
 
 
 class BrokerSeat:
-    """The `Seat` that a broker is."""
+    """The `Seat` that a broker is.
+
+    Two times nothing may be answered though the port is open: a master that hands over takes no
+    writes any more, and a new one gives nothing away before its whole log is confirmed, since a
+    consumer could see a queue end before the offset it has. Requests that need a master rest then:
+    they are held, in their order, and handled when it is over, or end with their connections when
+    the role does.
+    """
 
     broker: Broker
+
+    def __init__(self) -> None:
+        self._dispatcher: Dispatcher
+        self._before: tuple[dict[int, Handler], dict[int, Quick]] | None = None
+        self._held: list[tuple[Command, Peer]] = []
+
+    def opening(self, dispatcher: Dispatcher) -> None:
+        """The broker is about to open its port in a new role."""
+        self._dispatcher, self._before, self._held = dispatcher, None, []
+        if (in_sync := self.broker.in_sync) is not None:
+            self.rest(True)
+            in_sync.wait(in_sync.own_end(), self.settled)
+
+    def settled(self, result: int | BaseException) -> None:
+        """A new master's log is confirmed, or it is none any more."""
+        if not isinstance(result, BaseException):
+            self.rest(False)
 
     @property
     def address(self) -> str:
@@ -600,7 +625,21 @@ class BrokerSeat:
         self.broker.depose(reason)
 
     def rest(self, is_resting: bool) -> None:
-        self.broker.rest(is_resting)
+        dispatcher = self._dispatcher
+        if is_resting and self._before is None:
+            self._before = dispatcher.handlers, dispatcher.quick
+            held = dict.fromkeys(map(int, FORWARDED | READS), self.hold)
+            dispatcher.handlers, dispatcher.quick = {**dispatcher.handlers, **held}, {}
+        elif not is_resting and self._before is not None:
+            dispatcher.handlers, dispatcher.quick = self._before
+            self._before, held_requests, self._held = None, self._held, []
+            for command, peer in held_requests:
+                if not peer.closed:
+                    peer.write(dispatcher.give(command, peer))
+
+    def hold(self, command: Command, peer: Peer) -> None:
+        """The handler of what rests."""
+        self._held.append((command, peer))
 
 
 @contextlib.asynccontextmanager
@@ -631,6 +670,7 @@ async def replicated(
         config, store_config, files=files, network=network, propose=replica.propose,
         steering=replica, **parts,
     )  # fmt: skip
+    broker.on_opening = seat.opening
     await broker.start()
     try:
         store = broker.store

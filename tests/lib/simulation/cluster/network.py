@@ -271,9 +271,6 @@ class Listener:
     def keep(self) -> Kept:
         return {}
 
-    def rest(self, is_resting: bool) -> None:
-        """Requests wait: here they go on, and are refused."""
-
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         self.ports = tuple(ports)
         for port in ports:
