@@ -17,6 +17,7 @@ therefore is made at the end of a `sync`.
 
 import contextlib
 import logging
+import math
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -326,6 +327,7 @@ class Store:
             queue.put(offset, Unit._make(UNIT.unpack(unit)))
             queue.correct_min(self._log.start)
             self._queues.note(queue)
+            self._checkpoint_s = -math.inf  # at once: no recovery would find it in the log
 
     def begin_log(self, position: int) -> None:
         """Let the empty log begin at a file's beginning. Raises StoreError."""

@@ -45,8 +45,10 @@ class Slave:
         """The master has started."""
         self.broker, self.disk.clock = broker, broker.clock
         self.mirror.log_end = lambda: broker.store.written_offset
-        self.store = Store.open(self.config, files=self.held, clock=broker.clock)
-        self.following = self.store.following()
+        self.store = store = Store.open(self.config, files=self.held, clock=broker.clock)
+        self.following = store.following()
+        self.mirror.units = broker.store.ended_queues
+        self.applier = Applier(self.disk, self.places, store.begin_queue)
         self.pump()
 
     def pump(self) -> None:
