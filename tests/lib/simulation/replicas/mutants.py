@@ -75,7 +75,7 @@ def has_no_gate() -> Any:
     """Visibility: a master shows what is written, and a start what is found."""
     real = Store.open.__func__  # type: ignore[attr-defined]
 
-    def opened(cls: type[Store], config: Any, **named: Any) -> Any:
+    def opened(cls: type[Store], config: Any, /, **named: Any) -> Any:
         return real(cls, config, **{**named, "is_gated": False, "confirmed": None})
 
     return patch.object(Store, "open", classmethod(opened))
