@@ -106,7 +106,7 @@ def test_an_operation_waits_for_the_log(pair: Pair) -> None:
     pair.ask(log_end=99)
     assert pair.applier.waits_for == 100
     assert not pair.slave.exists("/s/config/consumerOffset.json")
-    assert pair.mirror.number_of(1) == 0
+    assert pair.mirror.number_of(1) < pair.mirror.number
     pair.applier.apply(100)
     assert pair.is_same
     pair.ask(100)
