@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histories.checker import check
-from histories.history import Change, End, History, Left, Outcome, Queue, Seen, Send, TermSeen
+from histories.history import Change, End, Filtered, History, Left, Outcome, Queue, Seen, Send, TermSeen
 
 Q: Queue = ("t", 0)
 
@@ -52,6 +52,8 @@ def test_an_unsure_send_may_be_there_or_not() -> None:
         ("lost", lambda h: h.left[0].queues[Q].pop(2)),
         ("twice", lambda h: h.seen.append(Seen(Q, 1, "v3", 9.0))),
         ("taken back", lambda h: h.seen.append(Seen(Q, 7, "v3", 9.0))),
+        ("missed", lambda h: h.filtered.append(
+            Filtered(Q, 0, 4, frozenset({"v1"}), "odd", lambda value: value in ("v1", "v3")))),
         ("phantom", lambda h: h.left[0].queues[Q].update({4: "never sent"})),
         ("phantom", lambda h: h.left[0].queues[Q].update({4: "v1"})),
         ("phantom", lambda h: setattr(h.sends[3], "outcome", Outcome.REFUSED)),

@@ -5,6 +5,8 @@
     order       sends of a queue are not linearizable: one that was called after another had
                 returned stands before it (also when nobody was told that it is stored)
     taken back  what a consumer was given is not there at the end, or is another value
+    missed      a filter that changes all the time has left out what it wants, or let through what
+                it does not
     phantom     a value is there that nobody sent, that was refused, or more often than it was tried
     backwards   a master of the same or a later epoch has shown a shorter queue than one before it
     split       two masters have one epoch, one is elected from outside the set, or acknowledgements
@@ -32,8 +34,8 @@ def check(history: History) -> list[str]:
     if not history.left:
         return during
     return [
-        *_lost(history), *during, *_order(history), *_taken_back(history), *_phantoms(history),
-        *_forgotten(history), *_apart(history),
+        *_lost(history), *during, *_order(history), *_taken_back(history), *_missed(history),
+        *_phantoms(history),        *_forgotten(history), *_apart(history),
     ]  # fmt: skip
 
 
@@ -96,6 +98,19 @@ def _taken_back(history: History) -> Iterator[str]:
         if found != seen.value:
             place = f"{seen.queue}:{seen.offset}"
             yield f"taken back: {seen.value} was seen at {place}, there is {found}"
+
+
+def _missed(history: History) -> Iterator[str]:
+    final = _final(history)
+    for read in history.filtered:
+        there = final.get(read.queue, {})
+        values = {there[at] for at in range(read.start, read.stop) if at in there}
+        wanted = {value for value in values if read.wants(value)}
+        if wanted != read.values:
+            yield (
+                f"missed: {read.filter} of {read.queue} from {read.start} to {read.stop} gave"
+                f" {sorted(read.values)[:5]}, not {sorted(wanted)[:5]}"
+            )
 
 
 def _phantoms(history: History) -> Iterator[str]:

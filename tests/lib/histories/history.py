@@ -5,7 +5,7 @@ a refusal (certainly not stored), or unsure. Values are told apart: a sender nev
 though a client that retries may store one more than once (`attempts_max`). Times are of one clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -53,6 +53,19 @@ class Seen:
     value: str
     at_s: float
     node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """Of the offsets from `start` to before `stop` a filter has let these values through; it wants
+    values for which `wants` holds."""
+
+    queue: Queue
+    start: int
+    stop: int
+    values: frozenset[str]
+    filter: str
+    wants: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,7 @@ class History:
 
     sends: list[Send] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    filtered: list[Filtered] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     terms: list[TermSeen] = field(default_factory=list)

@@ -16,17 +16,19 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from histories.checker import check
-from histories.history import Change, End, History, Left, Outcome, Seen, Send
+from histories.history import Change, End, Filtered, History, Left, Outcome, Seen, Send
 from histories.namespaces import BROKER, Cluster, available
 from sluicemq.client.core import requests
 from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.requests import PullStatus
 from sluicemq.errors import SluiceError
-from sluicemq.model.subscription import Subscription
+from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import MessageQueue, TopicConfig
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.codec import decode_records
@@ -38,6 +40,16 @@ SENDERS: Final = 4
 TIMEOUT_S: Final = 4.0
 REST_S: Final = 60.0
 DELAY_LEVEL: Final = 1
+FILTERS: Final = (
+    ("a", TAG, "a"), ("b || c", TAG, "bc"), ("tag = 'c'", SQL92, "c"),
+    ("tag IN ('a', 'b')", SQL92, "ab"), ("tag <> 'a'", SQL92, "bc"),
+)  # fmt: skip
+"""Expression, kind, the tags that it wants."""
+
+
+def tag_of(value: str) -> str:
+    """What filters tell values apart by."""
+    return "abc"[zlib.crc32(value.encode()) % 3]
 
 
 class Talk:
@@ -123,7 +135,9 @@ class Run:
     def _send_one(
         self, talk: Talk, target: int, queue: MessageQueue, value: str, *, is_delayed: bool = False
     ) -> bool:
-        properties = f"DELAY\1{DELAY_LEVEL}\2" if is_delayed else ""
+        tag = tag_of(value)
+        properties = f"TAGS\1{tag}\2tag\1{tag}\2"
+        properties += f"DELAY\1{DELAY_LEVEL}\2" if is_delayed else ""
         send = Send(value, None if is_delayed else (queue.topic, queue.queue_id), time.monotonic())
         send.attempts_max = 99 if is_delayed else 1
         with self._lock:
@@ -158,6 +172,8 @@ class Run:
                     self._ask_end(talk, target, queue)
                 else:
                     offsets[queue] = self._pull(talk, target, queue, offsets[queue])
+                    start = rng.randint(0, offsets[queue])
+                    self._pull_filtered(talk, target, queue, start, rng.choice(FILTERS))
             time.sleep(0.005)
         talk.close()
 
@@ -174,6 +190,25 @@ class Run:
             )
             offset = message.queue_offset + 1
         return offset
+
+    def _pull_filtered(
+        self, talk: Talk, target: int, queue: MessageQueue, start: int, wanted: tuple[str, str, str]
+    ) -> None:
+        """Another filter each time, over what was sent for all of them."""
+        text, kind, tags = wanted
+        subscription = Subscription(queue.topic, text, kind)
+        command = requests.pull(
+            "histories", queue, start, subscription=subscription, expression_kind=kind, lite=True
+        )
+        answer = requests.pull_answer(talk.call(target, command), "")
+        if answer.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MSG):
+            values = frozenset(m.body.decode() for m in decode_records(answer.data))
+            place = (queue.topic, queue.queue_id)
+            self.history.filtered.append(
+                Filtered(
+                    place, start, answer.next_offset, values, text, lambda v: tag_of(v) in tags
+                )
+            )
 
     def _ask_end(self, talk: Talk, target: int, queue: MessageQueue) -> None:
         """Only where the same master was there before and after is it known who has answered."""
@@ -362,6 +397,7 @@ def run_many(count: int, first: int, replicas: int, seconds: float) -> int:
             elections += len({term.epoch for term in run.history.terms}) - 1
             sys.stdout.write(
                 f"{seed}: {len(sends)} of {len(run.history.sends)} acknowledged,"
+                f" {len(run.history.seen)} seen, {len(run.history.filtered)} filtered pulls,"
                 f" {'; '.join(run.story)}\n"
             )
             sys.stdout.flush()
