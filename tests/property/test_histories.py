@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histories.checker import check
-from histories.history import Change, End, Filtered, History, Left, Outcome, Queue, Seen, Send, TermSeen
+from histories.history import (
+    Change,
+    End,
+    Filtered,
+    History,
+    Left,
+    Outcome,
+    Queue,
+    Seen,
+    Send,
+    TermSeen,
+)
 
 Q: Queue = ("t", 0)
 
