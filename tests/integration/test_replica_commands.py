@@ -1,11 +1,28 @@
 """`sluice up --replicas N` and `sluice cluster …`, as processes."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sluicemq.cli.replicas import Child, etcd_child, etcd_is_healthy, free_ports
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.bulk import BulkReader
+from sluicemq.client.sync.producer import Producer
+from sluicemq.record.codec import decode_records
+
+SOURCE = Path(__file__).parents[2] / "src"
+TIMEOUT_S = 60
 
 
 async def test_an_etcd_that_is_killed_comes_back_with_its_data(tmp_path: Path) -> None:
@@ -28,3 +45,105 @@ def process_id(child: Child) -> int:
     process = child._process
     assert process is not None
     return process.pid
+
+
+class Trial:
+    """`sluice up --replicas 2`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sluicemq", "up", "--replicas", "2", "--nameserver-port",
+                 "0", "--broker-port", "0", "--store", str(directory / "store")],
+                stdout=subprocess.PIPE, stderr=log, text=True,
+                env={**os.environ, "PYTHONPATH": str(SOURCE), "NAMESRV_ADDR": ""},
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), self.log.read_text()
+        self.name_server = dict(word.partition("=")[::2] for word in line.split())["nameserver"]
+
+    def sluice(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "sluicemq", *words, "-n", self.name_server],
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.stderr}\n{self.log.read_text()[-5000:]}"
+        return done.stdout
+
+    def status(self) -> list[dict[str, Any]]:
+        found = json.loads(self.sluice("cluster", "status", "--json"))["brokers"]
+        assert isinstance(found, list)
+        return found
+
+    def await_whole(self) -> dict[str, Any]:
+        """Until both are in sync; the master's record."""
+        end = time.monotonic() + TIMEOUT_S
+        while True:
+            with contextlib.suppress(AssertionError):
+                rows = self.status()
+                if [(row["role"], row["inSync"]) for row in rows] == [
+                    ("master", True), ("slave", True),
+                ]:  # fmt: skip
+                    return rows[0]
+            assert time.monotonic() < end, self.log.read_text()[-20_000:]
+            time.sleep(0.2)
+
+    def close(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(TIMEOUT_S)
+        finally:
+            self.process.kill()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    running = Trial(tmp_path)
+    yield running
+    if running.process.returncode is None:
+        running.close()
+
+
+def bodies(name_server: str, topic: str) -> list[bytes]:
+    """All that is in a topic."""
+    found: list[bytes] = []
+    with Admin(name_server) as admin:
+        for queue in admin.queues(topic):
+            first, end = admin.offsets(queue)
+            address = admin.masters()[queue.broker]
+            with BulkReader(address, topic, queue.queue_id, first, end) as chunks:
+                for chunk in chunks:
+                    found += [message.body for message in decode_records(chunk)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_when_the_master_is_killed_the_next_send_is_acknowledged_within_seconds(
+    trial: Trial,
+) -> None:
+    master = trial.await_whole()
+    with Producer(trial.name_server, timeout_ms=20_000) as producer:
+        sent = [b"%d" % number for number in range(200)]
+        for body in sent:
+            producer.send("Trial", body)
+        os.kill(master["pid"], signal.SIGKILL)
+        killed_s = time.monotonic()
+        producer.send("Trial", b"after")
+        assert time.monotonic() - killed_s < 8
+        new = next(row for row in trial.status() if row["role"] == "master")
+        assert new["id"] != master["id"]
+        assert new["epoch"] > master["epoch"]
+        trial.await_whole()  # the killed one is back
+        trial.sluice("cluster", "switch", "--to", str(master["id"]))
+        producer.send("Trial", b"switched")
+    now = trial.await_whole()
+    assert now["id"] == master["id"]
+    assert Counter(bodies(trial.name_server, "Trial")) == Counter([*sent, b"after", b"switched"])
+    assert trial.close() == 0
+    assert "Traceback" not in trial.log.read_text()

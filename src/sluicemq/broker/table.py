@@ -208,12 +208,12 @@ def dispatcher(b: BrokerState) -> Dispatcher:
     if b.settings.is_read_only:
         quick = {}
         handlers |= readonly.refusals(b.settings.store.root)
+    if b.steering is not None:
+        handlers = b.steering.handlers(handlers, is_slave=b.settings.is_slave)
+    elif b.settings.is_slave:
+        handlers |= refusals(b.settings, handlers)
     if b.settings.is_slave:
         quick = {}
-        if b.steering is not None:
-            handlers = b.steering.forwarding(handlers)
-        else:
-            handlers |= refusals(b.settings, handlers)
     return Dispatcher(
         handlers,
         quick=quick,

@@ -31,7 +31,7 @@ log = logging.getLogger("sluicemq.cli")
 LOOPBACK: Final = "127.0.0.1"
 PORTS_APART: Final = 10
 """From one broker's port to the next: each has its VIP port and that for slaves beside it."""
-BROKER_PAUSE_S: Final = 10.0
+BROKER_PAUSE_S: Final = 5.0
 ETCD_PAUSE_S: Final = 0.2
 READY_S: Final = 60.0
 MASTER_S: Final = 30.0
@@ -62,6 +62,20 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind((LOOPBACK, 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def broker_ports(count: int) -> list[int]:
+    """Free ones with the next one free for slaves: it is told before it is opened."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as one, socket.socket() as next_one:
+            one.bind((LOOPBACK, 0))
+            port = one.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                next_one.bind((LOOPBACK, port + 1))
+                if port not in found and port - 1 not in found:
+                    found.append(port)
+    return found
 
 
 def etcd_command(directory: Path, port: int, peer_port: int) -> list[str]:
@@ -98,13 +112,13 @@ def _die_with_parent() -> None:
 class Child:
     """A process that is started again whenever it ends, until it is stopped.
 
-    `command()` makes the arguments of each start. `await_ready(process)` returns when it serves.
+    `await_ready(process)` returns when it serves.
     """
 
     def __init__(
         self,
         name: str,
-        command: Callable[[], Sequence[str]],
+        command: Sequence[str],
         await_ready: Callable[[asyncio.subprocess.Process], Coroutine[Any, Any, None]],
         pause_s: float,
     ) -> None:
@@ -122,7 +136,7 @@ class Child:
 
     async def _launch(self) -> None:
         self._process = process = await asyncio.create_subprocess_exec(
-            *self._command(),
+            *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which knows the order
@@ -188,22 +202,16 @@ def etcd_child(directory: Path, port: int, peer_port: int) -> Child:
                 return
             await asyncio.sleep(0.05)
 
-    return Child(
-        "etcd", lambda: etcd_command(directory, port, peer_port), await_ready, ETCD_PAUSE_S
-    )
+    return Child("etcd", etcd_command(directory, port, peer_port), await_ready, ETCD_PAUSE_S)
 
 
 class BrokerChild(Child):
-    """A `sluice broker`. `address`: host:port, as it said; it keeps its port from then on."""
+    """A `sluice broker`. `address`: host:port, as it said."""
 
     def __init__(self, name: str, options: Sequence[str], port: int) -> None:
-        self.address = f":{port}"
-        self._options = options
-        super().__init__(name, self._arguments, self._read_address, BROKER_PAUSE_S)
-
-    def _arguments(self) -> list[str]:
-        port = self.address.rpartition(":")[2]
-        return [sys.executable, "-m", "sluicemq", "broker", "--port", port, *self._options]
+        self.address = ""
+        command = [sys.executable, "-m", "sluicemq", "broker", "--port", f"{port}", *options]
+        super().__init__(name, command, self._read_address, BROKER_PAUSE_S)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -260,18 +268,20 @@ async def start_replicas(
     etcd = etcd_child(root / "etcd", etcd_port, peer_port)
     stack.push_async_callback(etcd.close)
     await etcd.start()
+    fixed = range(port, port + PORTS_APART * count, PORTS_APART)
+    ports = list(fixed) if port else broker_ports(count)
     consensus = f"etcd://{LOOPBACK}:{etcd_port}"
     brokers = [
         BrokerChild(
             f"broker {number}",
             [
                 "--nameserver", name_server, "--store", str(root / f"broker-{number}"),
-                "--consensus", consensus, "--id", str(number),
+                "--consensus", consensus, "--id", str(number), "--metrics-port", "0",
                 "--log-level", logging.getLevelName(log.getEffectiveLevel()).lower(), *options,
             ],
-            port and port + PORTS_APART * (number - 1),
+            one_port,
         )
-        for number in range(1, count + 1)
+        for number, one_port in enumerate(ports, 1)
     ]  # fmt: skip
 
     async def close() -> None:

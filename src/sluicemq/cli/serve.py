@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PROXY_PORT = 8081
+REPLICAS_MAX = 9
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -77,6 +78,7 @@ def _start_log(_context: click.Context, _option: click.Parameter, level: str) ->
         level=level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
 
@@ -98,6 +100,10 @@ _read_only_option = click.option(
 _proxy_port_option = _port_option(
     "--proxy-port", "grpcServerPort",
     help="Port of the proxy for gRPC clients (8081); 0 takes a free one.",
+)  # fmt: skip
+_replicas_option = click.option(
+    "--replicas", type=click.IntRange(2, REPLICAS_MAX),
+    help="So many brokers of one name, processes of their own, which fail over; for a trial.",
 )  # fmt: skip
 _log_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
@@ -135,16 +141,25 @@ def nameserver(path: str | None, **keys: Any) -> None:
 @click.option("-n", "--nameserver", "namesrvAddr", help="Name servers, host:port;host:port.")
 @click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
 @_proxy_port_option
+@_port_option("--metrics-port", METRICS_KEY, help="Port of the metrics (5557); 0 takes a free one.")
+@click.option(
+    "--consensus", "sluiceConsensus", help="Who says which replica is master: etcd://host:port,…"
+)
+@click.option(
+    "--id", "brokerId", type=click.IntRange(1), help="Which of the replicas it is (brokerId)."
+)
 @_read_only_option
 @_log_option
 def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     With --read-only it registers with the name servers of --nameserver alone: a copied
-    configuration names those of another broker. --proxy-port means --enable-proxy too.
+    configuration names those of another broker. --proxy-port means --enable-proxy too. With
+    --consensus a send is answered when the in-sync set has it, unless the file says brokerRole.
     """
     proxy = enable_proxy or keys["grpcServerPort"] is not None
-    config, store = _broker_settings(path, keys)
+    head = "brokerRole=SYNC_MASTER\n" if keys["sluiceConsensus"] else ""
+    config, store = _broker_settings(path, keys, head=head)
     if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
     _run(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
@@ -165,19 +180,28 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 @click.option("--no-proxy", is_flag=True, help="Do not serve gRPC clients.")
 @_store_option
 @_read_only_option
+@_replicas_option
 @_log_option
 def up(
-    path: str | None, nameserver_port: int, no_proxy: bool, read_only: bool, **keys: Any
+    path: str | None,
+    nameserver_port: int,
+    no_proxy: bool,
+    read_only: bool,
+    replicas: int | None,
+    **keys: Any,
 ) -> None:
     """Run name server, broker and proxy in one process until SIGTERM or Ctrl-C.
 
     The configuration file is the broker's. All listen on 127.0.0.1 unless --host or the file's
     bindAddress says otherwise; the name server keeps its files in the store's directory. The proxy
     is left out when it lacks its port or its package, unless its port was given; with a broker at a
-    free port it is there only when its port was given.
+    free port it is there only when its port was given. With --replicas there is none, and etcd and
+    each broker are processes below this one.
     """
     if no_proxy and keys["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
+    if replicas and (read_only or keys["grpcServerPort"] is not None):
+        raise click.UsageError("--replicas goes with neither --read-only nor --proxy-port.")
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
     proxy = None if config.listen_port else False
     if no_proxy or config.proxy_port is not None:
@@ -191,6 +215,14 @@ def up(
     async def start(stack: contextlib.AsyncExitStack) -> str:
         names = name_server_of(config, store, nameserver_port)
         address = await start_name_server(names, stack, read_only=read_only)
+        if replicas:
+            from sluicemq.cli.replicas import start_replicas  # noqa: PLC0415 - not for `--help`
+
+            given = ["--host", config.bind_address, *(["--config", path] if path else ())]
+            text = await start_replicas(
+                replicas, Path(store.root), address, config.listen_port, given, stack
+            )
+            return f"nameserver={address} {text}"
         here = replace(config, name_server_addresses=(address,))
         text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
         return f"nameserver={address} {text}"
@@ -342,12 +374,19 @@ async def start_broker(
 ) -> str:
     """Start one whose closing the stack does; what is said of it when it is ready. `proxy`: None
     takes one if it can be had."""
-    from sluicemq.broker.server import Broker  # noqa: PLC0415 - the name server needs none of it
-
     _warn_of_exposure(*key_files(config))
-    server = Broker(config, store, read_only=read_only)
-    await server.start()
-    stack.push_async_callback(server.close)
+    if config.consensus and not read_only:
+        from sluicemq.replication.etcd import Etcd  # noqa: PLC0415 - few have replicas
+        from sluicemq.replication.replica import replicated  # noqa: PLC0415
+
+        consensus = Etcd(config.consensus)
+        _, server = await stack.enter_async_context(replicated(config, store, consensus))
+    else:
+        from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
+
+        server = Broker(config, store, read_only=read_only)
+        await server.start()
+        stack.push_async_callback(server.close)
     text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
     if proxy is not False:
         try:
@@ -478,7 +517,7 @@ def _broker_settings(
     path = path or _changes_file(f"{root}/config/{CHANGES_FILE}")
     text = head + _read_config(path)
     # Brokers on free ports are many on one machine: their metrics take free ports too.
-    if keys["listenPort"] == 0 and METRICS_KEY not in text:
+    if keys["listenPort"] == 0 and METRICS_KEY not in text and keys.get(METRICS_KEY) is None:
         keys = keys | {METRICS_KEY: 0}
     overrides = _tls_file(text, Part.BROKER) | _given(keys | {"brokerConfigPath": path})
     config, store, warnings = load_broker_config(text, overrides=overrides)

@@ -8,8 +8,8 @@ and lose nothing by it:
 
 Each connection of a client gets a tunnel when it first needs one, so the master knows who asks,
 requests keep their order, and what the master asks of the client (40, 39, 220) finds its way back.
-The client's heartbeats go through its tunnel as well, the last one first; a tunnel that nothing but
-heartbeats use is closed, because the client has found the master by itself then.
+The client's heartbeats go through its tunnel as well, the last one first (`presence.py`); a tunnel
+that nothing but heartbeats use is closed, because the client has found the master by itself then.
 
 A forwarded request bears a flag and is forwarded once: two replicas that think the other is master
 would play ball. While nobody is master a request waits, up to `HOLD_S`, and is refused with 14
@@ -26,9 +26,12 @@ from typing import Any, Final
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError
 from sluicemq.net.channel import Channel, Dial
 from sluicemq.net.dispatch import Handler, Outcome, Peer, finish_answer
+from sluicemq.replication.presence import Presence
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import HeartbeatResponse
 
 FLAG_FORWARDED: Final = 1 << 8
 """In a request's flags, of which RocketMQ knows the first two bits. Signatures do not cover it."""
@@ -66,8 +69,10 @@ FORWARDED: Final = frozenset({
     Code.DELETE_ACL_CONFIG, Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, Code.SLUICE_FILTERED_LAG,
     Code.SLUICE_GROUP_LANES,
 })  # fmt: skip
-PRESENCE: Final = frozenset({Code.HEART_BEAT, Code.UNREGISTER_CLIENT})
-"""Handled here and told to the master as well."""
+AS_MEMBER: Final = frozenset({
+    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.POP_MESSAGE, Code.GET_CONSUMER_LIST_BY_GROUP,
+})  # fmt: skip
+"""What a master has to know the asking consumer for."""
 
 
 class NotMasterError(RequestError):
@@ -78,13 +83,17 @@ class NotMasterError(RequestError):
 
 
 class Forwarder:
-    """The tunnels of one replica. Use it in the loop it was made in."""
+    """The tunnels of one replica. Use it in the loop it was made in.
+
+    `give` handles a request that nobody waits for, in the role of now.
+    """
 
     def __init__(self, dial: Dial) -> None:
+        self.give: Callable[[Command, Peer], object] = lambda command, peer: None
         self._dial = dial
         self._master = ""
         self._tunnels: dict[Peer, Tunnel] = {}
-        self._presence: dict[Peer, Command] = {}
+        self._presence = Presence()
         self._work: set[asyncio.Task[None]] = set()
 
     @property
@@ -99,19 +108,24 @@ class Forwarder:
             for tunnel in self._tunnels.values():
                 tunnel.retire()
 
-    def handlers(self, local: Mapping[int, Handler], *, serves_reads: bool) -> dict[int, Handler]:
-        """Those of a replica, made of its own, which stay for what it answers by itself."""
-        forwarded = FORWARDED if serves_reads else FORWARDED | READS
-        return {
-            code: self._forward if code in forwarded
-            else self._present(handler) if code in PRESENCE
-            else handler
-            for code, handler in local.items()
-        }  # fmt: skip
+    def handlers(
+        self, local: Mapping[int, Handler], *, is_slave: bool, serves_reads: bool
+    ) -> dict[int, Handler]:
+        """Those of a replica, made of its own. A slave's stay for what it answers by itself."""
+        found = dict(local)
+        if is_slave:
+            forwarded = FORWARDED if serves_reads else FORWARDED | READS
+            found |= dict.fromkeys(forwarded & local.keys(), self._forward)
+        else:
+            found |= {code: self._known(local[code]) for code in AS_MEMBER & local.keys()}
+        for code in (Code.HEART_BEAT, Code.UNREGISTER_CLIENT):
+            if code in local:
+                found[code] = self._present(local[code], is_heard=serves_reads or not is_slave)
+        return found
 
     def disconnected(self, peer: Peer) -> None:
         """A client is gone, and with it its tunnel."""
-        self._presence.pop(peer, None)
+        self._presence.disconnected(peer, _now_s())
         if (tunnel := self._tunnels.pop(peer, None)) is not None:
             tunnel.retire()
 
@@ -128,28 +142,47 @@ class Forwarder:
         if command.flag & FLAG_FORWARDED:
             raise NotMasterError
         tunnel = self._tunnels.get(peer)
+        told = self._presence.adopt(command, peer, _now_s())
         if tunnel is None:
             tunnel = self._tunnels[peer] = Tunnel(self, peer)
-            if (presence := self._presence.get(peer)) is not None:
-                self.begin(tunnel.carry(presence))
+            told = self._presence.of(peer)
+        if told is not None:
+            self.begin(tunnel.carry(told))
         if tunnel.waiting >= WAITING_MAX:
             raise RequestError(ResponseCode.SYSTEM_BUSY, "too many requests wait for the master.")
-        tunnel.used_s = asyncio.get_running_loop().time()
+        tunnel.used_s = _now_s()
         self.begin(tunnel.carry(command))
 
-    def _present(self, local: Handler) -> Handler:
+    def _known(self, local: Handler) -> Handler:
+        """A master's: first it hears who asks."""
+
         def handle(command: Command, peer: Peer) -> Outcome:
-            outcome = local(command, peer)
+            told = self._presence.adopt(command, peer, _now_s())
+            if told is not None:
+                self.give(told, peer)
+            return local(command, peer)
+
+        return handle
+
+    def _present(self, local: Handler, *, is_heard: bool) -> Handler:
+        """Who is there: remembered, and told to the master through the tunnel. A slave that serves
+        no readers does not need to hear it (`is_heard`)."""
+
+        def handle(command: Command, peer: Peer) -> Outcome:
             told = replace(command, flag=FLAG_ONEWAY)
             if command.code == Code.HEART_BEAT:
-                self._presence[peer] = told
+                told = self._presence.seen(command, peer)
+            else:
+                self._presence.forget(peer)
             tunnel = self._tunnels.get(peer)
             if tunnel is not None:
-                if asyncio.get_running_loop().time() - tunnel.used_s > IDLE_S:
+                if _now_s() - tunnel.used_s > IDLE_S:
                     self._tunnels.pop(peer).retire()
                 else:
                     self.begin(tunnel.carry(told))
-            return outcome
+            if is_heard:
+                return local(command, peer)
+            return Command(ResponseCode.SUCCESS, encode_header(HeartbeatResponse()))
 
         return handle
 
@@ -170,6 +203,10 @@ class Forwarder:
                     return await self._dial(self._master, timeout_s=DIAL_S, on_request=on_request)
             await asyncio.sleep(PAUSE_S)
         raise NotMasterError("no replica is master now")
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Tunnel:

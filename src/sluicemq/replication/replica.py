@@ -537,13 +537,14 @@ class Replica:
         log.warning("replica %d is elected by hand, epoch %d", self._id, state.epoch)
         self._begin(self._carry(state))
 
-    def forwarding(self, local: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The handlers of a replica that is not master, made of those of a slave."""
+    def handlers(self, local: Mapping[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
+        """Those of a replica in its role, made of the broker's."""
         assert self._forwarder is not None, "the composition root gives one"
-        return self._forwarder.handlers(local, serves_reads=self._serves_reads)
+        reads = self._serves_reads
+        return self._forwarder.handlers(local, is_slave=is_slave, serves_reads=reads)
 
     def disconnected(self, peer: Peer) -> None:
-        """A client of a replica that is not master is gone."""
+        """A client is gone."""
         if self._forwarder is not None:
             self._forwarder.disconnected(peer)
 
@@ -641,6 +642,10 @@ class BrokerSeat:
         """The handler of what rests."""
         self._held.append((command, peer))
 
+    def give(self, command: Command, peer: Peer) -> None:
+        """Handles a request that nobody waits for, in the role of now."""
+        self._dispatcher.give(command, peer)
+
 
 @contextlib.asynccontextmanager
 async def replicated(
@@ -670,7 +675,7 @@ async def replicated(
         config, store_config, files=files, network=network, propose=replica.propose,
         steering=replica, **parts,
     )  # fmt: skip
-    broker.on_opening = seat.opening
+    broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
     try:
         store = broker.store

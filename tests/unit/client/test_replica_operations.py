@@ -70,6 +70,14 @@ def test_of_two_that_say_they_are_master_the_newer_one_is_believed_about_the_set
     assert [(row["id"], row["inSync"]) for row in found] == [(1, False), (2, True)]
 
 
+def test_without_a_master_a_slave_says_who_is_missed() -> None:
+    answers = {B: said(2, "slave", epoch=7, inSync=[1], address=B)}
+    found = run(replicas(directory()), {"b": {2: B}}, answers)
+    assert [(row["id"], row["role"], row["inSync"]) for row in found] == [
+        (1, "gone", True), (2, "slave", False),
+    ]  # fmt: skip
+
+
 def test_a_broker_of_rocketmq_and_one_that_is_not_there_are_shown_with_what_the_routes_say() -> (
     None
 ):

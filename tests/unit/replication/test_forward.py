@@ -42,7 +42,8 @@ class World:
 
     async def replica(self, *, serves_reads: bool = False) -> Channel:
         local = self.handlers(REPLICA)
-        await self.serve(REPLICA, self.forwarder.handlers(local, serves_reads=serves_reads))
+        made = self.forwarder.handlers(local, is_slave=True, serves_reads=serves_reads)
+        await self.serve(REPLICA, made)
         return await self.network.dial(REPLICA)
 
 
@@ -171,3 +172,44 @@ async def test_the_last_heartbeat_goes_first_and_the_master_asks_back() -> None:
     await asyncio.sleep(0.05)
     assert peer.closed
     await world.forwarder.close()
+
+
+def heartbeat(group: str) -> Command:
+    body = b'{"clientID":"c","consumerDataSet":[{"groupName":"%s"}]}' % group.encode()
+    return Command(Code.HEART_BEAT, {}, body)
+
+
+async def test_who_comes_back_is_known_before_its_next_heartbeat() -> None:
+    world = World()
+    await world.serve(MASTER)
+    channel = await world.replica()
+    world.forwarder.master = MASTER
+    await channel.call(heartbeat("g"), 5)
+    await channel.close()
+    again = await world.network.dial(REPLICA)
+    await again.call(Command(Code.PULL_MESSAGE, {"consumerGroup": "other"}), 5)
+    assert [code for code, _ in world.seen[MASTER]] == [Code.PULL_MESSAGE]
+    await again.call(Command(Code.PULL_MESSAGE, {"consumerGroup": "g"}), 5)
+    await again.call(Command(Code.PULL_MESSAGE, {"consumerGroup": "g"}), 5)
+    third = await world.network.dial(REPLICA)
+    await third.call(Command(Code.PULL_MESSAGE, {"consumerGroup": "g"}), 5)
+    assert [code for code, _ in world.seen[MASTER]] == [
+        Code.PULL_MESSAGE, Code.HEART_BEAT, Code.PULL_MESSAGE, Code.PULL_MESSAGE,
+        Code.PULL_MESSAGE,
+    ]  # fmt: skip
+    await world.forwarder.close()
+
+
+async def test_a_new_master_hears_first_who_asks() -> None:
+    world = World()
+    given: list[Command] = []
+    world.forwarder.give = lambda command, peer: given.append(command)
+    made = world.forwarder.handlers(world.handlers(MASTER), is_slave=False, serves_reads=False)
+    await world.serve(MASTER, made)
+    first = await world.network.dial(MASTER)
+    await first.call(heartbeat("g"), 5)
+    await first.close()
+    second = await world.network.dial(MASTER)
+    await second.call(Command(Code.PULL_MESSAGE, {"consumerGroup": "g"}), 5)
+    assert [bytes(it.body) for it in given] == [heartbeat("g").body]
+    assert given[0].is_oneway

@@ -96,7 +96,9 @@ class ConsumerGroup:
 
     @property
     def client_ids(self) -> list[str]:
-        return [member.client_id for member in self.members.values()]
+        """Each once: a client with two connections, of which one may lead through another replica,
+        would take the other for somebody and leave half of its queues to nobody."""
+        return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
     def find(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
         """The member that a request is from; of a client with several connections that of its

@@ -32,6 +32,7 @@ from sluicemq.files import Files, replace_text
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
+from sluicemq.net.stream import Stream, StreamUser
 from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
@@ -99,7 +100,6 @@ class MasterSide:
             store, core.in_sync, epochs, settings, clock, call_soon=call_soon, admission=admission
         )
         self.state = StateRequests(mirror, core.in_sync, files, clock, lambda: store.offset_min)
-        core.turns.on_commit = self.feeds.grown
         core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
 
     async def open(self, before: int) -> int:
@@ -112,7 +112,7 @@ class MasterSide:
         config = self._settings.broker
         port = config.listen_port + 1 if config.listen_port else 0
         port = before or (port if config.ha_port is None else config.ha_port)
-        listener = self._network.stream_listener(self.feeds.accept, limits=ServerLimits.of(config))
+        listener = self._network.stream_listener(self._accept, limits=ServerLimits.of(config))
         try:
             await listener.start(config.listen_address, [port])
         except ConfigurationError as error:
@@ -123,8 +123,14 @@ class MasterSide:
         self._listener = listener
         return listener.ports[0]
 
+    def _accept(self, stream: Stream) -> StreamUser:
+        self._core.turns.on_commit = self.feeds.grown
+        return self.feeds.accept(stream)
+
     def run(self) -> None:
         """A few times a second."""
+        if not self.feeds.all:  # a master without slaves sends as if there were none
+            self._core.turns.on_commit = None
         self.feeds.run()
         self.state.run(self._clock.monotonic_s())
 

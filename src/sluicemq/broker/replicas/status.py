@@ -41,12 +41,12 @@ class Steering(Protocol):
         """Begins to make this replica master though it may lack messages. Raises RequestError."""
         ...
 
-    def forwarding(self, local: dict[int, Handler]) -> dict[int, Handler]:
-        """The handlers of a replica that is not master, made of those of a slave."""
+    def handlers(self, local: dict[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
+        """Those of a replica in its role, made of the broker's."""
         ...
 
     def disconnected(self, peer: Peer) -> None:
-        """A client of a replica that is not master is gone."""
+        """A client is gone."""
         ...
 
 

@@ -52,7 +52,7 @@ class Seat:
     def elect(self) -> None:
         self.asked.append("elect")
 
-    def forwarding(self, local: dict[int, Handler]) -> dict[int, Handler]:
+    def handlers(self, local: dict[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
         return local
 
     def disconnected(self, peer: Peer) -> None: ...

@@ -64,11 +64,12 @@ def _told(said: Status) -> Status:
 
 
 def _completed(rows: list[Status]) -> list[Status]:
-    """The newest master's word about the in-sync set, the lag of its slaves, and who is gone."""
-    masters = [row for row in rows if row["role"] == MASTER and row["said"]]
-    if not masters:
+    """The newest master's word about the in-sync set, the lag of its slaves, and who is gone;
+    without a master that of any replica."""
+    ours = [row for row in rows if row["said"]]
+    if not ours:
         return rows
-    master = max(masters, key=lambda row: row["epoch"] or 0)
+    master = max(ours, key=lambda row: (row["role"] == MASTER, row["epoch"] or 0))
     in_sync = master["said"].get("inSync")
     slaves = {one["id"]: one for one in master["said"].get("slaves", ()) if one.get("id")}
     for row in rows:
