@@ -196,7 +196,7 @@ PLANTED: list[tuple[Plant, int]] = [
     (an_answer_does_not_wait_for_the_disk, 2),
     (a_rollback_publishes, 0),
     (a_commit_is_forgotten, 0),
-    (a_lock_is_given_to_two, 20),
+    (a_lock_is_given_to_two, 128),
     (a_lane_does_not_wait_for_the_message_that_is_out, 0),
     (a_message_that_failed_is_not_sent_back, 0),
     (a_delay_is_not_waited_for, 0),
