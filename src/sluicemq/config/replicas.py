@@ -41,7 +41,8 @@ class ReplicaConfig(MeasuredConfig):
         kind=SERVERS)
     ha_peers: tuple[str, ...] = setting("sluiceReplicaPeers", (),
         "Addresses that may connect to haListenPort, as in plain_acl.yml's white list "
-        "(`10.0.0.7;10.0.1.*`). Default: every one that the listening rule lets in.")
+        "(`10.0.0.7;10.0.1.*`). Default: every one that the listening rule lets in; with "
+        "aclEnable those alone that have asked for the state with a signature, as our slaves do.")
     ha_heartbeat_ms: int = setting("haSendHeartbeatInterval", 5000,
         "Master and slave say something every so many ms.", minimum=10)
     ha_housekeeping_ms: int = setting("haHousekeepingInterval", 20_000,
@@ -51,7 +52,7 @@ class ReplicaConfig(MeasuredConfig):
     ha_flow_control: bool = setting("haFlowControlEnable", False,
         "Slaves get no more than maxHaTransferByteInSecond.")
     ha_bytes_per_s: int = setting("maxHaTransferByteInSecond", 100 * 1024 * 1024,
-        "Bytes a second to all slaves; see haFlowControlEnable.", minimum=1024)
+        "Bytes a second to each slave; see haFlowControlEnable.", minimum=1024)
     gap_bytes_max: int = setting("haMaxGapNotInSync", 256 * 1024 * 1024,
         "A slave that is further behind than so many bytes does not count as one that can "
         "acknowledge.", aliases=("haSlaveFallbehindMax",), live=True)

@@ -283,8 +283,8 @@ class Admission:
     """Who may connect to the HA port, beside what the listening rule says (design/0011).
 
     With sluiceReplicaPeers those alone that it names. Without, everybody; but under access control
-    only who has asked for the state (900301) from that address, which needs a signature, or who a
-    consensus names: the log holds all messages of all topics.
+    only who has asked for the state (900301) from that address, which needs a signature: the log
+    holds all messages of all topics.
     """
 
     def __init__(self, settings: Settings, *, is_guarded: bool) -> None:

@@ -1,0 +1,124 @@
+"""Master and slave, one of ours and one of RocketMQ's, over RocketMQ's HA protocol.
+
+A slave has its master's log byte for byte from where it began, and queues that point to the same
+places; a send to a SYNC_MASTER is answered when the slave has it; a slave that was killed goes on
+where it was, and one that is gone is said to be. An empty slave of ours behind a master of ours has
+the whole log, each other one the master's last file and what comes after it (docs/spec/ha.md §1).
+
+RocketMQ's 5.x servers know their master's HA address from the name server alone: `haMasterAddress`
+in their file is lost at the start.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from peer.names import own
+from peer.replicas import FILE_BYTES, OURS, Replica, Replicas, until
+
+from conftest import missing_tool_is_a_reason
+from sluicemq import SendResult, Sluice
+
+RELEASES = ("java-4.9.7", "java-5.3.3", "java-5.5.0")
+MIXES = [(OURS, OURS), *((java, OURS) for java in RELEASES), *((OURS, java) for java in RELEASES)]
+MESSAGES = 400
+"""Of half a kilobyte: several files of the log."""
+
+
+@pytest.fixture(params=MIXES, ids="-before-".join)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Pair"]:
+    with (
+        missing_tool_is_a_reason(),
+        Replicas(tmp_path, inSyncReplicas="2", slaveTimeout="1000") as replicas,
+    ):
+        yield Pair(replicas, *request.param)
+
+
+class Pair:
+    """A master that has something, and a slave to be."""
+
+    def __init__(self, replicas: Replicas, master: str, slave: str) -> None:
+        self.replicas = replicas
+        self.topic = own("Replicated")
+        self.master = replicas.start(master, "SYNC_MASTER")
+        self.slave_kind = slave
+        self.slave: Replica
+
+    def send(self, count: int) -> Counter[str]:
+        """How the sends were answered."""
+
+        async def all_of_them() -> list[SendResult]:
+            async with Sluice(self.replicas.name_server) as mq:
+                sends = (
+                    mq.send(self.topic, bytes(500), tag="a", keys=[f"k{number}"])
+                    for number in range(count)
+                )
+                return await asyncio.gather(*sends)  # each may wait for slaveTimeout
+
+        return Counter(str(result.status.name) for result in asyncio.run(all_of_them()))
+
+    def send_until_safe(self) -> Counter[str]:
+        """One by one, until the slave has one."""
+        found: Counter[str] = Counter()
+
+        def is_safe() -> bool:
+            answers = self.send(1)
+            found.update(answers)
+            return answers == Counter(OK=1)
+
+        assert until(is_safe, 90), found
+        return found
+
+    def agree(self) -> None:
+        """The slave has what the master has, from where it began."""
+
+        def is_same() -> bool:
+            there, here = self.master.log(), self.slave.log()
+            return bool(here) and here == {
+                base: there.get(base) for base in there if base >= min(here)
+            }
+
+        assert until(is_same), (
+            {base: len(data) for base, data in self.master.log().items()},
+            [
+                base
+                for base, data in self.slave.log().items()
+                if self.master.log().get(base) != data
+            ],
+        )
+
+        def is_dispatched() -> bool:
+            there, here = self.master.queues(), self.slave.queues()
+            begin = min(self.slave.log()).to_bytes(8)
+            return here == {
+                name: b"".join(
+                    units[at : at + 20] for at in range(0, len(units), 20)
+                    if units[at : at + 8] >= begin
+                )
+                for name, units in there.items()
+                if name in here
+            } and any(name.startswith(self.topic) for name in here)  # fmt: skip
+
+        assert until(is_dispatched), (self.master.queues(), self.slave.queues())
+
+
+def test_a_slave_has_its_masters_log_and_comes_back_to_it(pair: Pair) -> None:
+    answers = pair.send(MESSAGES)
+    assert "OK" not in answers, "there is no slave yet"
+    master = pair.master
+    last_file = max(master.log())
+    pair.slave = pair.replicas.start(pair.slave_kind, "SLAVE", 1)
+    pair.send_until_safe()
+    pair.agree()
+    is_whole = (master.kind, pair.slave_kind) == (OURS, OURS)
+    begin = min(pair.slave.log())
+    assert begin == 0 if is_whole else begin >= last_file > FILE_BYTES
+    assert pair.send(50) == Counter(OK=50)
+    pair.replicas.kill(pair.slave)
+    assert "OK" not in pair.send(1)
+    pair.slave = pair.replicas.again(pair.slave)
+    pair.send_until_safe()
+    pair.agree()
+    assert min(pair.slave.log()) == begin
