@@ -354,6 +354,26 @@ class Queue:
         return count
 
 
+def expired_units(
+    files: Files, directory: str, file_bytes: int, log_start: int
+) -> list[tuple[str, int, int, bytes]]:
+    """(topic, queue id, offset, unit) of the last message of queues all of whose messages have
+    expired, in a log that begins at `log_start`: where they go on, which the log does not say.
+
+    By the files alone: in any thread, beside whoever writes them. Raises OSError.
+    """
+    queues = ConsumeQueues(files, directory, file_bytes)
+    queues.load(after_crash=False, removes=False, log_start=log_start)
+    found = []
+    for queue in queues:
+        last = queue.next_offset - 1
+        unit = queue.peek(last) if queue.offset_min == queue.next_offset > 0 else None
+        if unit is not None:
+            found.append((*queue.key, last, UNIT.pack(*unit)))
+    queues.close()
+    return found
+
+
 def _bisect(
     low: int, high: int, is_before: Callable[[Unit], bool], look: Callable[[int], Unit | None]
 ) -> int:

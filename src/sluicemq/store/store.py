@@ -45,7 +45,7 @@ from sluicemq.store.follow import Following
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, expired_units
 from sluicemq.store.read import LogReader
 from sluicemq.store.recover import Recovery
 from sluicemq.store.retain import Retention
@@ -321,7 +321,7 @@ class Store:
 
     def begin_queue(self, topic: str, queue_id: int, offset: int, unit: bytes) -> None:
         """Let a queue whose messages have all expired go on behind `offset`, the place of `unit`.
-        Nothing where it has as many already."""
+        Nothing where it has as many already. Durable with the next mark."""
         queue = self._queues.get((topic, queue_id))
         if queue.next_offset <= offset:
             queue.put(offset, Unit._make(UNIT.unpack(unit)))
@@ -511,14 +511,9 @@ class Store:
 
     def ended_queues(self) -> list[tuple[str, int, int, bytes]]:
         """The queues whose messages have all expired: topic, queue id, offset of the last one, and
-        its unit. Nothing else says where they go on."""
-        found = []
-        for queue in list(self._queues):
-            offset = queue.next_offset - 1
-            unit = queue.peek(offset) if offset >= 0 else None
-            if unit is not None and not unit.is_blank and unit.physical_offset < self._log.start:
-                found.append((queue.topic, queue.queue_id, offset, UNIT.pack(*unit)))
-        return found
+        its unit. Nothing else says where they go on. Any thread. Raises OSError."""
+        path, size = self._config.consume_queue_path, self._config.consume_queue_file_bytes
+        return expired_units(self._files, path, size, self._log.start)
 
     def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The first offset and the one after the last visible message; (0, 0) without a queue."""

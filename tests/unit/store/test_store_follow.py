@@ -7,6 +7,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError, StoreError, StoreFullError
 from sluicemq.store.follow import Following
+from sluicemq.store.queues import expired_units
 from sluicemq.store.store import Store
 from sluicemq.testing.files import PowerLost
 
@@ -285,6 +286,34 @@ def test_a_full_disk_refuses_bytes_and_takes_them_later(bench: Any) -> None:
     feed(master, following)
     following.dispatch(None)
     assert slave.bodies() == bench.bodies()
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_queue_whose_messages_have_expired_goes_on_at_a_slave(bench: Any, kill: bool) -> None:
+    """No offset is given twice: the log says nothing of such a queue, its last unit does."""
+    bench.open()
+    bench.send(*(b"old" * 100 for _ in range(10)), topic="Old")
+    bench.send(*(b"x" * 300 for _ in range(40)))
+    bench.store.close()
+    for name in bench.files.names("/store/commitlog")[:2]:
+        bench.files.remove(f"/store/commitlog/{name}")
+    bench.files.remove("/store/checkpoint")
+    master = bench.open()
+    units = expired_units(bench.files, "/store/consumequeue", 400, master.offset_min)
+    assert [unit[:3] for unit in units] == [("Old", 0, 9)]
+    slave, following = follower(bench)
+    following.append(master.offset_min, master.raw(master.offset_min, 100))
+    for unit in units:
+        slave.store.begin_queue(*unit)
+        slave.store.begin_queue(*unit)
+    feed(master, following)
+    following.dispatch(None)
+    slave.clock.ms += 20_000
+    slave.store.tick()
+    slave.store.sync()
+    for store in (slave.store, slave.reopen(kill=kill)):
+        assert store.queue_offsets("Old", 0) == (10, 10)
+        assert slave.bodies() == bench.bodies()
 
 
 # --- the gate, and what a start hides

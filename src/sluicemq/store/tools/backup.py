@@ -36,7 +36,7 @@ from sluicemq.store.directory import RESTORING, fit_sizes, read_checkpoint, writ
 from sluicemq.store.dispatch import sweep_records
 from sluicemq.store.index.file import Geometry, fit_geometry, is_index_name
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import UNIT, ConsumeQueues
+from sluicemq.store.queues import expired_units
 from sluicemq.store.segments import NAME_DIGITS, Segment
 from sluicemq.store.store import Store
 
@@ -178,13 +178,14 @@ def back_up(
     _write_state(files, place, state)
     moments = [] if manifest is None else [one for one in manifest.moments if one.end < end]
     moments.append(Moment(end, clock.now_ms()))
-    units = _last_units(config, files, log.start)
+    queue_file_bytes = config.consume_queue_file_bytes
+    units = expired_units(files, config.consume_queue_path, queue_file_bytes, log.start)
     index_file_bytes = 0
     for name in filter(is_index_name, files.names(f"{root}/index")):
         with closing(files.open(f"{root}/index/{name}")) as file:
             index_file_bytes = index_file_bytes or file.size()
     kept = Manifest(
-        config.commit_log_file_bytes, config.consume_queue_file_bytes, index_file_bytes,
+        config.commit_log_file_bytes, queue_file_bytes, index_file_bytes,
         moments[-MOMENTS_MAX:], units,
     )  # fmt: skip
     overwrite_text(files, f"{target}/{MANIFEST}", kept.to_text())
@@ -262,11 +263,13 @@ def _check_same(log: CommitLog, directory: str, end: int, manifest: Manifest) ->
 def _sound_end(log: CommitLog, begin: int, config: StoreConfig, progress: Progress) -> int:
     """Behind the last record that is whole and, on a replica, confirmed."""
     files, stop = log.segments.files, log.segments.end
-    path = f"{config.root}/config/{OWN_STATE[0]}"
-    if files.exists(path):
-        with closing(files.open(path)) as file:
-            known = json.loads(file.pread(file.size(), 0))
-        stop = min(stop, max(int(known.get("confirmed", stop)), begin))
+    confirmed = load_text(
+        files,
+        f"{config.root}/config/{OWN_STATE[0]}",
+        lambda text: int(json.loads(text)["confirmed"]),
+    )
+    if confirmed is not None:
+        stop = min(stop, max(confirmed, begin))
     end = begin
     for found in sweep_records(log, begin, stop):
         end = found.end
@@ -316,22 +319,6 @@ def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
                 file.pwrite(data, 0)
                 file.sync()
             files.sync_directory(path.rpartition("/")[0])
-
-
-def _last_units(
-    config: StoreConfig, files: Files, log_start: int
-) -> list[tuple[str, int, int, bytes]]:
-    """Of queues whose messages have all expired: what the log does not say."""
-    queues = ConsumeQueues(files, config.consume_queue_path, config.consume_queue_file_bytes)
-    queues.load(after_crash=False, removes=False, log_start=log_start)
-    found = []
-    for queue in queues:
-        last = queue.next_offset - 1
-        unit = queue.peek(last) if queue.offset_min == queue.next_offset > 0 else None
-        if unit is not None:
-            found.append((*queue.key, last, UNIT.pack(*unit)))
-    queues.close()
-    return found
 
 
 def remove_tree(files: Files, path: str) -> None:
