@@ -364,3 +364,25 @@ def test_raw_gives_what_is_written_within_one_file(bench: Any) -> None:
     for position in (-1, end + 1, 1 << 40):
         with pytest.raises(StoreError, match="has nothing at"):
             store.raw(position, 10)
+
+
+# --- what is derived
+
+
+@pytest.mark.parametrize("step", [700, 100_000])
+def test_a_followers_index_is_the_masters(bench: Any, step: int) -> None:
+    """Byte for byte: entries, slots and headers of several files. Only their names are times."""
+    config = {"index_slots": 7, "index_entries": 40, "commit_log_file_bytes": 65_536}
+    master = bench.open(**config)
+    fill(bench, 300)
+    slave, following = follower(bench, **config)
+    slave.clock = bench.clock
+    while following.end < master.written_offset:
+        feed(master, following, min(following.end + 3 * step, master.written_offset), step)
+        following.dispatch(None)
+        slave.store.keys.catch_up()
+    for one in (bench, slave):
+        one.store.close()
+    mine, theirs = (list(content(one, "index").values()) for one in (slave, bench))
+    assert len(mine) > 3
+    assert mine == theirs
