@@ -274,7 +274,7 @@ class Store:
                 end = max(end, 0 if unit is None or unit.is_blank else unit.end)
                 shown.append((queue, offset))
         if not self._hidden:
-            end = max(end, min(confirmed, self.recovered.end))
+            end = max(end, min(confirmed, self.recovered.end, self._log.records_end))
         self.show(end, shown)
 
     def show(self, end: int, queues: list[tuple[Queue, int]]) -> None:
@@ -341,6 +341,10 @@ class Store:
                 log.add_file(position)
                 log.set_end(position)
                 log.followed_end = position
+            for topic in {topic for topic, _ in self._queues.by_key}:
+                self.columns.delete(topic)
+            self.reader.forget()
+            self._hidden.clear()
             self._queues.remove_all()
             self.keys.begin(position)
             self.show(position, [])
