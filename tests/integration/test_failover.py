@@ -10,9 +10,9 @@ import pytest
 from simulation.stepped import send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.errors import SluiceError
+from sluicemq.errors import SluiceError, StoreFullError
 from sluicemq.net.channel import dial
-from sluicemq.replication.replica import Replica, replicated
+from sluicemq.replication.replica import BrokerClosedError, Replica, replicated
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.wire.frames import Command
 from waiting import until
@@ -162,4 +162,26 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing(
     assert await in_sync(nodes, [1, 2]) is second
     await sent(second, b"3")
     await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)
+    assert service.revision
+
+
+async def test_a_replica_that_cannot_take_its_role_ends(
+    tmp_path: Path, service: MemoryConsensus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(broker: Broker, term: object) -> None:
+        await broker.close()
+        raise StoreFullError("no space left.")
+
+    monkeypatch.setattr(Broker, "become", fail)
+    node = Node(tmp_path, service, 1)
+
+    async def serve() -> None:
+        await node.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await node.stop()
+
+    with pytest.raises(BrokerClosedError, match="no space left"):
+        await asyncio.wait_for(serve(), 20)
     assert service.revision
