@@ -16,9 +16,9 @@ class EtcdProcess:
     """`url` is what `sluiceConsensus` takes. Its data are below `directory`."""
 
     def __init__(self, directory: Path) -> None:
-        self.port, peer_port = free_ports(2)
+        (self.port,) = free_ports(1)
         self.url = f"etcd://127.0.0.1:{self.port}"
-        self._command = etcd_command(directory / "etcd", self.port, peer_port)
+        self._command = etcd_command(directory / "etcd", self.port)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -56,31 +56,22 @@ def etcd_binary() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens at now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def broker_ports(count: int) -> list[int]:
-    """Free ones with the next one free for slaves: it is told before it is opened."""
+    """Ports of this machine that nobody listens at now, nor at the next one: what serves slaves,
+    or etcd's peers, is told before it is opened."""
     found: list[int] = []
     while len(found) < count:
-        with socket.socket() as one, socket.socket() as next_one:
+        with socket.socket() as one, socket.socket() as beside:
             one.bind((LOOPBACK, 0))
             port = one.getsockname()[1]
             with contextlib.suppress(OSError, OverflowError):
-                next_one.bind((LOOPBACK, port + 1))
-                if port not in found and port - 1 not in found:
-                    found.append(port)
+                beside.bind((LOOPBACK, port + 1))
+                found += [port] if not {port - 1, port, port + 1} & set(found) else []
     return found
 
 
-def etcd_command(directory: Path, port: int, peer_port: int) -> list[str]:
-    """What starts an etcd of one member. Its peers' port is one that it has to have."""
-    client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{peer_port}"
+def etcd_command(directory: Path, port: int) -> list[str]:
+    """What starts an etcd of one member. A port for peers is one that it has to have."""
+    client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{port + 1}"
     options = {
         "name": "trial", "data-dir": str(directory),
         "listen-client-urls": client, "advertise-client-urls": client,
@@ -116,16 +107,12 @@ class Child:
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
+        self, name: str, command: Sequence[str],
         await_ready: Callable[[asyncio.subprocess.Process], Coroutine[Any, Any, None]],
         pause_s: float,
-    ) -> None:
-        self.name = name
-        self._command = command
+    ) -> None:  # fmt: skip
+        self.name, self._command, self._pause_s = name, command, pause_s
         self._await_ready = await_ready
-        self._pause_s = pause_s
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -136,12 +123,10 @@ class Child:
 
     async def _launch(self) -> None:
         self._process = process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which knows the order
             preexec_fn=_die_with_parent,
-        )
+        )  # fmt: skip
         loop = asyncio.get_running_loop()
         ready = loop.create_task(self._await_ready(process))
         ended = loop.create_task(process.wait())
@@ -172,18 +157,17 @@ class Child:
 
     async def _end(self) -> None:
         process = self._process
-        if process is None:
+        if process is None or process.returncode is not None:
             return
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
-            except TimeoutError:
-                log.error("%s did not end within %g s and is killed", self.name, STOP_S)
-                process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
                 await process.wait()
+        except TimeoutError:
+            log.error("%s did not end within %g s and is killed", self.name, STOP_S)
+            process.kill()
+            await process.wait()
 
     async def close(self) -> None:
         """SIGTERM, and SIGKILL when it takes too long."""
@@ -193,7 +177,7 @@ class Child:
         await self._end()
 
 
-def etcd_child(directory: Path, port: int, peer_port: int) -> Child:
+def etcd_child(directory: Path, port: int) -> Child:
     """An etcd; ready when it has a leader."""
 
     async def await_ready(_process: asyncio.subprocess.Process) -> None:
@@ -202,7 +186,7 @@ def etcd_child(directory: Path, port: int, peer_port: int) -> Child:
                 return
             await asyncio.sleep(0.05)
 
-    return Child("etcd", etcd_command(directory, port, peer_port), await_ready, ETCD_PAUSE_S)
+    return Child("etcd", etcd_command(directory, port), await_ready, ETCD_PAUSE_S)
 
 
 class BrokerChild(Child):
@@ -218,8 +202,7 @@ class BrokerChild(Child):
         line = ""
         while not line.startswith("ready "):
             line = (await process.stdout.readuntil(b"\n")).decode()
-        words = dict(word.partition("=")[::2] for word in line.split())
-        self.address = words["broker"]
+        self.address = dict(word.partition("=")[::2] for word in line.split())["broker"]
 
 
 def check_root(root: Path) -> None:
@@ -252,24 +235,20 @@ async def await_master(name_server: str) -> None:
 
 
 async def start_replicas(
-    count: int,
-    root: Path,
-    name_server: str,
-    port: int,
-    options: Sequence[str],
+    count: int, root: Path, name_server: str, port: int, options: Sequence[str],
     stack: contextlib.AsyncExitStack,
-) -> str:
+) -> str:  # fmt: skip
     """Starts etcd and the brokers; the stack ends them. `options` are those of every broker.
 
     Returns what is said of them when all are ready. Raises ConfigurationError.
     """
     check_root(root)
-    etcd_port, peer_port = free_ports(2)
-    etcd = etcd_child(root / "etcd", etcd_port, peer_port)
+    etcd_port, *ports = free_ports(1 + count)
+    etcd = etcd_child(root / "etcd", etcd_port)
     stack.push_async_callback(etcd.close)
     await etcd.start()
-    fixed = range(port, port + PORTS_APART * count, PORTS_APART)
-    ports = list(fixed) if port else broker_ports(count)
+    if port:
+        ports = list(range(port, port + PORTS_APART * count, PORTS_APART))
     consensus = f"etcd://{LOOPBACK}:{etcd_port}"
     brokers = [
         BrokerChild(

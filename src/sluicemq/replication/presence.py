@@ -44,9 +44,8 @@ class Presence:
         heartbeat = self._known.pop(peer, None)
         if heartbeat is None:
             return
-        left = self._left.setdefault(peer.remote.address, [])
-        left.append((now_s, heartbeat))
-        del left[:-LEFT_MAX]
+        left = self._left.get(peer.remote.address, [])
+        self._left[peer.remote.address] = [*left[1 - LEFT_MAX :], (now_s, heartbeat)]
 
     def adopt(self, command: Command, peer: Peer, now_s: float) -> Command | None:
         """The heartbeat of one that is gone, for a connection that asks for its group and has not

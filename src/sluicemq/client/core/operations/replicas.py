@@ -20,6 +20,7 @@ from sluicemq.wire import fastjson
 ASK_S: Final = 2.0
 """Who takes longer to say how it does is shown as gone."""
 MASTER, SLAVE, GONE = "master", "slave", "gone"
+TOLD: Final = ("id", "role", "address", "epoch", "lagBytes", "lagMs", "logEnd")
 Status = dict[str, Any]
 
 
@@ -30,7 +31,6 @@ def replicas(directory: Directory) -> Talk[list[Status]]:
     info = yield from cluster_info(directory)
     found = []
     for name, data in sorted(info.brokers.items()):
-        answers: dict[str, Status] = {}
         rows = []
         for broker_id, address in sorted(data.addresses.items()):
             row = _row(name, data.cluster, broker_id, address)
@@ -40,8 +40,8 @@ def replicas(directory: Directory) -> Talk[list[Status]]:
                 row |= {"role": GONE, "state": f"unreachable: {error.fact}"}
             else:
                 if answer.code == SUCCESS:
-                    row |= _told(fastjson.loads(answer.body))
-                    answers[address] = row["said"]
+                    row["said"] = said = fastjson.loads(answer.body)
+                    row |= {name: said.get(name) for name in TOLD}
             rows.append(row)
         found += sorted(_completed(rows), key=lambda row: (row["role"] != MASTER, row["id"]))
     return found
@@ -55,12 +55,6 @@ def _row(broker: str, cluster: str, broker_id: int, address: str | None) -> Stat
         "broker": broker, "cluster": cluster, "id": broker_id, "role": role, "address": address,
         "state": "up", **unknown,
     }  # fmt: skip
-
-
-def _told(said: Status) -> Status:
-    """What a broker of ours says of itself."""
-    names = ("id", "role", "address", "epoch", "lagBytes", "lagMs", "logEnd")
-    return {name: said.get(name) for name in names} | {"said": said}
 
 
 def _completed(rows: list[Status]) -> list[Status]:
