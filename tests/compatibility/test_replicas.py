@@ -10,6 +10,8 @@ in their file is lost at the start.
 """
 
 import asyncio
+import json
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,3 +124,38 @@ def test_a_slave_has_its_masters_log_and_comes_back_to_it(pair: Pair) -> None:
     pair.send_until_safe()
     pair.agree()
     assert min(pair.slave.log()) == begin
+
+
+@pytest.mark.parametrize("secret", ["the-right-one", "another-one"])
+def test_under_access_control_a_slave_has_to_sign(tmp_path: Path, secret: str) -> None:
+    """... and nobody gets the log who has not asked for the state with a signature before."""
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(
+        "accounts:\n- accessKey: replicas\n  secretKey: the-right-one\n  admin: true\n"
+    )
+    rules.chmod(0o600)
+    own_one = json.dumps({"accessKey": "replicas", "secretKey": secret})
+    with Replicas(
+        tmp_path, aclEnable="true", plainAclFile=str(rules), inSyncReplicas="2",
+        innerClientAuthenticationCredentials=own_one,
+    ) as replicas:  # fmt: skip
+        master = replicas.start(OURS, "SYNC_MASTER")
+
+        def is_let_in() -> bool:
+            with socket.create_connection(("127.0.0.1", master.port + 1), 1) as stranger:
+                try:
+                    stranger.sendall(bytes(8))
+                    return stranger.recv(12) != b""
+                except TimeoutError:
+                    return True  # the log is empty
+                except ConnectionError:
+                    return False
+
+        assert not is_let_in()
+        slave = replicas.start(OURS, "SLAVE", 1)
+        log = slave.directory / "broker.log"
+        if secret == "the-right-one":
+            assert until(is_let_in), "of this machine, as the slave: it is known by its address"
+        else:
+            assert until(lambda: "Check signature failed" in log.read_text())
+            assert not is_let_in()
