@@ -62,7 +62,7 @@ async def drain(channel: Channel, end: int) -> list[int]:
 
 
 def metric(broker: Broker, name: str, kind: str) -> float:
-    for family in BrokerCollector(broker.core).collect():
+    for family in BrokerCollector(lambda: broker.core).collect():
         for sample in family.samples:
             if sample.name == name and sample.labels.get("kind", "") == kind:
                 return sample.value

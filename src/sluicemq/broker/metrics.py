@@ -66,6 +66,14 @@ def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
     return str(is_retry).lower(), str(b.topics.is_system(topic)).lower()
 
 
+def _lags(b: BrokerState) -> list[tuple[str, int, int]]:
+    """A master's slaves, by id or address: how far they are behind in bytes and ms."""
+    gate, end = b.in_sync, b.store.written_offset
+    found = {} if gate is None else gate.replicas.copy()
+    return [(str(link.replica_id or link.remote), max(end - max(one.acknowledged, 0), 0),
+             gate.lag_ms(one)) for link, one in found.items() if gate is not None]  # fmt: skip
+
+
 def _topics(b: BrokerState) -> list[Topic]:
     return [topic for topic in tuple(b.topics.table.copy().values()) if topic.messages_in]
 
@@ -227,6 +235,13 @@ GAUGES: Final = (
     Family("rocketmq_storage_message_reserve_time", "Age of the oldest message in ms.", (),
            _one(lambda b: b.clock.now_ms() - time_ms
                 if (time_ms := b.store.reader.earliest_time_ms()) > 0 else 0)),
+    Family("sluicemq_replica_lag_bytes", "Bytes of the log that a slave does not have.", ("slave",),
+           lambda b: [(slave, size) for slave, size, _ in _lags(b)]),
+    Family("sluicemq_replica_lag_milliseconds", "For how long it has not had them.", ("slave",),
+           lambda b: [(slave, lag_ms) for slave, _, lag_ms in _lags(b)]),
+    Family("sluicemq_replicas_in_sync", "Replicas that count, the master among them.", (),
+           lambda b: [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.replicas.copy())),)]
+           if b.in_sync is not None else []),
     Family("rocketmq_processor_watermark", "Requests that wait in the broker.", ("processor",),
            lambda b: [("send", 0 if b.turns.is_idle else 1), ("pull", len(b.polls))]),
 )  # fmt: skip

@@ -88,7 +88,7 @@ class Broker:
         read_only: bool = False,
         term: Term | None = None,
         claim: Claim | None = None,
-        propose: Callable[[frozenset[int]], None] = lambda ids: None,
+        propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
@@ -225,12 +225,14 @@ class Broker:
         return store, files, confirmed, mirror
 
     async def _open(self, kept: Kept) -> None:
-        config = self.settings.broker
         self._loop = loop = asyncio.get_running_loop()
         if self.settings.is_failover:
             term = self.term
-            self.settings.is_slave = term is None or term.master_id != config.broker_id
+            self.settings.is_slave = term is None or (
+                term.master_id != self.settings.broker.broker_id
+            )
         self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
+        config = self.settings.broker  # that of a copy is another one by now
         advertised = advertised_address(config)
         core = self._make_core(stored_host(advertised.address, config.listen_port), files)
         await self._in_executor(core.load)
@@ -393,6 +395,8 @@ class Broker:
         if (life := self._life) is None:
             return
         self._life = None
+        if self.in_sync is not None:
+            self.in_sync.propose = None
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await life

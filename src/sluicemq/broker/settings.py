@@ -17,8 +17,8 @@ class Settings:
     `is_failover` that the consensus says who that is."""
 
     __slots__ = (
-        "_at_next_start", "_listeners", "broker", "host", "is_failover", "is_read_only", "is_slave",
-        "store", "store_host",
+        "_at_next_start", "_listeners", "broker", "host", "is_failover", "is_read_only",
+        "is_slave", "store", "store_host",
     )  # fmt: skip
 
     def __init__(
@@ -27,7 +27,8 @@ class Settings:
         self.broker = broker
         self.store = store
         self.is_read_only = is_read_only
-        self.is_slave, self.is_failover = broker.is_slave, bool(broker.consensus)
+        self.is_slave = broker.is_slave and not is_read_only
+        self.is_failover = bool(broker.consensus) and not is_read_only
         self._listeners: list[Callable[[], None]] = []
         self._at_next_start: Configs | None = None
         self.move(Host("127.0.0.1", 10911))

@@ -27,7 +27,7 @@ from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import Pop
 from sluicemq.broker.produce.relays import Relays, Replies
 from sluicemq.broker.produce.send import Retries, Send
-from sluicemq.broker.replicas.requests import ReplicaRequests, refusals
+from sluicemq.broker.replicas.requests import ReplicaRequests, refusals, while_enough
 from sluicemq.broker.replicas.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
@@ -205,6 +205,8 @@ def dispatcher(b: BrokerState) -> Dispatcher:
 
     handlers = {int(code): handler(row) for code, row in TABLE.items()}
     quick = {int(code): bound(row.quick) for code, row in TABLE.items() if row.quick is not None}
+    if b.in_sync is not None and b.settings.is_gated:
+        handlers, quick = while_enough(b.in_sync, handlers, quick)
     if b.settings.is_read_only:
         quick = {}
         handlers |= readonly.refusals(b.settings.store.root)

@@ -50,14 +50,8 @@ Visible = list[tuple[str, int, int]]
 LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 LATE: Final = "the fsync takes longer than syncFlushTimeout; the message is stored."
-SLAVE_LATE: Final = (
-    "the slaves take longer than slaveTimeout; the message is stored here, and seen when they have "
-    "it."
-)
-SLAVE_MISSING: Final = (
-    "no slave is there, or near enough (haMaxGapNotInSync); the message is stored here, and seen "
-    "when one has it."
-)
+SLAVE_LATE: Final = "slaves take longer than slaveTimeout; it is stored, seen when they have it."
+SLAVE_MISSING: Final = "no slave is near (haMaxGapNotInSync); it is stored, seen when one has it."
 
 
 class Durable(NamedTuple):

@@ -74,8 +74,6 @@ class ReplicaConfig(MeasuredConfig):
         "in-sync set.", minimum=100)
     slave_read: bool = setting("slaveReadEnable", False,
         "Consumers that are far behind are sent to a slave, and a slave serves them.", live=True)
-    slave_checks_offsets: bool = setting("offsetCheckInSlave", False,
-        "A slave too corrects the offset of a pull that is beyond its queue.", live=True)
     acting_master: bool = setting("enableSlaveActingMaster", False,
         "When the master is gone, the slave with the least id does what must go on: reads, "
         "delayed and timed messages, checks of transactions, POP.")

@@ -280,7 +280,7 @@ def test_status_and_metrics_tell_who_was_refused_and_no_secret(broker: SteppedBr
     assert "a list of accounts" in status["error"]
     assert status["sinceMs"] == broker.clock.now_ms()
     registry = CollectorRegistry()
-    registry.register(BrokerCollector(broker.core))
+    registry.register(BrokerCollector(lambda: broker.core))
     page = generate_latest(registry).decode()
     assert 'access_key="reader1"' in page
     assert "sluicemq_access_rules_stale{" in page

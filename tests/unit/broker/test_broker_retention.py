@@ -75,7 +75,7 @@ def fill(broker: SteppedBroker, percent: float) -> None:
 
 def sample(broker: SteppedBroker, name: str, **labels: str) -> float | None:
     registry = CollectorRegistry()
-    registry.register(BrokerCollector(broker.core))
+    registry.register(BrokerCollector(lambda: broker.core))
     node = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
     return registry.get_sample_value(name, node | labels)
 

@@ -115,11 +115,11 @@ def test_the_survey_finds_by_itself_what_metrics_and_runtime_show(
     broker.advance(11)
     assert broker.core.filter_watch.matches["T", "G"][0] == 2
     assert broker.core.runtime.table()["sluiceFilter:T@G"] == "matched 1 filtered 2 errors 0"
-    names = {metric.name for metric in BrokerCollector(broker.core).collect()}
+    names = {metric.name for metric in BrokerCollector(lambda: broker.core).collect()}
     assert {"sluicemq_filter_errors", "sluicemq_consumer_lag_matching_messages"} <= names
     samples = {
         sample.name: sample.value
-        for metric in BrokerCollector(broker.core).collect()
+        for metric in BrokerCollector(lambda: broker.core).collect()
         for sample in metric.samples
         if sample.labels.get("consumer_group") == "G"
     }

@@ -21,7 +21,7 @@ NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a
 
 def samples(broker: SteppedBroker) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     registry = CollectorRegistry()
-    registry.register(BrokerCollector(broker.core))
+    registry.register(BrokerCollector(lambda: broker.core))
     text = generate_latest(registry).decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -128,7 +128,7 @@ def test_state_is_shown(broker: SteppedBroker, client: SteppedClient) -> None:
 
 
 def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
-    opened = serve(BrokerCollector(broker.core), BrokerConfig(metrics_port=0))
+    opened = serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=0))
     assert opened is not None
     port, close = opened
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -146,7 +146,7 @@ def test_a_port_in_use_is_a_warning(
         taken.listen()
         port = taken.getsockname()[1]
         caplog.set_level(logging.WARNING)
-        assert serve(BrokerCollector(broker.core), BrokerConfig(metrics_port=port)) is None
+        assert serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=port)) is None
     assert str(port) in caplog.text
     assert "metricsPromExporterPort" in caplog.text
 

@@ -337,7 +337,7 @@ def test_retries_and_dead_letters_are_counted_by_group(broker, client):
     plain(client, 17)
     counted = {
         (sample.name, sample.labels.get("consumer_group")): sample.value
-        for metric in BrokerCollector(broker.core).collect()
+        for metric in BrokerCollector(lambda: broker.core).collect()
         for sample in metric.samples
     }
     assert counted["sluicemq_messages_retried_total", "G"] == 1

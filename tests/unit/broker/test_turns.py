@@ -1,5 +1,7 @@
 """The turn: one commit for all, answers after it, errors for exactly those it concerns."""
 
+from collections.abc import Callable
+
 import pytest
 
 from simulation.stepped import ManualClock
@@ -18,6 +20,7 @@ class FakeStore:
         self.on_visible = None
         self.commits = 0
         self.published: list[int] = []
+        self.confirmed: list[int] = []
         self.error: Exception | None = None
         self.news: list[tuple[str, int, int]] = []
 
@@ -32,7 +35,8 @@ class FakeStore:
     def publish(self, end_offset: int) -> None:
         self.published.append(end_offset)
 
-    confirm = publish
+    def confirm(self, end_offset: int) -> None:
+        self.confirmed.append(end_offset)
 
 
 class Wire:
@@ -48,7 +52,7 @@ class Wire:
 class Stage:
     """Turns with a store, wires and a loop that do nothing by themselves."""
 
-    def __init__(self, *, sync: bool = False) -> None:
+    def __init__(self, *, sync: bool = False, gate: "FakeGate | None" = None) -> None:
         self.store = FakeStore()
         self.clock = ManualClock()
         self.soon: list[object] = []
@@ -60,6 +64,7 @@ class Stage:
             call_soon=self.soon.append,
             run_sync=self.syncs.append if sync else None,
             sync_timeout_s=5.0,
+            gate=gate,
         )
         self.turns.wake = lambda *queue: self.woken.append(queue)
         self.wires: dict[Peer, Wire] = {}
@@ -89,7 +94,7 @@ def test_answers_leave_with_the_word_of_the_replica_that_they_waited_for() -> No
     turns.end()
     assert not stage.wires[peer].writes
     gate.decided(term._replace(in_sync={1: "a"}))
-    assert stage.store.published == [100]
+    assert stage.store.confirmed == [100]
     assert len(stage.answers(peer)) == 1
 
 
@@ -321,3 +326,119 @@ def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_t
     assert [answer.code for answer in stage.answers(peer)] == [10]
     stage.syncs.pop()(200)  # type: ignore[operator]
     assert [answer.code for answer in stage.answers(peer)] == [10, 0]
+
+
+# ------------------------------------------------------------------------------------ the gate
+
+
+class FakeGate:
+    """Opens when it is told to."""
+
+    def __init__(self, *, holds: bool = True) -> None:
+        self.on_confirmed: list[Callable[[int], None]] = []
+        self.holds_answers = holds
+        self.is_slave_missing = False
+        self.timeout_s = 3.0
+        self.waiting: list[tuple[int, Callable[[int | BaseException], None]]] = []
+
+    def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None:
+        self.waiting.append((end, done))
+
+    def open(self, end: int) -> None:
+        while self.waiting and self.waiting[0][0] <= end:
+            self.waiting.pop(0)[1](end)
+        for told in self.on_confirmed:
+            told(end)
+
+
+def gated(gate: FakeGate, *, sync: bool = False) -> Stage:
+    return Stage(sync=sync, gate=gate)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_answers_leave_when_the_gate_opens_and_not_before(sync: bool) -> None:
+    gate = FakeGate()
+    stage = gated(gate, sync=sync)
+    one, two = stage.peer(), stage.peer()
+    stage.hold(one, 1)
+    stage.turns.end()
+    if sync:
+        assert gate.waiting == []
+        stage.syncs.pop()(100)  # type: ignore[operator]
+    stage.hold(two, 2)
+    stage.turns.end()
+    if sync:
+        stage.syncs.pop()(200)  # type: ignore[operator]
+    assert [end for end, _ in gate.waiting] == [100, 200]
+    assert not stage.answers(one)
+    assert not stage.turns.is_idle
+    gate.open(100)
+    assert [answer.opaque for answer in stage.answers(one)] == [1]
+    assert not stage.answers(two)
+    gate.open(200)
+    assert [answer.opaque for answer in stage.answers(two)] == [2]
+    assert stage.store.confirmed == [100, 200]
+    assert stage.store.published == []
+    assert stage.turns.is_idle
+
+
+def test_who_does_not_wait_is_answered_before_the_gate_opens() -> None:
+    gate = FakeGate()
+    stage = gated(gate)
+    peer = stage.peer()
+    stage.hold(peer, 1, waits=False)
+    stage.turns.end()
+    assert [answer.opaque for answer in stage.answers(peer)] == [1]
+    assert [end for end, _ in gate.waiting] == [100], "others see it when it is safe"
+
+
+def test_a_master_that_does_not_hold_answers_shows_late() -> None:
+    gate = FakeGate(holds=False)
+    stage = gated(gate)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    assert [answer.code for answer in stage.answers(peer)] == [0]
+    gate.open(100)
+    assert stage.store.confirmed == [100]
+
+
+def test_without_a_slave_nobody_waits_and_nobody_sees() -> None:
+    gate = FakeGate()
+    gate.is_slave_missing = True
+    stage = gated(gate)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    assert [answer.code for answer in stage.answers(peer)] == [11]
+    assert stage.store.confirmed == []
+    gate.open(100)
+    assert len(stage.answers(peer)) == 1, "it has been answered"
+
+
+def test_slaves_that_are_slow_are_waited_for_so_long() -> None:
+    gate = FakeGate()
+    stage = gated(gate)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.clock.advance(2.9)
+    stage.turns.expire(stage.clock.monotonic_s())
+    assert not stage.answers(peer)
+    stage.clock.advance(0.2)
+    stage.turns.expire(stage.clock.monotonic_s())
+    assert [answer.code for answer in stage.answers(peer)] == [12]
+    gate.open(100)
+    assert len(stage.answers(peer)) == 1
+
+
+def test_a_deposed_master_is_unsure_of_what_it_holds() -> None:
+    gate = FakeGate()
+    stage = gated(gate)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    gate.waiting.pop()[1](StoreUncertainError("replica 2 is master"))
+    stage.turns.flush()
+    assert [answer.code for answer in stage.answers(peer)] == [1]
+    assert stage.turns.is_idle

@@ -363,7 +363,7 @@ class Epochs:
         if header.step == COMMIT:
             check.is_wanted = True
         elif check.end is not None:
-            if check.end <= self._store.synced_offset:
+            if check.end <= min(self._store.synced_offset, self._store.reader.visible_end):
                 return self._state(CHECKED)
             self._sync()
         if check.has_work:

@@ -7,15 +7,12 @@ never goes back. There are two rules:
     plain      roles of the file: the master and `in_sync_replicas` - 1 slaves, whichever they are
     failover   a term of the consensus: all members of its in-sync set, each in its incarnation
 
-In failover the set changes by `propose`: into it goes who has what is confirmed, out of it who is
-silent, behind, or gone. While a proposal is under way both sets count, until `decided` says what
-stands: an answer that was lost may yet be a swap that happened. An acknowledgement is one of the
-incarnation that the slave has claimed (request 900301), and a claim of another life of its process
-ends the older connections: the word of a disk that was wiped is no word (docs/design/0022, "What
-holds, and why").
+In failover the set changes by `propose`. While a proposal is under way both sets count, until
+`decided` says what stands. An acknowledgement is one of the incarnation that the slave has claimed
+(request 900301), and a claim of another life of its process ends the older connections
+(docs/design/0022, "What holds, and why").
 
-What plain sends are told, by the rule of the release whose settings are in the file
-(spec/ha.md §2):
+What plain sends are told, by the settings in the file (spec/ha.md §2):
 
     inSyncReplicas not written   4.9: SLAVE_NOT_AVAILABLE at once, when no slave is near
     written                      5.x: FLUSH_SLAVE_TIMEOUT; with enableSlaveActingMaster
@@ -39,8 +36,8 @@ from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-SAMPLES_MAX: Final = 512
-"""Ends of the log with their times, from which lag in ms is read: a hundred seconds of them."""
+SAMPLES_MAX: Final = 512  # ends of the log with their times: a hundred seconds of them
+NOT_MASTER: Final = "this replica is not master any more, try again."
 NOT_ENOUGH: Final = "in-sync replicas not enough"
 """RocketMQ's words for it."""
 
@@ -48,8 +45,8 @@ Done = Callable[[int | BaseException], None]
 
 
 class Term(NamedTuple):
-    """Who is master, as the consensus has it. `life` is that of the master's process, `in_sync`
-    each member's id with its incarnation. `is_unclean`: a person has put up with a loss."""
+    """Who is master. `life` is that of its process, `in_sync` each member's id with its
+    incarnation. `is_unclean`: a person has put up with a loss."""
 
     epoch: int
     master_id: int
@@ -61,14 +58,10 @@ class Term(NamedTuple):
 
 
 class Link(Protocol):
-    """What is asked of a slave's connection. `replica_id` is None of a plain one; `offset` is what
-    was sent up to."""
+    """What is asked of a slave's connection. `replica_id` is None of a plain one."""
 
     @property
     def replica_id(self) -> int | None: ...
-
-    @property
-    def offset(self) -> int: ...
 
     @property
     def remote(self) -> Host: ...
@@ -107,7 +100,7 @@ class InSync:
     confirmed: int = 0
     own_id: int = 0
     term: Term | None = None
-    propose: Callable[[frozenset[int]], None] = lambda ids: None
+    propose: Callable[[frozenset[int]], None] | None = None
     on_confirmed: list[Callable[[int], None]] = field(default_factory=list)
     state_number: Callable[[], int] = int
     """The number of the state's last operation, which a new member has to have."""
@@ -172,7 +165,7 @@ class InSync:
         """Why nothing may be stored now; None: it may."""
         broker = self.settings.broker
         if self._failure is not None:
-            return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(self._failure))
+            return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, NOT_MASTER)
         if self.term is not None:
             enough = len(self.term.in_sync) >= broker.in_sync_min
         else:
@@ -279,7 +272,8 @@ class InSync:
     def _arrange(self) -> None:
         """Proposes another set, when it should be another."""
         term = self.term
-        if term is None or self._proposed is not None or self._failure is not None:
+        propose = self.propose
+        if term is None or propose is None or self._proposed is not None or self._failure:
             return
         wanted = frozenset(
             member for member in term.in_sync.keys() | self.claims.keys()
@@ -287,7 +281,7 @@ class InSync:
         )  # fmt: skip
         if wanted != term.in_sync.keys():
             self._proposed = wanted
-            self.propose(wanted)
+            propose(wanted)
 
     def _belongs(self, member: int, incarnation: str | None) -> bool:
         """`incarnation`: that of a member of the set, which it has to be still."""
@@ -307,10 +301,11 @@ class InSync:
 
     def lag_ms(self, replica: Replica) -> int:
         """For how long there has been something that the slave, which was there, did not have."""
-        if not self._samples or replica.acknowledged >= self._samples[-1][1]:
+        samples = self._samples.copy()  # metrics ask in another thread
+        if not samples or replica.acknowledged >= samples[-1][1]:
             return 0
-        at = bisect_right([end for _, end in self._samples], replica.acknowledged)
-        since_s = max(self._samples[at][0], replica.joined_s)
+        at = bisect_right([end for _, end in samples], replica.acknowledged)
+        since_s = max(samples[at][0], replica.joined_s)
         return round((self.clock.monotonic_s() - since_s) * 1000)
 
     @property

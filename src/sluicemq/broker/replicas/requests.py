@@ -17,7 +17,7 @@ from sluicemq.broker.replicas.sides import MasterSide, SlaveSide
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.model.addresses import join
-from sluicemq.net.dispatch import Handler, Outcome, Peer
+from sluicemq.net.dispatch import Handler, Outcome, Peer, Quick
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
@@ -31,12 +31,12 @@ from sluicemq.wire.replicas import (
     SmallestIdChangedRequest,
 )
 
-BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
-"""RocketMQ's words to who sends to a slave, or pulls from one that serves no readers."""
-NOT_HERE: Final = (
-    "Can't modify topic or subscription group from slave broker, please execute it from master "
-    "broker."
-)
+BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"  # RocketMQ's words
+NOT_HERE: Final = "Can't modify it at a slave broker, please execute it from master broker."
+SENDS: Final = frozenset(map(int, (
+    Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.CONSUMER_SEND_MSG_BACK,
+    Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2, Code.SLUICE_COMMIT_EPOCH,
+)))  # fmt: skip
 READS: Final = Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE
 OWN: Final = frozenset({
     Code.UPDATE_BROKER_CONFIG, Code.DELETE_EXPIRED_COMMITLOG, Code.CLEAN_EXPIRED_CONSUMEQUEUE,
@@ -138,6 +138,28 @@ class ReplicaRequests:
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(found))
 
 
+def while_enough(
+    in_sync: InSync, handlers: Mapping[int, Handler], quick: Mapping[int, Quick]
+) -> tuple[dict[int, Handler], dict[int, Quick]]:
+    """Those of a master that stores nothing while `InSync.refusal` says why."""
+
+    def checked(handle: Handler) -> Handler:
+        def send(command: Command, peer: Peer) -> Outcome:
+            if (refusal := in_sync.refusal) is not None:
+                raise refusal
+            return handle(command, peer)
+
+        return send
+
+    def checked_quick(handle: Quick) -> Quick:
+        return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
+
+    return (
+        {**handlers, **{code: checked(handlers[code]) for code in SENDS}},
+        {code: checked_quick(it) if code in SENDS else it for code, it in quick.items()},
+    )
+
+
 def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
     """What a slave answers to requests that are for its master, or not for it now."""
 
@@ -155,8 +177,6 @@ def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, H
 
         return read
 
-    sends = (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE,
-             Code.CONSUMER_SEND_MSG_BACK)  # fmt: skip
     busy = ResponseCode.SYSTEM_BUSY, BUSY
     if settings.broker.acting_master:
         remark = "service not available now. This broker is a slave: messages go to its master."
@@ -164,7 +184,7 @@ def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, H
     found: dict[int, Handler] = {
         int(code): refusing(ResponseCode.SYSTEM_ERROR, NOT_HERE) for code in readonly.REFUSED - OWN
     }
-    found |= {int(code): refusing(*busy) for code in sends}
+    found |= {code: refusing(*busy) for code in SENDS}
     found[Code.END_TRANSACTION] = refusing(ResponseCode.SLAVE_NOT_AVAILABLE, None)
     found[Code.INVOKE_BROKER_TO_RESET_OFFSET] = refusing(
         ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker"

@@ -251,3 +251,13 @@ def test_lag_is_the_age_of_the_first_thing_that_is_missing() -> None:
     assert stage.gate.lag_ms(stage.gate.replicas[slave]) == 200
     stage.gate.acknowledged(slave, 1200)
     assert stage.gate.lag_ms(stage.gate.replicas[slave]) == 0
+
+
+def test_a_master_that_ends_leaves_the_set_as_it_is() -> None:
+    stage = Stage({}, term(r2="a"))
+    slave = stage.slave(2)
+    stage.gate.acknowledged(slave, 1000)
+    stage.gate.propose = None
+    stage.gate.left(slave)
+    stage.gate.run()
+    assert stage.proposed == []
