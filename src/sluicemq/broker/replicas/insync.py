@@ -219,8 +219,7 @@ class InSync:
             slaves = self._need() - 1
             end = own if slaves < 1 else ends[slaves - 1] if len(ends) >= slaves else -1
         else:
-            members = self.term.in_sync.keys() | (self._proposed or frozenset())
-            end = min((self.end_of(member) for member in members), default=-1)
+            end = min((self.end_of(member) for member in self.members()), default=-1)
         end = min(end, own)
         is_more = end > self.confirmed and self._failure is None
         if is_more:
@@ -231,6 +230,12 @@ class InSync:
         if is_more:  # last: it lets go what those who waited have to say
             for told in self.on_confirmed:
                 told(end)
+
+    def members(self) -> frozenset[int]:
+        """Who is waited for, this replica among them: the set, and the one that is proposed, which
+        may stand already."""
+        assert self.term is not None, "members are those of a term"
+        return frozenset(self.term.in_sync) | (self._proposed or frozenset())
 
     def end_of(self, member: int) -> int:
         """How far a member of the set has the log, as far as its word counts; -1: it has none."""

@@ -146,7 +146,7 @@ class MasterSide:
 
         def who() -> Collection[int]:
             if in_sync.term is not None:
-                return in_sync.term.in_sync.keys() - {in_sync.own_id}
+                return in_sync.members() - {in_sync.own_id}
             return mirror.askers(self._clock.monotonic_s(), SILENT_S)
 
         mirror.kept(who, kept.set)
@@ -159,6 +159,10 @@ class MasterSide:
                 f"{in_sync.timeout_s:g} s: who becomes master may not know it.",
                 cure="Look at `sluice cluster status`, and ask again.",
             ) from None
+        standing: list[int | BaseException] = []
+        in_sync.wait(0, standing.append)  # at once: whether this broker is master still
+        if isinstance(standing[0], BaseException):
+            raise standing[0]
 
     def look(self) -> None:
         """Blocking, now and then: access rules that somebody has edited."""

@@ -331,8 +331,7 @@ class Seat:
         replace_text(self.mirrored, TOPICS, json.dumps(sorted(self.topics)))
 
         def members() -> list[int]:
-            term, proposed = in_sync.term, in_sync._proposed or frozenset()
-            return [one for one in proposed.union(term.in_sync if term else ()) if one != self.id]
+            return [member for member in in_sync.members() if member != self.id]
 
         def kept() -> None:
             in_sync.wait(end, lambda result: peer.write(answer(result)))

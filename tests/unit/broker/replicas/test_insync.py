@@ -197,6 +197,7 @@ def test_while_a_proposal_is_under_way_both_sets_count() -> None:
     stage.gate.acknowledged(slave, 1000)
     stage.gate.run()
     assert stage.proposed == [frozenset({1, 2})]
+    assert stage.gate.members() == {1, 2}, "for answered changes, too"
     stage.end = 2000
     stage.wait(2000)
     assert stage.done == [1000]
