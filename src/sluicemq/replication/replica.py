@@ -581,9 +581,16 @@ class BrokerSeat:
             in_sync.wait(in_sync.own_end(), self.settled)
 
     def settled(self, result: int | BaseException) -> None:
-        """A new master's log is confirmed, or it is none any more."""
+        """A new master's log is confirmed, or it is none any more. What waits for that is told
+        before it is visible: a turn later it is."""
+        dispatcher = self._dispatcher
+
+        def serve() -> None:
+            if self._dispatcher is dispatcher:
+                self.rest(False)
+
         if not isinstance(result, BaseException):
-            self.rest(False)
+            asyncio.get_running_loop().call_soon(serve)
 
     @property
     def address(self) -> str:
