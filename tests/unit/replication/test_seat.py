@@ -1,5 +1,6 @@
 """A broker as a replica: what rests while nobody may be answered."""
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -94,7 +95,9 @@ async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> 
     assert stage.ask(Code.SLUICE_REPLICA_STATUS) == [3]
     assert stage.broker.in_sync is not None
     stage.broker.in_sync.waiting[0](100)
-    assert stage.ask(Code.SEND_MESSAGE_V2) == [3, 1, 2, 4]
+    assert stage.ask(Code.SLUICE_REPLICA_STATUS) == [3, 4], "the log is not visible yet"
+    await asyncio.sleep(0)
+    assert stage.ask(Code.SEND_MESSAGE_V2) == [3, 4, 1, 2, 5]
 
 
 async def test_what_rests_ends_with_the_role() -> None:
