@@ -578,19 +578,16 @@ class BrokerSeat:
         self._dispatcher, self._before, self._held = dispatcher, None, []
         if (in_sync := self.broker.in_sync) is not None:
             self.rest(True)
-            in_sync.wait(in_sync.own_end(), self.settled)
 
-    def settled(self, result: int | BaseException) -> None:
-        """A new master's log is confirmed, or it is none any more. What waits for that is told
-        before it is visible: a turn later it is."""
-        dispatcher = self._dispatcher
+            def told(found: int | BaseException) -> None:  # it is visible a turn later
+                asyncio.get_running_loop().call_soon(self.settled, dispatcher, found)
 
-        def serve() -> None:
-            if self._dispatcher is dispatcher:
-                self.rest(False)
+            in_sync.wait(in_sync.own_end(), told)
 
-        if not isinstance(result, BaseException):
-            asyncio.get_running_loop().call_soon(serve)
+    def settled(self, dispatcher: Dispatcher, result: int | BaseException) -> None:
+        """A new master's log is confirmed, or it is none any more."""
+        if dispatcher is self._dispatcher and not isinstance(result, BaseException):
+            self.rest(False)
 
     @property
     def address(self) -> str:
