@@ -227,10 +227,8 @@ class Broker:
     async def _open(self, kept: Kept) -> None:
         self._loop = loop = asyncio.get_running_loop()
         if self.settings.is_failover:
-            term = self.term
-            self.settings.is_slave = term is None or (
-                term.master_id != self.settings.broker.broker_id
-            )
+            master_id = self.term.master_id if self.term is not None else None
+            self.settings.is_slave = master_id != self.settings.broker.broker_id
         self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
         config = self.settings.broker  # that of a copy is another one by now
         advertised = advertised_address(config)

@@ -386,3 +386,19 @@ def test_a_field_that_this_pull_needs_is_named(
     del fields[name]
     answer = client.call(11, fields)
     assert (answer.code, answer.remark) == (1, f"the custom field <{name}> is null")
+
+
+def test_who_is_slow_is_sent_to_a_slave_where_slaves_serve_readers(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    def suggested() -> str:
+        return (client.call(11, pull_fields(sysFlag=0x4)).fields or {})["suggestWhichBrokerId"]
+
+    fill(client, 2)
+    assert suggested() == "0"
+    broker.change(slave_read=True)
+    assert suggested() == "0", "it is near"
+    broker.core.store.reader._memory_bytes = 1
+    assert suggested() == "1"
+    broker.change(slave_read=False)
+    assert suggested() == "0"

@@ -59,7 +59,7 @@ PIECES_BYTES_MIN: Final = 512 * 1024
 _PREFIX: Final = struct.Struct(">II")
 # Bytes, not text: formatting them takes 60 % of the time.
 _ANSWER: Final = (
-    '{"code":%d,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"%d",'
+    '{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","groupSysFlag":"%d",'
     '"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d","topicSysFlag":"%d"},'
     f'"flag":1,"language":"{SERVER_LANGUAGE}","opaque":%d,"remark":"%b",'
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
@@ -469,9 +469,10 @@ class Pull:
     def _found(self, reading: Reading, opaque: int, result: ReadResult) -> list[bytes | memoryview]:
         """The answer with messages, in pieces. HOT."""
         group_flag, topic_flag = reading.flags
+        broker_id = self._suggested(reading) if self.settings.broker.slave_read else 0
         text = _ANSWER % (
-            0, group_flag, result.next_offset, result.offset_max, result.offset_min, topic_flag,
-            opaque, b"FOUND",
+            0, broker_id, group_flag, result.next_offset, result.offset_max, result.offset_min,
+            topic_flag, opaque, b"FOUND",
         )  # fmt: skip
         size, length = result.size_bytes, len(text)
         self.found += 1
@@ -496,8 +497,14 @@ class Pull:
         """An answer without messages; `places`: next offset, end and begin of the queue."""
         self.missed += 1
         group_flag, topic_flag = reading.flags
-        text = _ANSWER % (code, group_flag, *places, topic_flag, opaque, why.encode())
+        text = _ANSWER % (code, 0, group_flag, *places, topic_flag, opaque, why.encode())
         return _PREFIX.pack(len(text) + 4, len(text)) + text
+
+    def _suggested(self, reading: Reading) -> int:
+        """Whom to ask next: another broker for what is likely no more in memory (spec/ha.md §4)."""
+        group = self.groups.config_of(reading.group) or GroupConfig(reading.group)
+        is_near = self.store.reader.is_near(*reading.queue, reading.offset)
+        return group.broker_id if is_near else group.broker_id_when_slow
 
 
 def _unknown_subscription(why: str = "") -> PullRefusedError:
