@@ -153,7 +153,7 @@ def main() -> int:
     cases = {
         "1 x 64": (frames.single_sends(TOPIC), 1, 64),
         "64 x 1": (frames.single_sends(TOPIC), 64, 1),
-        "batch 32": (frames.batch_sends(TOPIC), 1, 8),
+        "batch 32": (frames.batch_sends(TOPIC, batch=32), 1, 8),
     }
     rows: dict[str, dict[str, float]] = {name: {} for name in (*cases, "lag p99 (ms)")}
     with tempfile.TemporaryDirectory(prefix="sluicemq-bench-") as scratch:
