@@ -162,6 +162,21 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
         assert [epoch.number for epoch in two.epochs.entries] == [1, 2]  # type: ignore[union-attr]
 
 
+async def test_what_nobody_knows_to_be_confirmed_is_hidden(tmp_path: Path) -> None:
+    alone = Term(1, 1, "life-a", in_sync={1: "disk-1"})
+    async with running(replica(tmp_path, 1, alone)) as one:
+        assert (await call(one, 17, NEW)).code == 0
+        assert await sent(one, b"alone") == 0
+        assert await bodies(one) == 1
+    for path in tmp_path.rglob("sluiceReplicas.json*"):
+        path.unlink()
+    both = Term(2, 1, "life-b", in_sync={1: "disk-1", 2: "disk-2"})
+    async with running(replica(tmp_path, 1, both)) as one:
+        assert await bodies(one) == 0
+        one.decided(both._replace(in_sync=alone.in_sync))
+        await until(lambda: one.store.queue_offsets("T", 0) == (0, 1))
+
+
 async def until_sent(broker: Broker, body: bytes) -> None:
     while await sent(broker, body):
         await asyncio.sleep(0.05)

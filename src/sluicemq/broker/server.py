@@ -212,7 +212,7 @@ class Broker:
         is_hidden = settings.is_slave and settings.is_failover
         self._store = store = Store.open(
             settings.store, files=files, clock=self._clock, is_gated=settings.is_gated,
-            confirmed=confirmed.end if is_hidden else None,
+            confirmed=(confirmed.end or 0) if is_hidden else None,
         )  # fmt: skip
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset
@@ -234,9 +234,12 @@ class Broker:
         advertised = advertised_address(config)
         core = self._make_core(stored_host(advertised.address, config.listen_port), files)
         await self._in_executor(core.load)
-        if self.settings.is_gated and self._confirmed.end is not None:
+        known = self._confirmed.end
+        if known is None and self.settings.is_failover:
+            known = 0  # others may be in sync, and lack what is here
+        if self.settings.is_gated and known is not None:
             # Tables know all that is in the log, also what has to be confirmed yet.
-            self.store.hide(self._confirmed.end)
+            self.store.hide(known)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
