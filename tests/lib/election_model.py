@@ -211,9 +211,10 @@ class World:
 
     def leave_out(self, master: Replica) -> None:
         if master.is_alive and master.role == "lead" and master.unsettled is None:
-            ids = set(master.term.in_sync)
-            ids.discard(self.rng.choice(sorted(ids)))
-            self.propose(master, election.with_set(master.view, master.term, ids))
+            in_sync = dict(master.term.in_sync)
+            if (left := self.rng.choice(sorted(in_sync))) != master.term.master_id:
+                del in_sync[left]
+            self.propose(master, master.term._replace(in_sync=in_sync))
 
     def take_in(self, master: Replica, slave: Replica) -> None:
         """By what its connection has claimed and acknowledged, not by an older view."""

@@ -224,18 +224,6 @@ def elected_unclean(view: View, member_id: int) -> State:
     return _term_of(master, epoch, in_sync, version)._replace(is_unclean=True)
 
 
-def with_set(view: View, state: State, ids: Iterable[int]) -> State:
-    """The same term with these in the set: its master always, others as they were or, when they
-    come new, in the incarnation that lives."""
-    in_sync = {state.master_id: state.in_sync[state.master_id]}
-    for member_id in sorted(ids):
-        if member_id in state.in_sync:
-            in_sync[member_id] = state.in_sync[member_id]
-        elif member_id in view.members:
-            in_sync[member_id] = view.members[member_id].incarnation
-    return state._replace(in_sync=in_sync)
-
-
 def _term_of(master: Member, epoch: int, in_sync: Mapping[int, str], version: int) -> State:
     return State(
         epoch, master.id, master.life, master.address, master.ha_address, in_sync, version=version

@@ -145,15 +145,6 @@ def test_a_switch_keeps_the_set() -> None:
     assert after.in_sync == before.in_sync
 
 
-def test_the_set_changes_within_a_term() -> None:
-    seen = view(state(ONE, TWO), ONE, TWO._replace(incarnation="new"), THREE)
-    assert seen.state is not None
-    assert election.with_set(seen, seen.state, {2, 3, 4}).in_sync == {
-        1: "disk1", 2: "disk2", 3: "disk3",
-    }  # fmt: skip
-    assert election.with_set(seen, seen.state, ()).in_sync == {1: "disk1"}
-
-
 @given(
     st.builds(
         State, st.integers(0, 9), st.integers(0, 9), st.text(), st.text(), st.text(),
