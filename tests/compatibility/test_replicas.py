@@ -11,6 +11,7 @@ in their file is lost at the start.
 
 import asyncio
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from sluicemq import SendResult, Sluice
 
 RELEASES = ("java-4.9.7", "java-5.3.3", "java-5.5.0")
 MIXES = [(OURS, OURS), *((java, OURS) for java in RELEASES), *((OURS, java) for java in RELEASES)]
+if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+    MIXES = [(OURS, OURS), (RELEASES[-1], OURS), (OURS, RELEASES[0]), (OURS, RELEASES[-1])]
 MESSAGES = 400
 """Of half a kilobyte: several files of the log."""
 

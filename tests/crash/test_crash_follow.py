@@ -284,7 +284,7 @@ def unconfirmed_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_tail_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "_hide", lambda *_: None)
+    monkeypatch.setattr(Store, "hide", lambda *_: None)
 
 
 def bytes_are_taken_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ class Cluster:
     async def broker(self, name: str, **changes: object) -> Broker:
         config = {
             "broker_name": "broker-a", "bind_address": "127.0.0.1", "metrics_enable": False,
-            "listen_port": self._ports.get(name, 0), "acting_master": True, "remote_escape": True,
+            "listen_port": self._ports.get(name, 0), "ha_port": 0, "acting_master": True,
+            "remote_escape": True,
             "name_server_addresses": (f"127.0.0.1:{self.names.port}",), "ha_heartbeat_ms": 300,
             "members_period_ms": 200,
         } | changes  # fmt: skip

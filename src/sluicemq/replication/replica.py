@@ -253,9 +253,9 @@ class Replica:
     async def close(self) -> None:
         """After `run` and with the broker still open: a master hands over if another one can have
         it; the record goes. What cannot be told to the consensus service ends by itself."""
-        if self._side is not None:
-            await asyncio.wait({self._side}, timeout=SETTLED_S)
-            self._side.cancel()
+        if (side := self._side) is not None:
+            await asyncio.wait({side}, timeout=SETTLED_S)
+            side.cancel()
         with contextlib.suppress(SluiceError, OSError):
             if self.is_master and (to := self._successor(None)) is not None:
                 async with asyncio.timeout(2 * SETTLED_S):

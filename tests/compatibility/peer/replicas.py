@@ -22,6 +22,7 @@ from peer.clusters import (
     SMALL_HEAP,
     SOURCE,
     await_line,
+    await_registered,
     free_ports,
     java_broker_settings,
     java_server,
@@ -143,6 +144,8 @@ class Replicas:
                 java_server(directory, "broker", main, path, SMALL_HEAP, release=release)
             )
             await_line(running, log, "boot success")
+            if role != "SLAVE":
+                await_registered(running, self.name_server_port, log)
         return Replica(kind, role, broker_id, directory, port, running, block)
 
 

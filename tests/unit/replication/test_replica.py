@@ -207,6 +207,15 @@ async def test_the_longest_of_the_set_takes_over(
     assert [node.broker.term.address for node in nodes] == ["h:3"] * 3
 
 
+async def test_a_master_may_close_while_it_proposes(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].broker.in_sync.propose(frozenset({1, 2}))
+    await nodes[0].stop()
+    assert set(state_of(service).in_sync) == {2}, "it has handed over and left"
+
+
 async def test_who_is_not_in_sync_never_takes_over(
     service: MemoryConsensus, nodes: list[Node]
 ) -> None:
