@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from served import NEW_TOPIC, call
 from sluicemq.broker.replicas.sides import SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.channel import dial
-from sluicemq.wire.frames import Command
 from waiting import until
 
-NEW = {
-    "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
-    "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
-}  # fmt: skip
 DELAY_S = 3.0
 
 
@@ -62,14 +57,6 @@ class Cluster:
             await self.stop(name)
 
 
-async def call(broker: Broker, code: int, fields: dict[str, str], body: bytes = b"") -> Command:
-    channel = await dial(broker.address)
-    try:
-        return await channel.call(Command(code, fields, body), 10.0)
-    finally:
-        await channel.close()
-
-
 async def send(broker: Broker, number: int, properties: str = "") -> None:
     fields = {
         "a": "P", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
@@ -93,7 +80,7 @@ async def test_what_falls_due_while_the_master_is_away_is_delivered_elsewhere_an
         master = await cluster.broker("a-0")
         other = await cluster.broker("b-0", broker_name="broker-b")
         for broker in (master, other):
-            assert (await call(broker, 17, NEW)).code == 0
+            assert (await call(broker, 17, NEW_TOPIC)).code == 0
         slave = await cluster.broker("a-1", broker_role="SLAVE", broker_id=1)
         await send(master, 1, f"TIMER_DELAY_MS\x01{DELAY_S * 1000:.0f}\x02")
         await send(master, 2, f"TIMER_DELAY_MS\x01{DELAY_S * 1000:.0f}\x02")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from served import NEW_TOPIC, call, running
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.replicas.insync import InSync, Term
 from sluicemq.broker.replicas.sides import MasterSide
@@ -16,8 +17,6 @@ from sluicemq.broker.replicas.state import Claim
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.channel import dial
-from sluicemq.wire.frames import Command
 from waiting import until
 
 FILE_BYTES = 1 << 20
@@ -49,32 +48,6 @@ async def name_server(path: Path) -> AsyncIterator[str]:
         await server.close()
 
 
-@contextlib.asynccontextmanager
-async def running(broker: Broker) -> AsyncIterator[Broker]:
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.close()
-
-
-async def call(
-    broker: Broker, code: int, fields: dict[str, object] | None = None, body: bytes = b""
-) -> Command:
-    texts = None if fields is None else {name: str(value) for name, value in fields.items()}
-    channel = await dial(broker.address)
-    try:
-        return await channel.call(Command(code, texts, body), 10.0)
-    finally:
-        await channel.close()
-
-
-NEW = {
-    "topic": "T", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
-    "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
-}  # fmt: skip
-
-
 async def sent(broker: Broker, body: bytes) -> int:
     return (await call(broker, 310, send_fields(), body)).code
 
@@ -103,7 +76,7 @@ async def test_a_slave_of_the_file_has_log_and_state_of_its_master(
             store_config(tmp_path, "s", flush_sync=sync),
         )
         async with running(master):
-            assert (await call(master, 17, NEW)).code == 0
+            assert (await call(master, 17, NEW_TOPIC)).code == 0
             assert await sent(master, b"alone") == 11, "no slave is there"
             assert await bodies(master) == 0, "and so nobody sees it"
             async with running(slave):
@@ -140,7 +113,7 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
     proposed: list[frozenset[int]] = []
     one._propose = proposed.append
     async with running(one), running(two):
-        assert (await call(one, 17, NEW)).code == 0
+        assert (await call(one, 17, NEW_TOPIC)).code == 0
         assert await sent(one, b"alone") == 0
         led = first._replace(address=one.address, ha_address=one.registration.ha_address)
         await two.become(led)
@@ -165,7 +138,7 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
 async def test_what_nobody_knows_to_be_confirmed_is_hidden(tmp_path: Path) -> None:
     alone = Term(1, 1, "life-a", in_sync={1: "disk-1"})
     async with running(replica(tmp_path, 1, alone)) as one:
-        assert (await call(one, 17, NEW)).code == 0
+        assert (await call(one, 17, NEW_TOPIC)).code == 0
         assert await sent(one, b"alone") == 0
         assert await bodies(one) == 1
     for path in tmp_path.rglob("sluiceReplicas.json*"):
@@ -197,12 +170,12 @@ async def test_a_change_is_answered_when_the_slave_has_it(tmp_path: Path, is_sil
             await until(lambda: mirror.number_of(1) == mirror.number)
             if is_silent:
                 await slave.close()
-                answer = await call(master, 17, NEW)
+                answer = await call(master, 17, NEW_TOPIC)
                 assert answer.code != 0
                 assert "not all slaves" in (answer.remark or "")
                 return
             for number in range(3):
-                answer = await call(master, 17, NEW | {"topic": f"T{number}"})
+                answer = await call(master, 17, NEW_TOPIC | {"topic": f"T{number}"})
                 assert answer.code == 0, answer.remark
                 assert f"T{number}" in slave.core.topics, "and serves it"
         heir = Broker(

@@ -82,6 +82,17 @@ class Bench:
         self.store.commit()
         return places
 
+    def expire(self, topic: str) -> None:
+        """A closed store in which a topic had ten messages, and all of them have expired."""
+        self.open()
+        self.send(*(b"old" * 100 for _ in range(10)), topic=topic)
+        self.send(*(b"x" * 300 for _ in range(40)))
+        assert self.store is not None
+        self.store.close()
+        for name in self.files.names("/store/commitlog")[:2]:
+            self.files.remove(f"/store/commitlog/{name}")
+        self.files.remove("/store/checkpoint")
+
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
         """All that a reader sees of a queue."""
         assert self.store is not None

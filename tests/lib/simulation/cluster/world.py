@@ -7,26 +7,22 @@ run, and gives the cluster time until everything that was promised has arrived.
 
 import asyncio
 import contextlib
-import datetime
 import random
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from simulation.cluster.history import World
 from simulation.cluster.ledger import Fate, Ledger, Sent
-from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.nodes import HOST, BrokerNode, ClientNode, NameServerNode
-from simulation.cluster.processes import task_factory
 from simulation.crashes.plan import Violation
 from sluicemq.client.core.messages import MessageOptions
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message
-from sluicemq.testing.virtual import VirtualClock
 
 TOPIC: Final = "plain"
 ORDERED_TOPIC: Final = "rows"
-START: Final = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 DELAYS_S: Final = (1, 5, 10, 30, 60)
 DRAIN_S: Final = 90 * 60
 CALM_S: Final = 150.0
@@ -54,17 +50,12 @@ WEIGHTS: Final = {
 }
 
 
-class ClusterWorld:
-    """One history. `is_over` is never true: it ends with its steps."""
-
-    is_over = False
+class ClusterWorld(World):
+    """One history."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(task_factory)
-        self.clock = VirtualClock(START, patience=datetime.timedelta(days=30))
+        super().__init__(rng)
         self.ledger = self._ledger()
-        self.network = FaultyNetwork(self.clock, random.Random(rng.getrandbits(32)))
         self.names = [
             NameServerNode(index, self.clock, self.network) for index in range(rng.choice((1, 2)))
         ]
@@ -86,32 +77,14 @@ class ClusterWorld:
         self._sizes = {name: rng.choice((1, 2, 3)) for name in self.members}
         self._numbers = 0
         self._disturbed_s = 0.0
-        self._failure: BaseException | None = None
         self._chores: set[asyncio.Task[Any]] = set()
-        self.loop.set_exception_handler(self._failed)
         self._run(self._start())
 
     # ------------------------------------------------------------------------------- life
 
-    def take(self, kind: str, rng: random.Random) -> str:
-        """One step; then the checks. Raises Violation."""
-        text: str = self._run(getattr(self, f"do_{kind}")(rng))
-        self._run(self.clock.settle())
-        self._look()
-        return f"{self.clock.monotonic_s():8.3f}  {text}"
-
     def finish(self) -> None:
         """What was promised arrives. Raises Violation."""
         self._run(self._drain())
-
-    def close(self) -> None:
-        """Ends everything, well or not."""
-        self.clock.release()
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        with contextlib.suppress(Exception):
-            self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.close()
 
     def _ledger(self) -> Ledger:
         return Ledger()
@@ -130,19 +103,8 @@ class ClusterWorld:
     def _consumers(self) -> list[ClientNode]:
         return [node for members in self.members.values() for node in members]
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The clock stays with the loop: in real time between two steps timers would come near."""
-        return self.loop.run_until_complete(work)
-
-    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback of the product raised; what tasks raise is not looked at when it is late."""
-        error = context.get("exception")
-        if error is not None and "handle" in context:
-            self._failure = error
-
     def _look(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        super()._look()
         is_calm = self.network.now_s() - self._disturbed_s > CALM_S
         for group in self.ledger.groups.values():
             for node in self.brokers:

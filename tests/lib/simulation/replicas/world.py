@@ -6,16 +6,14 @@ waits for an answer within a step; time passes in the steps that wait.
 
 import asyncio
 import contextlib
-import datetime
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from histories.checker import check
 from histories.history import Change, End, History, Left, Outcome, Seen, Send, TermSeen
-from simulation.cluster.network import FaultyNetwork
+from simulation.cluster.history import World
 from simulation.cluster.nodes import Node
-from simulation.cluster.processes import task_factory
 from simulation.crashes.plan import Violation
 from simulation.replicas.node import BROKER, CLUSTER, ReplicaNode
 from sluicemq.client.core import requests
@@ -27,13 +25,11 @@ from sluicemq.net.channel import ChannelPool
 from sluicemq.record.codec import decode_records
 from sluicemq.replication import election
 from sluicemq.testing.consensus import MemoryConsensus
-from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
 TOPIC: Final = "history"
 QUEUES: Final = [MessageQueue(TOPIC, BROKER, number) for number in range(2)]
-START: Final = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 PREFIX: Final = election.directory(CLUSTER, BROKER)
 TIMEOUT_S: Final = 4.0
 REST_S: Final = 300.0
@@ -65,17 +61,12 @@ class ClientNode(Node):
         self.process.spawn(work)
 
 
-class ReplicaWorld:
-    """One history. `is_over` is never true: it ends with its steps."""
-
-    is_over = False
+class ReplicaWorld(World):
+    """One history."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(task_factory)
-        self.clock = VirtualClock(START, patience=datetime.timedelta(days=30))
+        super().__init__(rng)
         self.history = History()
-        self.network = FaultyNetwork(self.clock, random.Random(rng.getrandbits(32)))
         self.service = MemoryConsensus()
         self._is_sync_flush = rng.random() < 0.5
         settings = {"flushDiskType": "SYNC_FLUSH" if self._is_sync_flush else "ASYNC_FLUSH"}
@@ -86,8 +77,6 @@ class ReplicaWorld:
         self.clients = [ClientNode(f"client-{i}", self.clock, self.network) for i in range(3)]
         self._values = 0
         self._versions: dict[int, TermSeen] = {}
-        self._failure: BaseException | None = None
-        self.loop.set_exception_handler(self._failed)
         self._run(self._start())
 
     # ------------------------------------------------------------------------------- life
@@ -100,37 +89,12 @@ class ReplicaWorld:
     def deliveries(self) -> int:
         return len(self.history.seen)
 
-    def take(self, kind: str, rng: random.Random) -> str:
-        """One step. Raises what a callback of the product has raised."""
-        text: str = self._run(getattr(self, f"do_{kind}")(rng))
-        self._run(self.clock.settle())
-        if self._failure is not None:
-            raise self._failure
-        return f"{self.clock.monotonic_s():8.3f}  {text}"
-
     def finish(self) -> None:
         """Rest, and the checker. Raises Violation."""
         self._run(self._rest())
         wrong = check(self.history)
         if wrong:
             raise Violation(f"{wrong[0]} ({len(wrong)} in all)")
-
-    def close(self) -> None:
-        """Ends everything, well or not."""
-        self.clock.release()
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        with contextlib.suppress(Exception):
-            self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(work)
-
-    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if error is not None and "handle" in context:
-            self._failure = error
 
     async def _start(self) -> None:
         self.clock.drive()
