@@ -184,7 +184,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),
-        AccessAdmin(settings, b.guard, b.files, clock, b.offload),
+        AccessAdmin(settings, b.guard, b.files, clock, b.offload, b.deferred),
         ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.behind),
         ReplicaRequests(settings, store, b.in_sync, b.side),
     )  # fmt: skip

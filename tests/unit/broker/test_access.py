@@ -42,13 +42,13 @@ def write(files: CrashableFiles, text: str, path: str = PATH) -> None:
     file.close()
 
 
-def start(rules: str = RULES) -> SteppedBroker:
+def start(rules: str = RULES, *, holds_announcements: bool = False) -> SteppedBroker:
     files = CrashableFiles()
     write(files, rules)
     config = BrokerConfig(
         broker_name="broker-a", metrics_enable=False, acl_enable=True, acl_files=(PATH,)
     )
-    return SteppedBroker(config=config, files=files)
+    return SteppedBroker(config=config, files=files, holds_announcements=holds_announcements)
 
 
 class Account:
@@ -190,6 +190,23 @@ def test_administration_needs_an_admin(broker: SteppedBroker) -> None:
     for code in (17, 25, 26, 28, 43, 50, 51, 52, 53, 54, 200, 207, 215, 222, 307, 309, 900121):
         assert "Need admin permission" in (reader(broker).call(code, {}).remark or ""), code
     assert operator(broker).call(28).code == 0
+
+
+def test_a_change_is_answered_when_slaves_have_it() -> None:
+    broker = start(holds_announcements=True)
+    admin = operator(broker)
+    changes: tuple[tuple[int, dict[str, object]], ...] = (
+        (50, {"accessKey": "newcomer", "secretKey": "secret-of-it", "admin": "false"}),
+        (51, {"accessKey": "newcomer"}),
+        (53, {"globalWhiteAddrs": "10.1.1.1"}),
+    )
+    for code, fields in changes:
+        command = admin.signed(code, fields)
+        admin.client.feed(command)
+        broker.settle()
+        assert command.opaque not in admin.client.answers
+        broker.finish_announcements()
+        assert admin.client.answers[command.opaque].code == 0
 
 
 def test_accounts_change_by_request_and_are_in_force_before_the_answer(

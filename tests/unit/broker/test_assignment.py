@@ -215,6 +215,19 @@ def test_a_mode_is_on_disk_before_it_is_answered_and_survives(broker: SteppedBro
     assert json.loads(shown.body) == expected
 
 
+def test_a_mode_is_answered_when_slaves_have_it() -> None:
+    broker = SteppedBroker(holds_announcements=True)
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    client = broker.connect()
+    body = json.dumps({"topic": "T", "consumerGroup": "G", "mode": "POP", "popShareQueueNum": 0})
+    client.feed(Command(SET, None, body.encode(), opaque=1))
+    broker.settle()
+    assert not client.answers
+    assert json.loads(broker.files.content(MODES))["messageRequestModeMap"]
+    broker.finish_announcements()
+    assert client.answers[1].code == 0
+
+
 def test_a_mode_that_cannot_be_written_is_not_answered_with_success(
     broker: SteppedBroker,
 ) -> None:

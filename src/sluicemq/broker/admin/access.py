@@ -1,8 +1,9 @@
 """Access rules by request: 50 to 54 of mqadmin, and 900121 (ours), how they stand.
 
 A change is written to the file that holds the account (a new one to the main file) and is in force
-before its answer leaves. It is checked as a whole first: what would not load is not written.
-Reading and writing happen elsewhere, one change after the other.
+before its answer leaves; slaves that count have it by then, too (`Announced`). It is checked as a
+whole first: what would not load is not written. Reading and writing happen elsewhere, one change
+after the other.
 
 Secrets go in and never come out: 54 shows `******`.
 """
@@ -18,11 +19,12 @@ from sluicemq.acl.loading import Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
 from sluicemq.broker.background import Offload
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.turns import Announced
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.dispatch import Deferred, Peer, finish_answer
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -51,6 +53,7 @@ class AccessAdmin:
     files: Files
     clock: Clock
     offload: Offload
+    deferred: Deferred
     waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
 
     # --- changes
@@ -122,9 +125,9 @@ class AccessAdmin:
                 overwrite_text(self.files, name, text)
             return guard.look()
 
-        def done(found: Any) -> Command:
+        def done(found: Any) -> Announced:
             guard.settle(found)
-            return Command(ResponseCode.SUCCESS)
+            return Announced(Command(ResponseCode.SUCCESS))
 
         self._in_order(command, peer, work, done, failed)
 
@@ -133,7 +136,7 @@ class AccessAdmin:
         command: Command,
         peer: Peer,
         work: Callable[[], Any],
-        done: Callable[[Any], Command],
+        done: Callable[[Any], Command | Announced],
         failed: int,
     ) -> None:
         """One after the other: each begins with what the one before has written. `done` makes the
@@ -142,10 +145,13 @@ class AccessAdmin:
         def ended(found: Any) -> None:
             self.waiting.popleft()
             if isinstance(found, Exception):
-                answer = Command(failed, remark=str(found))
+                answer: Command | Announced = Command(failed, remark=str(found))
             else:
                 answer = done(found)
-            peer.write(b"" if command.is_oneway else finish_answer(answer, command))
+            if isinstance(answer, Announced):
+                self.deferred(answer, command, peer)
+            else:
+                peer.write(b"" if command.is_oneway else finish_answer(answer, command))
             if self.waiting:
                 self.waiting[0]()
 

@@ -34,7 +34,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.rules import normal_atom, parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Postponed
+from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files
@@ -230,7 +230,7 @@ class Assignments:
         )
 
     def set_mode(self, command: Command, peer: Peer) -> Postponed:
-        """401. Answered when it is on disk."""
+        """401. Answered when it is on disk, and on those of the slaves that count."""
         mode = tables.decode_request_mode(command.body)
         if mode.topic.startswith(RETRY_PREFIX):
             raise RequestError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -244,11 +244,11 @@ class Assignments:
         self._modes.setdefault(mode.topic, {})[mode.group] = mode
         self.document.changed = True
 
-        def steps() -> Steps[Command]:
+        def steps() -> Steps[Announced]:
             write = self.document.take()
             if write is not None:
                 yield write
-            return Command(ResponseCode.SUCCESS)
+            return Announced(Command(ResponseCode.SUCCESS))
 
         return Postponed(steps())
 
