@@ -308,6 +308,7 @@ class Replica:
         if self._lease is None:
             self._published = None
             self._lease = await self._consensus.lease(self._lease_s, self._lost)
+        lease = self._lease  # it may be lost meanwhile: then the swap is refused
         member, old, time_s = self.member, self._published, _now_s()
         is_same = old is not None and old._replace(end=member.end, epoch=member.epoch) == member
         if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
@@ -324,7 +325,7 @@ class Replica:
             )
         # A record that was written before and comes late finds another version, and is nothing.
         key, version = election.member_key(self._prefix, self._id), there.version if there else 0
-        change = Swap(key, election.encode_member(member), version, self._lease.id)
+        change = Swap(key, election.encode_member(member), version, lease.id)
         if await self._consensus.swap([change]):
             self._published, self._published_s = member, time_s
         else:

@@ -11,8 +11,9 @@ import pytest
 from sluicemq.broker.replicas.insync import Term
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.replication import election
+from sluicemq.replication.consensus import Entries
 from sluicemq.replication.election import INCOMPLETE, State
-from sluicemq.replication.replica import Incarnation, LogEnd, Replica
+from sluicemq.replication.replica import LEASE_S, Incarnation, LogEnd, Replica
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
@@ -393,6 +394,28 @@ async def test_a_service_that_is_down_changes_nothing(
     await asyncio.sleep(10)
     assert masters(nodes) == [1]
     assert state_of(service).epoch == 1
+
+
+async def test_a_lease_that_ends_while_its_record_is_made_is_followed_by_another(
+    service: MemoryConsensus, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped for longer than its lease, between two requests."""
+    await all_in_sync(service, nodes)
+    read = nodes[0].client.read
+
+    async def read_late(prefix: str) -> Entries:
+        monkeypatch.undo()
+        for lease in {entry.lease for entry in service.entries.values()}:
+            service.end(lease)
+        await asyncio.sleep(2 * LEASE_S)
+        return await read(prefix)
+
+    monkeypatch.setattr(nodes[0].client, "read", read_late)
+    nodes[0].broker.log_end = LogEnd(1, 70)
+    await asyncio.sleep(6 * LEASE_S)
+    assert not nodes[0].task.done()
+    assert nodes[0].replica.status()["members"] == [1, 2, 3]
+    assert len(masters(nodes)) == 1
 
 
 async def mishap(nodes: list[Node], rng: random.Random) -> None:

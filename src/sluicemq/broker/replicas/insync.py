@@ -157,6 +157,9 @@ class InSync:
         if self._failure is not None:
             done(self._failure)
             return
+        if end <= self.confirmed:  # whoever waits already waits for more
+            done(self.confirmed)
+            return
         self._waiting.append((end, done))
         self._advance()
 

@@ -80,6 +80,16 @@ def test_whoever_has_it_first_confirms() -> None:
     assert stage.done == [600, 1000]
 
 
+def test_who_waits_for_what_is_confirmed_is_told_at_once() -> None:
+    """Others, who wait for more, are not in the way."""
+    stage = Stage({})
+    stage.wait(900)
+    stage.wait(0)
+    assert stage.done == [0]
+    stage.gate.acknowledged(stage.slave(), 900)
+    assert stage.done == [0, 900]
+
+
 def test_of_three_replicas_two_slaves_have_to_have_it() -> None:
     stage = Stage({"in_sync_written": 3})
     one, two = stage.slave(), stage.slave()
