@@ -12,6 +12,7 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreFullError
 from sluicemq.net.channel import dial
+from sluicemq.record.codec import decode_record
 from sluicemq.replication.replica import BrokerClosedError, Replica, replicated
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.wire.frames import Command
@@ -125,7 +126,14 @@ async def test_the_master_moves_on_purpose(nodes: list[Node]) -> None:
     await until(lambda: master(nodes) is second, 10)
     await in_sync(nodes, [1, 2])
     await sent(second, b"2")
-    await sent(first, b"3")  # it forwards
+    channel = await dial(first.broker.address)
+    client = channel.local
+    assert (await channel.call(Command(310, send_fields(), b"3"), 5.0)).code == 0  # it forwards
+    await channel.close()
+    reader = second.broker.store.reader
+    record = reader.record_at(int.from_bytes(reader.units("T", 0, 2, 1)[:8]))
+    assert record is not None
+    assert decode_record(record).born_host == client, "the client's, and not the replica's"
     assert await bodies(second) == 3
     await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)
     assert second.replica.status()["epoch"] == 2

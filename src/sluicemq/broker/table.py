@@ -147,6 +147,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed),
     Code.SLUICE_FOLLOW_STATE: Row(r.FollowStateRequest, ReplicaRequests.follow_state),
     Code.SLUICE_HAND_BACK: Row(None, ReplicaRequests.hand_back),
+    Code.SLUICE_SPEAK_FOR: Row(r.SpeakForRequest, ReplicaRequests.speak_for),
     # --- access rules
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessAdmin.update_account),
     Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessAdmin.delete_account),

@@ -99,8 +99,7 @@ class Peer:
         self._carrier = carrier
         self._asked: dict[int, Callable[[Command], None]] = {}
         self._opaque = 0
-        self.remote = remote
-        self.remote_bytes = encode_host(remote)
+        self.speak_for(remote)
         self.local = local
         self.labels: dict[str, Any] = {}
         self.closed = False
@@ -108,6 +107,11 @@ class Peer:
         self.idle_sweeps = 0
         self.is_trusted = False
         self.refused = 0
+
+    def speak_for(self, remote: Host) -> None:
+        """What comes is from there, whoever passes it on. Raises ValueError for what is no
+        address."""
+        self.remote_bytes, self.remote = encode_host(remote), remote
 
     def carry(self, carrier: Carrier) -> None:
         """Bytes go through `carrier` from now on (TLS)."""

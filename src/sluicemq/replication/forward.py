@@ -6,10 +6,12 @@ and lose nothing by it:
 
     client ──── connection ────▶ replica ──── a tunnel of its own ────▶ master
 
-Each connection of a client gets a tunnel when it first needs one, so the master knows who asks,
-requests keep their order, and what the master asks of the client (40, 39, 220) finds its way back.
-The client's heartbeats go through its tunnel as well, the last one first (`presence.py`); a tunnel
-that nothing but heartbeats use is closed, because the client has found the master by itself then.
+Each connection of a client gets a tunnel when it first needs one, which begins with the client's
+address (900306), signed by the replica: so the master knows who asks, messages keep where they were
+born, requests keep their order, and what the master asks of the client (40, 39, 220) finds its way
+back. The client's heartbeats go through its tunnel as well, the last one first (`presence.py`); a
+tunnel that nothing but heartbeats use is closed, because the client has found the master by itself
+then.
 
 A forwarded request bears a flag and is forwarded once: two replicas that think the other is master
 would play ball. While nobody is master a request waits, up to `HOLD_S`, and is refused with 14
@@ -26,6 +28,7 @@ from typing import Any, Final
 from sluicemq.broker.admin.readonly import REFUSED
 from sluicemq.broker.replicas.requests import OWN
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError
+from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dial
 from sluicemq.net.dispatch import Handler, Outcome, Peer, finish_answer
 from sluicemq.replication.presence import Presence
@@ -34,6 +37,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import HeartbeatResponse
+from sluicemq.wire.replicas import SpeakForRequest
 
 FLAG_FORWARDED: Final = 1 << 8
 """In a request's flags, of which RocketMQ knows the first two bits. Signatures do not cover it."""
@@ -77,11 +81,13 @@ class NotMasterError(RequestError):
 class Forwarder:
     """The tunnels of one replica. Use it in the loop it was made in.
 
-    `give` handles a request that nobody waits for, in the role of now.
+    `give` handles a request that nobody waits for, in the role of now; `signed` signs one of the
+    replica's own.
     """
 
     def __init__(self, dial: Dial) -> None:
         self.give: Callable[[Command, Peer], object] = lambda command, peer: None
+        self.signed: Callable[[Command], Command] = lambda command: command
         self._dial = dial
         self._master = ""
         self._tunnels: dict[Peer, Tunnel] = {}
@@ -184,15 +190,22 @@ class Forwarder:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    async def connect(self, on_request: Callable[[Command, Channel], None]) -> Channel:
-        """To the master, whoever that is by then. Raises NotMasterError when there is none for
-        `HOLD_S`."""
+    async def connect(
+        self, client: Host, on_request: Callable[[Command, Channel], None]
+    ) -> Channel:
+        """To the master, whoever that is by then, for a client. Raises NotMasterError when there is
+        none for `HOLD_S`."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + HOLD_S
         while loop.time() < end_s:
             if self._master:
                 with contextlib.suppress(SluiceError, OSError):
-                    return await self._dial(self._master, timeout_s=DIAL_S, on_request=on_request)
+                    channel = await self._dial(
+                        self._master, timeout_s=DIAL_S, on_request=on_request
+                    )
+                    told = SpeakForRequest(address=client.address, port=client.port)
+                    channel.oneway(self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told))))
+                    return channel
             await asyncio.sleep(PAUSE_S)
         raise NotMasterError("no replica is master now")
 
@@ -261,7 +274,7 @@ class Tunnel:
         """Raises NotMasterError when it was not carried out, other errors when nobody knows."""
         opening = self._opening
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
-            connecting = self._forwarder.connect(self._asked)
+            connecting = self._forwarder.connect(self._peer.remote, self._asked)
             opening = self._opening = asyncio.get_running_loop().create_task(connecting)
         try:
             channel = await asyncio.shield(opening)

@@ -682,6 +682,7 @@ async def replicated(
     )  # fmt: skip
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
+    forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
     try:
         store = broker.store
         is_empty = store.written_offset <= store.offset_min

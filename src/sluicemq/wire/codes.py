@@ -124,6 +124,7 @@ class RequestCode(IntEnum):
     SLUICE_SWITCH_MASTER = 900303
     SLUICE_ELECT_MASTER = 900304
     SLUICE_HAND_BACK = 900305
+    SLUICE_SPEAK_FOR = 900306
 
     # -> name server
     PUT_KV_CONFIG = 100

@@ -72,6 +72,14 @@ class FollowStateRequest:
     wants_none: bool = boolean("wantsNone", default=False)
 
 
+@request(Code.SLUICE_SPEAK_FOR)
+class SpeakForRequest:
+    """What follows on this connection is forwarded, and from a client at this address."""
+
+    address: str = text("address")
+    port: int = int32("port")
+
+
 @answer(Code.SLUICE_FOLLOW_STATE)
 class FollowStateResponse:
     """The operations in the body are of this life of the master; its log begins at `log_start`."""

@@ -65,6 +65,29 @@ async def test_a_send_is_answered_by_the_master_and_a_question_to_the_replica_by
     await world.forwarder.close()
 
 
+async def test_the_master_is_told_first_for_whom_a_tunnel_speaks() -> None:
+    world = World()
+    told: list[Command] = []
+    handlers = world.handlers(MASTER)
+
+    def speak_for(command: Command, peer: Peer) -> None:
+        assert not world.seen[MASTER]
+        told.append(command)
+
+    await world.serve(MASTER, {**handlers, Code.SLUICE_SPEAK_FOR: speak_for})
+    world.forwarder.signed = lambda command: Command(command.code, {**command.fields, "by": "us"})
+    channel = await world.replica()
+    world.forwarder.master = MASTER
+    assert (await channel.call(send("x"), 5)).code == 0
+    (peer,) = {peer for _, peer in world.seen[REPLICA]} or {None}
+    assert peer is None, "the replica has handled nothing"
+    (command,) = told
+    (tunnelled,) = world.forwarder._tunnels
+    host = tunnelled.remote
+    assert command.fields == {"address": host.address, "port": str(host.port), "by": "us"}
+    await world.forwarder.close()
+
+
 async def test_pulls_are_forwarded_unless_the_replica_serves_readers() -> None:
     for serves_reads, by in ((False, MASTER), (True, REPLICA)):
         world = World()

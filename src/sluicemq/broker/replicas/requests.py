@@ -1,8 +1,9 @@
 """What replicas and tools ask a broker about replication, and what a slave does not do.
 
-Handlers for 900301 (a slave follows our state), 905 to 908 (spec/ha.md §5, §6). And those of slaves
-in place of the ones that change something (`refusals`): sends are told what RocketMQ's slave tells
-them, so that clients go on to the master; what RocketMQ's slave would take and lose is refused.
+Handlers for 900301 (a slave follows our state), 900306 (it forwards), 905 to 908 (spec/ha.md §5,
+§6). And those of slaves in place of the ones that change something (`refusals`): sends are told
+what RocketMQ's slave tells them, so that clients go on to the master; what RocketMQ's slave would
+take and lose is refused.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from sluicemq.broker.replicas.sides import MasterSide, SlaveSide
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.model.addresses import join
+from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Handler, Outcome, Peer, Quick
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode as Code
@@ -29,6 +31,7 @@ from sluicemq.wire.replicas import (
     ExchangeReplicaResponse,
     FollowStateRequest,
     SmallestIdChangedRequest,
+    SpeakForRequest,
 )
 
 BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"  # RocketMQ's words
@@ -81,6 +84,17 @@ class ReplicaRequests:
             return Command(ResponseCode.SUCCESS, body=encode_escaped([]))
         acting.answer(command, peer)
         return None
+
+    def speak_for(self, header: SpeakForRequest, command: Command, peer: Peer) -> Command:
+        """900306: a replica forwards for a client, which is who connections show, and whose address
+        messages are born at."""
+        if not self._settings.is_failover:
+            raise RequestError(ResponseCode.NO_PERMISSION, "no replica of this broker forwards.")
+        try:
+            peer.speak_for(Host(header.address, header.port))
+        except ValueError as error:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        return Command(ResponseCode.SUCCESS)
 
     def exchange(self, header: ExchangeReplicaRequest, command: Command, peer: Peer) -> Command:
         """906: a master tells its slaves where it is, or is asked."""
