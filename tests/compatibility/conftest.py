@@ -36,6 +36,7 @@ CLUSTERS = {
 DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
     "java-4.9.8": lambda directory: drivers.java_driver("client-4.9.8", directory),
     "java-5.3.3": lambda directory: drivers.java_driver("client-5.3.3", directory),
+    "java-5.5.0": lambda directory: drivers.java_driver("client-5.5.0", directory),
     "go-2.1.2": drivers.golang_driver,
     "python-aio": lambda directory: drivers.python_driver("aio", directory),
     "python-sync": lambda directory: drivers.python_driver("sync", directory),

@@ -14,10 +14,11 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from peer.drivers import Driver
 from peer.names import own
 from peer.replicas import FILE_BYTES, OURS, Replica, Replicas, until
 
@@ -127,6 +128,34 @@ def test_a_slave_has_its_masters_log_and_comes_back_to_it(pair: Pair) -> None:
     pair.send_until_safe()
     pair.agree()
     assert min(pair.slave.log()) == begin
+
+
+def test_mqadmin_shows_master_and_slave(tmp_path: Path, driver: Callable[[str], Driver]) -> None:
+    """haStatus of two releases: of the master its slave, which has all of the log, of the slave its
+    master."""
+    tools = [driver(release) for release in ("java-5.3.3", "java-5.5.0")]
+    with Replicas(tmp_path) as replicas:
+        pair = Pair(replicas, OURS, OURS)
+        pair.slave = replicas.start(OURS, "SLAVE", 1)
+        pair.send_until_safe()
+
+        def shown(tool: Driver, at: Replica) -> tuple[dict[str, str], list[str]]:
+            """What has a name, and the line of a slave."""
+            words = ("haStatus", "-b", f"127.0.0.1:{at.port}")
+            (event,) = tool.call("admin", ns=replicas.name_server, words="\n".join(words))
+            lines = [line.split() for line in str(event["text"]).splitlines() if line.strip()]
+            named = {line[0]: line[1] for line in lines if len(line) == 2}
+            return named, lines[-1]
+
+        for tool in tools:
+            master, slave = shown(tool, pair.master)
+            end = master["#MasterCommitLogMaxOffset"]
+            assert int(end) > 500
+            assert (master["#SlaveNum"], master["#InSyncSlaveNum"]) == ("1", "1")
+            assert (slave[1], slave[2], slave[4], slave[5]) == (end, "0", "OK", end)
+            found, _ = shown(tool, pair.slave)
+            assert found["#MasterAddr"] == f"127.0.0.1:{pair.master.port + 1}"
+            assert found["#CommitLogMaxOffset"] == end
 
 
 @pytest.mark.parametrize("secret", ["the-right-one", "another-one"])
