@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sluicemq.config import StoreConfig
 from sluicemq.files import Files, load_text, read_text, replace_text
 from sluicemq.files.overlay import READ_ONLY_FILES, OverlayFiles
+from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 
 MIB = 1 << 20
@@ -94,6 +96,24 @@ def test_a_directory_goes_only_when_it_is_empty_and_comes_back_empty(tree: Path)
     assert files.names(f"{tree}/log") == []
     with pytest.raises(IsADirectoryError):
         files.open(f"{tree}/log")
+
+
+def test_a_directory_below_is_no_file(tree: Path) -> None:
+    files = OverlayFiles()
+    for path in (f"{tree}/log", str(tree)):
+        with pytest.raises(IsADirectoryError):
+            files.open(path)
+    assert files.names(f"{tree}/log") == ["0", "1"]
+
+
+def test_a_store_whose_index_is_still_empty_is_opened_above(tmp_path: Path) -> None:
+    """A slave may have to stand in before it has written one key."""
+    config = StoreConfig(root=str(tmp_path), commit_log_file_bytes=1 << 20)
+    Store.open(config).close()
+    for name in ("index", "consumequeue", "config"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    assert not list((tmp_path / "index").iterdir())
+    Store.open(config, files=OverlayFiles()).close()
 
 
 def test_tables_are_replaced_with_their_bak_in_memory(tree: Path) -> None:

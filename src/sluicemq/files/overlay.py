@@ -21,6 +21,7 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 import sys
 import threading
 import weakref
@@ -55,7 +56,11 @@ class ReadOnlyFiles(SystemFiles):
         """Not even opened for writing. `create` of a file that is missing raises OSError."""
         if create and not self.exists(path):
             raise _read_only(path)
-        return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        file = SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):  # the kernel refuses writers alone
+            file.close()
+            raise _error(errno.EISDIR, path)
+        return file
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         raise _read_only(path)
