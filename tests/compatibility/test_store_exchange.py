@@ -17,6 +17,7 @@ import pytest
 from peer.drivers import Event
 from peer.journeys import (
     FOREIGN,
+    FOREIGN_COUNT,
     GROUP,
     LONG,
     MANY,
@@ -209,7 +210,7 @@ def test_topics_that_only_java_can_have_are_the_same_whenever_it_is_back(journey
     """Of compaction, of batch queues: ours keeps their records, attributes and files."""
     first, *later = [stage.foreign for stage in journey.stages if stage.kind == "java"]
     counts = Counter(event["topic"] for event in first if event["event"] == "message")
-    assert counts == dict.fromkeys(FOREIGN, 30)
+    assert counts == dict.fromkeys(FOREIGN, FOREIGN_COUNT)
     assert later
     for events in later:
         assert events == first

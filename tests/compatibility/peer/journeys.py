@@ -11,14 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.clusters import SOURCE
 from peer.drivers import Driver, Event
-from peer.stores import KILL, SMALL_FILES, House, auditor, house
+from peer.stores import KILL, SMALL_FILES, House, auditor, await_text, house
+from waiting import wait_for
 
 TOPIC, QUEUES = "Texchange", 8
 MANY, MANY_QUEUES = "Tmany", 24
@@ -27,7 +27,9 @@ LONG = "%RETRY%" + "g" * 190
 GROUP = "Gexchange"
 # Of 5.x, made by the real broker: their files are its own, and only it is asked for them.
 FOREIGN = {"Tcompact": "cleanup.policy=COMPACTION", "Tbatch": "queue.type=BatchCQ"}
-PERSIST_WAIT_S = 40
+FOREIGN_COUNT = 30
+"""Messages that each of them gets."""
+FOREIGN_WAIT_S = 60
 ODDITIES = Path(__file__).parent / "oddities.py"
 
 Key = tuple[str, int, int]
@@ -216,16 +218,21 @@ class Traveller:
                     "-a", f"+{attribute}",
                 )  # fmt: skip
                 self.call("send", topic=topic, queues=1, batches=3, size=100, prefix="f")
-        return self.call("audit", topics=",".join(FOREIGN))
+        events: list[Event] = []
+
+        def are_there() -> bool:
+            """What is stored is not readable at once, of compaction least of all."""
+            events[:] = self.call("audit", topics=",".join(FOREIGN))
+            found = sum(event["event"] == "message" for event in events)
+            return found >= FOREIGN_COUNT * len(FOREIGN)
+
+        wait_for(are_there, FOREIGN_WAIT_S)
+        return events
 
     def _await_offsets(self, number: int) -> None:
-        """Consumer offsets go to disk by a timer, which in Java begins after ten seconds."""
-        wanted = re.compile(rf'"{TOPIC}@{GROUP}":\s*{{[^}}]*"?3"?:\s*{3 * number + 4}\b')
-        path = self._place.store / "config" / "consumerOffset.json"
-        end = time.monotonic() + PERSIST_WAIT_S
-        while not (path.exists() and wanted.search(path.read_text())):
-            assert time.monotonic() < end, f"{path} does not get the offsets"
-            time.sleep(0.1)
+        """Consumer offsets go to disk by a timer."""
+        wanted = rf'"{TOPIC}@{GROUP}":\s*{{[^}}]*"?3"?:\s*{3 * number + 4}\b'
+        await_text(self._place.store / "config" / "consumerOffset.json", wanted)
 
 
 def foreign_files(store: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ one after the other, with the same name, port and settings. What they write stay
 """
 
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,10 @@ from peer.clusters import (
 )
 from peer.drivers import JVM_FLAGS, Driver, java_driver
 from peer.toolchain import HERE
+from waiting import wait_for
 
+PERSIST_WAIT_S = 40
+"""The real broker writes its tables by timers, of which the slowest fires every ten seconds."""
 MAIN = "org.apache.rocketmq"
 NORMAL, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -114,3 +118,14 @@ def auditor(directory: Path, release: str) -> Driver:
     flags = (*JVM_FLAGS, f"-Drocketmq.home.dir={java_home(directory)}")
     source = HERE / "java" / "Auditor.java"
     return java_driver(f"server-{release}", directory, source=source, flags=flags)
+
+
+def await_text(path: Path, pattern: str) -> None:
+    """Return once a table on disk has what the pattern finds."""
+
+    def is_there() -> bool:
+        with contextlib.suppress(FileNotFoundError):  # there is none while one replaces another
+            return re.search(pattern, path.read_text()) is not None
+        return False
+
+    wait_for(is_there, PERSIST_WAIT_S)
