@@ -1,0 +1,246 @@
+"""One script of mqadmin's commands, and what of their output differs by nature.
+
+Whoever runs it (the real tool before a Java broker, the real tool before ours, `sluice mqadmin`
+before ours) has prepared the same: the topic `Tscript` of four queues with `MESSAGES` messages by a
+producer of the group `Pscript` that stays, and a push consumer of `Gscript` that has read them
+and stays. Then the lines of `COMMANDS` are called one after the other; each may change what later
+ones see. Words in braces are filled in from `Places`.
+"""
+
+import re
+import shlex
+from dataclasses import asdict, dataclass
+from typing import Final
+
+TOPIC: Final = "Tscript"
+GROUP: Final = "Gscript"
+MESSAGES: Final = 12
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the words in braces stand for. `id` and `offset_id` are those of a message."""
+
+    name_server: str
+    broker: str
+    directory: str
+    id: str
+    offset_id: str
+
+
+FILES: Final = {
+    "topics.json": '[{"topicName":"Tlist1","readQueueNums":3,"writeQueueNums":3,"perm":6},'
+    '{"topicName":"Tlist2","readQueueNums":2,"writeQueueNums":2,"perm":6}]',
+    "groups.json": '[{"groupName":"Glist1","retryMaxTimes":3},{"groupName":"Glist2"}]',
+}
+"""What lies in {directory}."""
+
+COMMANDS: Final = tuple("""
+updateTopic -b {broker} -t Tbroker -r 3 -w 3
+updateTopic -c DefaultCluster -t Tcluster -r 2 -w 2 -p 6
+updateTopic -c DefaultCluster -t Tfifo -r 2 -w 2 -a +message.type=FIFO
+updateTopic -b {broker} -t Torder -r 4 -w 4 -o true
+updateTopic -b {broker} -t Tbad -r 1 -w 1 -a +no.such=1
+updateTopic -b {broker} -t a/b -r 1 -w 1
+updateTopic -b {broker}
+updateTopicList -b {broker} -f {directory}/topics.json
+updateTopicPerm -c DefaultCluster -t Tcluster -p 4
+updateTopicPerm -b {broker} -t Tcluster -p 6
+updateTopicPerm -b {broker} -t Tcluster -p 6
+topicList
+topicList -c
+topicRoute -t Tscript
+topicRoute -t Tscript -l
+topicRoute -t Tnowhere
+topicClusterList -t Tscript
+topicStatus -t Tscript
+topicStatus -t Tfifo
+topicStatus -t Tnowhere
+updateOrderConf -t Torder -m get
+updateOrderConf -t Torder -v broker-a:4 -m put
+updateOrderConf -t Torder -m get
+updateOrderConf -t Torder -m delete
+allocateMQ -t Tscript -i 10.0.0.1,10.0.0.2
+updateSubGroup -b {broker} -g Gbroker -r 3
+updateSubGroup -c DefaultCluster -g Gcluster -s true -m true -d true -o true -q 1 -r 5
+updateSubGroup -b {broker} -g Gpolicy -p {{"type":"EXPONENTIAL"}}
+updateSubGroupList -b {broker} -f {directory}/groups.json
+setConsumeMode -c DefaultCluster -t Tscript -g Gmode -m POP -q 2
+setConsumeMode -b {broker} -t Tscript -g Gmode -m PULL
+getConsumerConfig -g Gcluster
+getConsumerConfig -g Gnowhere
+clusterList
+clusterList -m
+clusterList -c DefaultCluster
+brokerStatus -b {broker}
+brokerStatus -c DefaultCluster
+brokerConsumeStats -b {broker}
+brokerConsumeStats -b {broker} -o true
+brokerConsumeStats -b {broker} -l 100
+statsAll
+statsAll -a
+statsAll -t Tscript
+consumerProgress
+consumerProgress -g Gscript
+consumerProgress -g Gscript -s true
+consumerProgress -g Gscript -t Tscript
+consumerProgress -g Gnowhere
+consumerStatus -g Gscript
+consumerStatus -g Gscript -i 127.0.0.1@script
+consumerStatus -g Gnowhere
+consumerConnection -g Gscript
+consumerConnection -g Gscript -b {broker}
+consumerConnection -g Gnowhere
+producerConnection -g Pscript -t Tscript
+producerConnection -g Pnowhere -t Tscript
+producer -b {broker}
+getBrokerConfig -b {broker}
+getBrokerConfig -c DefaultCluster
+updateBrokerConfig -b {broker} -k fileReservedTime -v 48
+updateBrokerConfig -c DefaultCluster -k fileReservedTime -v 72
+updateBrokerConfig -b {broker} -k brokerConfigPath -v /tmp/x
+updateBrokerConfig -b {broker} -k fileReservedTime -v soon
+getNamesrvConfig
+updateNamesrvConfig -k enableTopicList -v true
+updateNamesrvConfig -k kvConfigPath -v /tmp/x
+updateNamesrvConfig -k configStorePath -v /tmp/x
+updateKvConfig -s Nscript -k key -v value
+deleteKvConfig -s Nscript -k key
+wipeWritePerm -b broker-a
+addWritePerm -b broker-a
+wipeWritePerm -b broker-nowhere
+queryMsgById -t Tscript -i {offset_id}
+queryMsgById -t Tscript -i {offset_id} -g Gscript -d 127.0.0.1@script
+queryMsgById -t Tscript -i {id}
+queryMsgByKey -t Tscript -k key3
+queryMsgByKey -t Tscript -k nowhere
+queryMsgByUniqueKey -t Tscript -i {id}
+queryMsgByUniqueKey -t Tscript -i {id} -a
+queryMsgByUniqueKey -t Tscript -i {id} -g Gscript -d 127.0.0.1@script
+queryMsgByOffset -t Tscript -b broker-a -i 0 -o 0
+queryMsgByOffset -t Tscript -b broker-a -i 0 -o 4711
+queryMsgTraceById -i {id}
+printMsg -t Tscript -d true
+printMsg -t Tscript -s tag0
+printMsgByQueue -t Tscript -a broker-a -i 1 -p true -d true
+printMsgByQueue -t Tscript -a broker-a -i 1 -f true
+queryCq -t Tscript -q 0 -i 0 -c 3 -b {broker}
+queryCq -t Tscript -q 0 -i 0 -c 3 -b {broker} -g Gscript
+queryCq -t Tscript -q 0 -i 0 -c 3 -b {broker} -g Gnowhere
+consumeMessage -t Tscript -b broker-a -i 2 -o 0 -g Gpeek -c 3
+consumeMessage -t Tscript -g Gpeek -c 4
+sendMessage -t Tbroker -p hello -k one -c tag -b broker-a -i 0
+sendMessage -t Tbroker -p hello
+sendMsgStatus -b broker-a -s 16 -c 2
+checkMsgSendRT -t Tbroker -a 3 -s 16
+resetOffsetByTime -g Goffline -t Tscript -s -1
+resetOffsetByTime -g Goffline -t Tscript -s 0
+resetOffsetByTime -g Goffline -t Tscript -s now -f true
+resetOffsetByTime -g Goffline -t Tscript -s -1 -b broker-a -q 0 -o 1
+resetOffsetByTime -g Goffline -t Tnowhere -s -1
+resetOffsetByTime -g Gscript -t Tscript -s 0
+skipAccumulatedMessage -g Goffline -t Tscript
+cloneGroupOffset -s Gscript -d Gbroker -t Tscript -o true
+cleanExpiredCQ -b {broker}
+cleanExpiredCQ -c DefaultCluster
+cleanUnusedTopic -b {broker}
+cleanUnusedTopic -c DefaultCluster
+deleteExpiredCommitLog -b {broker}
+deleteExpiredCommitLog -c DefaultCluster
+exportMetadata -c DefaultCluster -f {directory}
+exportMetadata -b {broker} -t -f {directory}
+exportMetadata -b {broker} -g -f {directory}
+exportConfigs -c DefaultCluster -f {directory}
+exportMetrics -c DefaultCluster -f {directory}
+exportPopRecord -b {broker} -d true
+exportMetadataInRocksDB -p {directory}/nothing -t topics
+rocksDBConfigToJson -b {broker} -t topics
+checkRocksdbCqWriteProgress -c DefaultCluster -n {name_server} -t Tscript
+haStatus -b {broker}
+haStatus -c DefaultCluster
+getBrokerEpoch -b broker-a
+getBrokerEpoch -c DefaultCluster
+getSyncStateSet -a {name_server} -b broker-a
+getControllerMetaData -a {name_server}
+getControllerConfig -a {name_server}
+updateControllerConfig -a {name_server} -k a -v b
+electMaster -a {name_server} -b 0 -bn broker-a -c DefaultCluster
+cleanBrokerMetadata -a {name_server} -bn broker-a -c DefaultCluster -l
+resetMasterFlushOffset -b {broker} -o 0
+addBroker -c {broker} -b {directory}/broker.conf
+removeBroker -c {broker} -b DefaultCluster:broker-a:0
+dumpCompactionLog -f {directory}/nothing
+getColdDataFlowCtrInfo -b {broker}
+updateColdDataFlowCtrGroupConfig -b {broker} -g Gscript -v 1048576
+removeColdDataFlowCtrGroupConfig -b {broker} -g Gscript
+setCommitLogReadAheadMode -b {broker} -m 1
+switchTimerEngine -b {broker} -e F
+createUser -b {broker} -u alice -p secret -t Normal
+updateUser -b {broker} -u alice -p secret2
+getUser -b {broker} -u alice
+listUser -b {broker}
+deleteUser -b {broker} -u alice
+copyUser -f {broker} -t {broker} -u alice
+createAcl -b {broker} -s User:alice -r Topic:Tscript -a Pub -d Allow
+updateAcl -b {broker} -s User:alice -r Topic:Tscript -a Sub -d Allow
+getAcl -b {broker} -s User:alice
+listAcl -b {broker}
+deleteAcl -b {broker} -s User:alice
+copyAcl -f {broker} -t {broker} -s User:alice
+clusterAclConfigVersion -b {broker}
+getAclConfig -b {broker}
+updateAclConfig -b {broker} -a account9 -s secret9999
+deleteAclConfig -b {broker} -a account9
+updateGlobalWhiteAddr -b {broker} -g 10.0.0.9
+getBrokerLiteInfo -b {broker}
+getParentTopicInfo -p Tscript
+getLiteTopicInfo -p Tscript -l lite1
+getLiteClientInfo -p Tscript -g Gscript -c 127.0.0.1@script
+getLiteGroupInfo -p Tscript -g Gscript
+triggerLiteDispatch -p Tscript -g Gscript
+updateStaticTopic -t Tstatic -qn 4 -b broker-a
+remappingStaticTopic -t Tstatic -b broker-a
+deleteTopic -c DefaultCluster -t Tcluster
+deleteTopic -c DefaultCluster -t Tnowhere
+deleteSubGroup -b {broker} -g Gbroker -r true
+deleteSubGroup -c DefaultCluster -g Gcluster
+topicList
+noSuchCommand
+clusterRT -a 2 -s 16 -c DefaultCluster -p false -i 100
+""".strip().splitlines())  # fmt: skip
+
+NEVER_ENDING: Final = {"clusterRT"}
+"""It runs until somebody stops it, so it is the last one."""
+
+_NORMAL: Final = tuple(
+    (re.compile(pattern, re.MULTILINE | re.IGNORECASE), name)
+    for pattern, name in (
+        # what a stack trace says of the inside of the tool
+        (r"^\s+(at .*|\.\.\. \d+ (more|common frames omitted))\n", ""),
+        (r"@[0-9a-f]{6,8}\b", "@HASH"),
+        (r"\$\$Lambda\$?\d*/(0x)?[0-9a-f]+", "$$Lambda"),
+        (r"\d{4}-\d\d-\d\d[ T,]\d\d:\d\d:\d\d(?:[.,:]\d+)?", "TIME"),
+        (r"\b(20\d{12,15}|1[5-9]\d{11})\b", "TIME"),
+        (r"\b([0-9A-F]{32}|[0-9A-F]{56})\b", "ID"),
+        (r"127\.0\.0\.1:\d+", "ADDRESS"),
+        (r"\b\d+ ?(ms|us)\b", r"DURATION \1"),
+        (r"(?<![\d.])\d+\.\d+(e-?\d+)?(?![\d.])", "RATE"),
+        (r"[ \t]+", " "),
+        (r" *\n+", "\n"),
+    )
+)
+
+
+def words_of(line: str, places: Places) -> list[str]:
+    """The arguments of one call."""
+    return shlex.split(line.format(**asdict(places)).replace('"', '\\"'))
+
+
+def normalised(text: str, directory: str = "") -> str:
+    """Without what differs from run to run: addresses, times, rates, ids, widths of columns, and
+    the `directory` that everything lies in."""
+    if directory:
+        text = text.replace(directory, "DIRECTORY")
+    for pattern, name in _NORMAL:
+        text = pattern.sub(name, text)
+    return text.strip()
