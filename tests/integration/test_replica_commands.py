@@ -15,12 +15,17 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("google.protobuf")
+
 from sluicemq.cli.replicas import Child, etcd_child, etcd_is_healthy, free_ports
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.service import PATH
 from sluicemq.record.codec import decode_records
 
+grpc: Any = pytest.importorskip("grpc")
 SOURCE = Path(__file__).parents[2] / "src"
 TIMEOUT_S = 60
 
@@ -55,14 +60,16 @@ class Trial:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sluicemq", "up", "--replicas", "2", "--nameserver-port",
-                 "0", "--broker-port", "0", "--store", str(directory / "store")],
+                 "0", "--broker-port", "0", "--proxy-port", "0", "--store",
+                 str(directory / "store")],
                 stdout=subprocess.PIPE, stderr=log, text=True,
                 env={**os.environ, "PYTHONPATH": str(SOURCE), "NAMESRV_ADDR": ""},
             )  # fmt: skip
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("ready "), self.log.read_text()
-        self.name_server = dict(word.partition("=")[::2] for word in line.split())["nameserver"]
+        said = dict(word.partition("=")[::2] for word in line.split())
+        self.name_server, self.proxy = said["nameserver"], said["proxy"]
 
     def sluice(self, *words: str) -> str:
         done = subprocess.run(
@@ -122,6 +129,28 @@ def bodies(name_server: str, topic: str) -> list[bytes]:
     return found
 
 
+def send_by_grpc(proxy: str, body: bytes) -> None:
+    """As a client of 5.x that tries again, in a connection that stays."""
+    message = m.Message(
+        topic=m.Resource(name="Trial"), body=body,
+        system_properties=m.SystemProperties(message_id=body.decode(), queue_id=0),
+    )  # fmt: skip
+    request = m.SendMessageRequest(messages=[message])
+    with grpc.insecure_channel(proxy) as channel:
+        send = channel.unary_unary(
+            PATH + "SendMessage",
+            request_serializer=m.SendMessageRequest.SerializeToString,
+            response_deserializer=m.SendMessageResponse.FromString,
+        )
+        end = time.monotonic() + TIMEOUT_S
+        while True:
+            answer = send(request, metadata=[("x-mq-client-id", "one")], timeout=TIMEOUT_S)
+            if answer.status.code == m.Code.OK:
+                return
+            assert time.monotonic() < end, answer
+            time.sleep(0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_when_the_master_is_killed_the_next_send_is_acknowledged_within_seconds(
@@ -132,10 +161,12 @@ def test_when_the_master_is_killed_the_next_send_is_acknowledged_within_seconds(
         sent = [b"%d" % number for number in range(200)]
         for body in sent:
             producer.send("Trial", body)
+        send_by_grpc(trial.proxy, b"by-grpc")
         os.kill(master["pid"], signal.SIGKILL)
         killed_s = time.monotonic()
         producer.send("Trial", b"after")
         assert time.monotonic() - killed_s < 8
+        send_by_grpc(trial.proxy, b"by-grpc-after")
         new = next(row for row in trial.status() if row["role"] == "master")
         assert new["id"] != master["id"]
         assert new["epoch"] > master["epoch"]
@@ -144,6 +175,8 @@ def test_when_the_master_is_killed_the_next_send_is_acknowledged_within_seconds(
         producer.send("Trial", b"switched")
     now = trial.await_whole()
     assert now["id"] == master["id"]
-    assert Counter(bodies(trial.name_server, "Trial")) == Counter([*sent, b"after", b"switched"])
+    assert Counter(bodies(trial.name_server, "Trial")) == Counter(
+        [*sent, b"after", b"switched", b"by-grpc", b"by-grpc-after"]
+    )
     assert trial.close() == 0
     assert "Traceback" not in trial.log.read_text()

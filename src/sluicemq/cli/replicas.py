@@ -3,10 +3,12 @@
     this process      the name server, and the parent of all others
     etcd              one member at a free port; its data below the store's directory
     sluice broker     N processes of one broker name, each with a store of its own: broker-1, …
+    sluice proxy      for gRPC clients; it finds the master by the routes, as all do
 
-A process that ends by itself, or is killed, is started again: etcd at once, since nobody can be
-elected without it, a broker after `BROKER_PAUSE_S`, so that a trial sees the failover. All end in
-order with this process, and by SIGTERM of the kernel if it is killed (Linux).
+A process that ends by itself, or is killed, is started again: etcd and proxy at once, since nobody
+can be elected without the one, nor reach anybody without the other; a broker after
+`BROKER_PAUSE_S`, so that a trial sees the failover. All end in order with this process, and by
+SIGTERM of the kernel if it is killed (Linux).
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluicemq.client.sync.admin import Admin
+from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
 log = logging.getLogger("sluicemq.cli")
@@ -33,6 +36,7 @@ PORTS_APART: Final = 10
 """From one broker's port to the next: each has its VIP port and that for slaves beside it."""
 BROKER_PAUSE_S: Final = 5.0
 ETCD_PAUSE_S: Final = 0.2
+PROXY_PAUSE_S: Final = 0.2
 READY_S: Final = 60.0
 MASTER_S: Final = 30.0
 STOP_S: Final = 20.0
@@ -189,20 +193,22 @@ def etcd_child(directory: Path, port: int) -> Child:
     return Child("etcd", etcd_command(directory, port), await_ready, ETCD_PAUSE_S)
 
 
-class BrokerChild(Child):
-    """A `sluice broker`. `address`: host:port, as it said."""
+class ServerChild(Child):
+    """A server of ours, by the command `server`. `address`: host:port, as it said."""
 
-    def __init__(self, name: str, options: Sequence[str], port: int) -> None:
-        self.address = ""
-        command = [sys.executable, "-m", "sluicemq", "broker", "--port", f"{port}", *options]
-        super().__init__(name, command, self._read_address, BROKER_PAUSE_S)
+    def __init__(
+        self, name: str, server: str, options: Sequence[str], port: int, pause_s: float
+    ) -> None:
+        self.address, self._server = "", server
+        command = [sys.executable, "-m", "sluicemq", server, "--port", f"{port}", *options]
+        super().__init__(name, command, self._read_address, pause_s)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         line = ""
         while not line.startswith("ready "):
             line = (await process.stdout.readuntil(b"\n")).decode()
-        self.address = dict(word.partition("=")[::2] for word in line.split())["broker"]
+        self.address = dict(word.partition("=")[::2] for word in line.split())[self._server]
 
 
 def check_root(root: Path) -> None:
@@ -251,14 +257,14 @@ async def start_replicas(
         ports = list(range(port, port + PORTS_APART * count, PORTS_APART))
     consensus = f"etcd://{LOOPBACK}:{etcd_port}"
     brokers = [
-        BrokerChild(
-            f"broker {number}",
+        ServerChild(
+            f"broker {number}", "broker",
             [
                 "--nameserver", name_server, "--store", str(root / f"broker-{number}"),
                 "--consensus", consensus, "--id", str(number), "--metrics-port", "0",
                 "--log-level", logging.getLevelName(log.getEffectiveLevel()).lower(), *options,
             ],
-            one_port,
+            one_port, BROKER_PAUSE_S,
         )
         for number, one_port in enumerate(ports, 1)
     ]  # fmt: skip
@@ -271,3 +277,21 @@ async def start_replicas(
     await await_master(name_server)
     text = " ".join(f"broker={broker.address}" for broker in brokers)
     return f"{text} consensus={consensus} store={root}"
+
+
+async def start_proxy(
+    config: BrokerConfig, name_server: str, port: int, stack: contextlib.AsyncExitStack
+) -> str:
+    """Starts the proxy before the brokers of `config`; the stack ends it. Returns its address.
+    Raises ConfigurationError."""
+    if config.acl_enable:
+        raise ConfigurationError(
+            "a proxy beside brokers has access rules and an account of its own.",
+            cure="Run one: sluice proxy --help.",
+        )
+    port = port or free_ports(1)[0]  # one that it has again after a restart
+    options = ["--nameserver", name_server, "--host", config.bind_address]
+    proxy = ServerChild("proxy", "proxy", options, port, PROXY_PAUSE_S)
+    stack.push_async_callback(proxy.close)
+    await proxy.start()
+    return proxy.address

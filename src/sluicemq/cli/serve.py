@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,13 +195,13 @@ def up(
     The configuration file is the broker's. All listen on 127.0.0.1 unless --host or the file's
     bindAddress says otherwise; the name server keeps its files in the store's directory. The proxy
     is left out when it lacks its port or its package, unless its port was given; with a broker at a
-    free port it is there only when its port was given. With --replicas there is none, and etcd and
-    each broker are processes below this one.
+    free port it is there only when its port was given. With --replicas, etcd, each broker and the
+    proxy are processes below this one.
     """
     if no_proxy and keys["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
-    if replicas and (read_only or keys["grpcServerPort"] is not None):
-        raise click.UsageError("--replicas goes with neither --read-only nor --proxy-port.")
+    if replicas and read_only:
+        raise click.UsageError("--replicas does not go with --read-only.")
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
     proxy = None if config.listen_port else False
     if no_proxy or config.proxy_port is not None:
@@ -216,13 +216,17 @@ def up(
         names = name_server_of(config, store, nameserver_port)
         address = await start_name_server(names, stack, read_only=read_only)
         if replicas:
-            from sluicemq.cli.replicas import start_replicas  # noqa: PLC0415 - not for `--help`
+            from sluicemq.cli.replicas import (  # noqa: PLC0415 - not for `--help`
+                start_proxy,
+                start_replicas,
+            )
 
             given = ["--host", config.bind_address, *(["--config", path] if path else ())]
             text = await start_replicas(
                 replicas, Path(store.root), address, config.listen_port, given, stack
             )
-            return f"nameserver={address} {text}"
+            found = start_proxy(config, address, _proxy_port(config), stack)
+            return f"nameserver={address} {await _with_proxy(text, proxy, found)}"
         here = replace(config, name_server_addresses=(address,))
         text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
         return f"nameserver={address} {text}"
@@ -388,17 +392,27 @@ async def start_broker(
         await server.start()
         stack.push_async_callback(server.close)
     text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
-    if proxy is not False:
-        try:
-            return f"{text} proxy={await _start_proxy(config, server, stack)}"
-        except ConfigurationError as error:
-            if proxy:
-                raise
-            log.warning(
-                "no proxy for gRPC clients: %s Or give --proxy-port another one, or --no-proxy.",
-                error,
-            )
+    return await _with_proxy(text, proxy, _start_proxy(config, server, stack))
+
+
+async def _with_proxy(text: str, proxy: bool | None, start: Coroutine[Any, Any, str]) -> str:
+    """`text` and the proxy that `start` starts; None: without one, if it cannot be had."""
+    if proxy is False:
+        start.close()
+        return text
+    try:
+        return f"{text} proxy={await start}"
+    except ConfigurationError as error:
+        if proxy:
+            raise
+        log.warning(
+            "no proxy for gRPC clients: %s Or give --proxy-port another one, or --no-proxy.", error
+        )
     return text
+
+
+def _proxy_port(config: BrokerConfig) -> int:
+    return PROXY_PORT if config.proxy_port is None else config.proxy_port
 
 
 async def _start_proxy(
@@ -408,8 +422,7 @@ async def _start_proxy(
     from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
 
     proxy = proxy_of(server.core, server.dispatcher)
-    port = PROXY_PORT if config.proxy_port is None else config.proxy_port
-    await proxy.start(config.listen_address, port)
+    await proxy.start(config.listen_address, _proxy_port(config))
     stack.push_async_callback(proxy.close)
     return join(_here(config), proxy.port)
 
