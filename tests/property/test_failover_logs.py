@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluicemq.broker.background import in_place
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Feed
 from sluicemq.broker.replicas.follower import Follower
@@ -136,7 +137,7 @@ class World:
         stream: Any = there
         replica.feed = Feed(
             stream, master.store, self.gate, master.epochs, self.settings, master.clock,
-            call_soon=lambda run: None,
+            call_soon=lambda run: None, offload=in_place,
         )  # fmt: skip
         dialled: Any = here
         replica.follower.connected(dialled)

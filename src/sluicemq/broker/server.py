@@ -69,7 +69,8 @@ COLUMNS_S: Final = 0.1
 CONFIRMED_S: Final = 1.0
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
-EXECUTOR_THREADS: Final = 2  # one may wait for the log's fsync while the other saves a table
+EXECUTOR_THREADS: Final = 3
+"""One may wait for the log's fsync while another saves a table and the third reads for slaves."""
 
 
 class Broker:
@@ -92,7 +93,7 @@ class Broker:
         steering: Steering | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
-        what blocks; by default two threads. `stretch`: the pause before a chore comes again, of
+        what blocks; by default three threads. `stretch`: the pause before a chore comes again, of
         its usual one (s); for virtual time, in which months may pass with nothing to do.
 
         With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
@@ -320,8 +321,9 @@ class Broker:
             assert self.in_sync is not None, "a master counts its slaves"
             self.in_sync.state_number = lambda: mirror.number
             return MasterSide(
-                core, mirror, files, self.epochs, self._network, call_soon=self._loop.call_soon
-            )
+                core, mirror, files, self.epochs, self._network, call_soon=self._loop.call_soon,
+                offload=in_executor(self._executor),
+            )  # fmt: skip
         if not self.settings.is_slave:
             return None
         side = SlaveSide(

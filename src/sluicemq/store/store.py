@@ -49,7 +49,7 @@ from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, expired_unit
 from sluicemq.store.read import LogReader
 from sluicemq.store.recover import Recovery
 from sluicemq.store.retain import Retention
-from sluicemq.store.segments import is_segment_name
+from sluicemq.store.segments import Segment, is_segment_name
 from sluicemq.store.writer import Writer, warn_clock
 
 logger = logging.getLogger(__name__)
@@ -290,18 +290,32 @@ class Store:
     def raw(self, position: int, size_max: int) -> memoryview:
         """The bytes of the log from `position` on, as far as they are written, within one file,
         without copying; none at its end. Raises StoreError for what was never there or is gone."""
+        segment, at, stop = self._extent(position, size_max)
+        return memoryview(b"") if segment is None else segment.view()[at:stop]
+
+    def fetch(self, position: int, size_max: int) -> bytes:
+        """The same by a read, which alone waits when the bytes have to come from the disk. In any
+        thread. Raises StoreError and OSError."""
+        segment, at, stop = self._extent(position, size_max)
+        if segment is None:
+            return b""
+        with contextlib.closing(self._files.open(segment.path)) as file:  # others release theirs
+            return file.pread(stop - at, at)
+
+    def _extent(self, position: int, size_max: int) -> tuple[Segment | None, int, int]:
+        """A file of the log, and where in it those bytes are."""
         log = self._log
-        segment = log.segments.at(position)
-        if position == log.written_offset or (segment is None and position == log.segments.end):
-            return memoryview(b"")
-        if segment is None or position > log.written_offset:
+        segment, end = log.segments.at(position), log.written_offset
+        if position == end or (segment is None and position == log.segments.end):
+            return None, 0, 0
+        if segment is None or position > end:
             raise StoreError(
                 f"The log in {log.segments.directory} has nothing at {position}: it goes from"
-                f" {log.start} to {log.written_offset}.",
+                f" {log.start} to {end}.",
                 cure="A replica that is so far behind, or ahead, has to begin anew.",
             )
-        at, stop = position - segment.base, min(segment.end, log.written_offset) - segment.base
-        return segment.view()[at : min(at + size_max, stop)]
+        at = position - segment.base
+        return segment, at, min(at + size_max, segment.size, end - segment.base)
 
     def following(self) -> Following:
         """From now on a master writes the log: the writer is refused. Raises StoreError."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sluicemq.broker.background import Offload, in_place
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feed, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
@@ -45,6 +46,9 @@ class Log:
         at = position - self.offset_min
         return memoryview(bytes(self.data[at : at + min(size_max, file_end - position)]))
 
+    def fetch(self, position: int, size_max: int) -> bytes:
+        return bytes(self.raw(position, size_max))
+
     def append(self, position: int, data: bytes | memoryview) -> None:
         if position != self.end:
             assert not self.data, "a gap"
@@ -80,7 +84,15 @@ class Gate:
 class Pair:
     """A master and a slave, on one loop and a clock of their own."""
 
-    def __init__(self, master: Log, slave: Log, *, terms: Any = None, **keys: Any) -> None:
+    def __init__(
+        self,
+        master: Log,
+        slave: Log,
+        *,
+        terms: Any = None,
+        offload: Offload = in_place,
+        **keys: Any,
+    ) -> None:
         """`terms`: the epochs of both, in failover."""
         self.now_s = 100.0
         clock: Any = SimpleNamespace(monotonic_s=lambda: self.now_s, now_ms=lambda: 1)
@@ -104,7 +116,7 @@ class Pair:
         self.feeds = Feeds(
             master, self.gate, epochs[0], settings, clock,
             call_soon=lambda run: asyncio.get_running_loop().call_soon(run),
-            admission=self.admission,
+            offload=offload, admission=self.admission,
         )  # fmt: skip
         self.follower = Follower(slave, slave, epochs[1], settings, clock)
         self.follower.replica_id = 7
@@ -147,6 +159,42 @@ async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
     assert list(pair.gate.ends.values()) == [pair.master.end]
     assert pair.slave.shown == pair.master.end
     assert pair.follower.status().end == pair.master.end
+
+
+async def test_what_lies_far_back_is_read_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replicas.feed.READ_BYTES", 20_000)
+    master, slave = filled(FILE_BYTES + 5_000), Log()
+    jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+    pair = Pair(master, slave, offload=lambda *job: jobs.append(job))
+    pair.follower.master_is_ours = True
+    await pair.start()
+    for rounds in range(1, 5):
+        assert slave.end == (rounds - 1) * 20_000
+        ((work, done),) = jobs
+        jobs.clear()
+        done(work())
+        await settle()
+    assert not jobs
+    assert slave.data == master.data
+
+
+async def test_a_log_that_cannot_be_read_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 10_000)
+    master = filled(FILE_BYTES)
+
+    def fetch(position: int, size_max: int) -> bytes:
+        raise OSError("input/output error")
+
+    master.fetch = fetch  # type: ignore[method-assign]
+    pair = Pair(master, Log())
+    pair.follower.master_is_ours = True
+    await pair.start()
+    assert not pair.gate.ends
 
 
 async def test_as_rocketmqs_do_an_empty_slave_gets_the_last_file_alone() -> None:

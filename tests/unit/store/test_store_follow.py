@@ -355,9 +355,11 @@ def test_raw_gives_what_is_written_within_one_file(bench: Any) -> None:
     assert len(store.raw(4000, 1000)) == 96
     assert bytes(store.raw(end - 5, 1000)) == bytes(store._log.record(end - 5, 5) or b"")
     assert len(store.raw(end, 10)) == 0
+    assert store.fetch(4000, 1000) == bytes(store.raw(4000, 1000))
+    assert store.fetch(end, 10) == b""
     for position in (-1, end + 1, 1 << 40):
         with pytest.raises(StoreError, match="has nothing at"):
-            store.raw(position, 10)
+            store.fetch(position, 10)
 
 
 # --- what is derived

@@ -2,14 +2,19 @@
 
     received -> what it has -> InSync.acknowledged
     grown    -> frames of the log, as far as there is room -> one write
+    fetch    -> in another thread: what lies further back, READ_BYTES of it
 
 Both protocols of `wire.ha`: plain without `epochs`, else that of failover, where a slave has to
 introduce itself first and truncates its own log before it asks (docs/design/0022-replication.md).
 
-A feed sends TURN_BYTES at once and goes on in the next turn of the loop, so that a slave that has
-much to catch up with slows nobody down; never more than WINDOW_BYTES that are not acknowledged; and
-stops while the socket takes nothing. Plain, under SYNC_FLUSH, it sends what is on the disk alone:
-there nothing tells a slave that what it has is not the master's any more.
+A slave that has much to catch up with slows nobody down: a feed sends TURN_BYTES at once and goes
+on in the next turn of the loop; never more than WINDOW_BYTES that are not acknowledged; and stops
+while the socket takes nothing. What was written last is in memory, and sent from where it lies.
+What is older than NEAR_BYTES may have to come from the disk, and a page of a map that is not there
+holds the whole process: another thread reads it.
+
+Plain, under SYNC_FLUSH, it sends what is on the disk alone: there nothing tells a slave that what
+it has is not the master's any more.
 """
 
 import logging
@@ -17,12 +22,13 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from sluicemq.acl.rules import numbers_of, parse_pattern
+from sluicemq.broker.background import Offload
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.model.ids import Host
-from sluicemq.net.stream import HIGH_BYTES, Stream
+from sluicemq.net.stream import Stream
 from sluicemq.wire.ha import (
     FROM_START,
     Epoch,
@@ -35,7 +41,10 @@ from sluicemq.wire.ha import (
 
 log = logging.getLogger(__name__)
 
-TURN_BYTES: Final = 512 * 1024
+TURN_BYTES: Final = 128 * 1024
+"""A tenth of a millisecond of the loop."""
+NEAR_BYTES: Final = 4 * 1024 * 1024
+READ_BYTES: Final = 1024 * 1024
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 
 CallSoon = Callable[[Callable[[], None]], object]
@@ -55,6 +64,10 @@ class Log(Protocol):
 
     def raw(self, position: int, size_max: int) -> memoryview:
         """Written bytes of one file, no more than that; none: there is nothing."""
+        ...
+
+    def fetch(self, position: int, size_max: int) -> bytes:
+        """The same, read from the disk; in any thread."""
         ...
 
 
@@ -102,6 +115,7 @@ class Feed:
         clock: Clock,
         *,
         call_soon: CallSoon,
+        offload: Offload,
         on_lost: Callable[["Feed"], None] = lambda feed: None,
     ) -> None:
         self._stream = stream
@@ -111,6 +125,7 @@ class Feed:
         self._settings = settings
         self._clock = clock
         self._call_soon = call_soon
+        self._offload = offload
         self._on_lost = on_lost
         self._reader = SlaveReader(failover=epochs is not None)
         self._greeting = Greeting(-1)
@@ -120,6 +135,8 @@ class Feed:
         self._told = -1  # what it knows to be confirmed
         self._read_s = self._written_s = clock.monotonic_s()
         self._is_scheduled = False
+        self._fetched = memoryview(b"")  # what comes next, as far as it has been read already
+        self._is_fetching = False
         self.rate = Rate()
         self.replica_id: int | None = None
         self.offset = -1
@@ -212,16 +229,21 @@ class Feed:
         if pieces:
             self._write(b"".join(pieces))
             self.rate.add(size, self._written_s)
-            if room <= 0 and not self._is_scheduled:
-                self._is_scheduled = True
-                self._call_soon(self.grown)
+            if room <= 0:
+                self._again()
         elif confirmed > self._told and self._epochs is not None:
             self._beat()
         self._told = confirmed
 
+    def _again(self) -> None:
+        """In the loop's next turn."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self.grown)
+
     def _room(self) -> int:
         """Bytes that may be sent now."""
-        if self._stream.unsent_bytes > HIGH_BYTES:
+        if self._stream.unsent_bytes > TURN_BYTES:
             return 0
         waiting = self.offset - max(self.acknowledged, self._floor)
         room = min(TURN_BYTES, WINDOW_BYTES - waiting)
@@ -232,14 +254,37 @@ class Feed:
         return room
 
     def _next(self, size_max: int) -> memoryview | None:
-        """What comes next, of one file and one epoch."""
+        """What comes next, of one file and one epoch; None: nothing yet."""
         if self._epochs is not None:
             if self.offset >= self._epoch_end:
                 self._epoch, end = self._epochs.at(self.offset)
                 self._epoch_end = 1 << 63 if end is None else end
             size_max = min(size_max, self._epoch_end - self.offset)
-        size_max = min(size_max, self._end - self.offset)
-        return self._store.raw(self.offset, size_max) if size_max > 0 else None
+        if self._fetched:
+            data, self._fetched = self._fetched[:size_max], self._fetched[size_max:]
+            return data
+        left = self._end - self.offset
+        if left > NEAR_BYTES:
+            self._fetch()
+            return None
+        return self._store.raw(self.offset, min(size_max, left)) if left > 0 else None
+
+    def _fetch(self) -> None:
+        """Lets another thread read on."""
+        if self._is_fetching:
+            return
+        self._is_fetching, position = True, self.offset
+
+        def done(found: bytes | Exception) -> None:
+            self._is_fetching = False
+            if isinstance(found, bytes):
+                self._fetched = memoryview(found)
+            elif not self._stream.closed and position >= self._store.offset_min:
+                log.error("the log cannot be read for the slave %s: %s", self.remote, found)
+                self.close()
+            self._again()
+
+        self._offload(lambda: self._store.fetch(position, READ_BYTES), done)
 
     @property
     def _end(self) -> int:
@@ -323,6 +368,7 @@ class Feeds:
         clock: Clock,
         *,
         call_soon: CallSoon,
+        offload: Offload,
         admission: Admission,
     ) -> None:
         self._store = store
@@ -331,6 +377,7 @@ class Feeds:
         self._settings = settings
         self._clock = clock
         self._call_soon = call_soon
+        self._offload = offload
         self.admission = admission
         self.all: set[Feed] = set()
 
@@ -339,7 +386,7 @@ class Feeds:
         self.admission.check(stream.remote)
         feed = Feed(
             stream, self._store, self._in_sync, self._epochs, self._settings, self._clock,
-            call_soon=self._call_soon, on_lost=self.all.discard,
+            call_soon=self._call_soon, offload=self._offload, on_lost=self.all.discard,
         )  # fmt: skip
         self.all.add(feed)
         return feed

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final, Protocol
 
 from sluicemq.acl.guard import Guard
+from sluicemq.broker.background import Offload
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replicas.acting import Acting
@@ -86,7 +87,7 @@ class MasterSide:
 
     def __init__(
         self, core: Parts, mirror: Mirror, files: Files, epochs: Epochs | None,
-        network: Network, *, call_soon: Callable[[Callable[[], None]], object],
+        network: Network, *, call_soon: Callable[[Callable[[], None]], object], offload: Offload,
     ) -> None:  # fmt: skip
         assert core.in_sync is not None, "a master counts its slaves"
         settings, store, clock = core.settings, core.store, core.clock
@@ -97,8 +98,9 @@ class MasterSide:
         """host:port that slaves are told."""
         admission = Admission(settings, is_guarded=core.guard is not None)
         self.feeds = Feeds(
-            store, core.in_sync, epochs, settings, clock, call_soon=call_soon, admission=admission
-        )
+            store, core.in_sync, epochs, settings, clock, call_soon=call_soon, offload=offload,
+            admission=admission,
+        )  # fmt: skip
         self.state = StateRequests(mirror, core.in_sync, files, clock, lambda: store.offset_min)
         core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.nodes import HOST, SMALL, Node
 from simulation.cluster.processes import Process
+from sluicemq.broker.background import in_place
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
@@ -159,7 +160,7 @@ class Seat:
         loop = asyncio.get_running_loop()
         self.feeds = Feeds(
             store, in_sync, self.epochs, settings, self.clock, call_soon=loop.call_soon,
-            admission=Admission(settings, is_guarded=False),
+            offload=in_place, admission=Admission(settings, is_guarded=False),
         )  # fmt: skip
         in_sync.on_confirmed += [self._show, lambda end: self.feeds.grown()]
         self._requests = StateRequests(
