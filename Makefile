@@ -90,8 +90,8 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)
 
 .PHONY: histories
-histories: $(STAMP) ## 200 histories (HISTORIES=n) of real replicas in network namespaces: kill -9, stopped, cut off, wiped, switched; Linux and root
-	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --histories $(or $(HISTORIES),200) $(ARGS)
+histories: $(STAMP) ## 200 histories (HISTORIES=n) of real replicas in network namespaces: kill -9, stopped, cut off, wiped, switched, with exactly-once sinks; Linux and root; the report is docs/reports/histories.json
+	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --histories $(or $(HISTORIES),200) $(if $(HISTORIES),,--report docs/reports/histories.json) $(ARGS)
 
 .PHONY: simulate-spark
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job

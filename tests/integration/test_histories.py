@@ -9,6 +9,7 @@ import pytest
 
 from histories import processes
 from histories.namespaces import available
+from histories.report import Report
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "5"))
 
@@ -18,5 +19,5 @@ SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "5"))
 def test_histories_of_real_processes(capfd: pytest.CaptureFixture[str]) -> None:
     if reason := available():
         pytest.skip(reason)
-    wrong = processes.run_many(SEEDS, first=1, replicas=3, seconds=4.0)
+    wrong = processes.run_many(SEEDS, 1, Report(replicas=3, seconds=4.0))
     assert not wrong, capfd.readouterr().out

@@ -10,6 +10,7 @@ from histories.checker import check
 from histories.history import (
     Change,
     End,
+    Epoch,
     Filtered,
     History,
     Left,
@@ -21,6 +22,7 @@ from histories.history import (
 )
 
 Q: Queue = ("t", 0)
+S: Queue = ("sink", 0)
 
 
 def right(count: int = 4) -> History:
@@ -35,8 +37,14 @@ def right(count: int = 4) -> History:
     values = {at: f"v{at}" for at in range(count)}
     history.terms += [TermSeen(1, 1, "a", {1: "x", 2: "y"}), TermSeen(2, 2, "b", {2: "y"})]
     history.changes.append(Change("topic", Outcome.OK))
+    history.epochs += [
+        Epoch("q/0", set("abcdef"), [frozenset("ab"), frozenset("cd"), frozenset("ef")], 2),
+        Epoch("q/1", set("gh"), [frozenset("gh")]),
+        Epoch("aborted/0", set("ij")),
+    ]
     for name in "ab":
-        left = Left(name, {Q: dict(values)}, frozenset({"topic"}), tuple(values))
+        rows = dict(enumerate("cd"))
+        left = Left(name, {Q: dict(values), S: rows}, frozenset({"topic"}), tuple(values))
         history.left.append(left)
     return history
 
@@ -57,6 +65,12 @@ def test_an_unsure_send_may_be_there_or_not() -> None:
     assert not check(history)
 
 
+def test_an_unsure_commit_is_whole_or_nothing() -> None:
+    history = right()
+    history.left[0].queues[S].update({2: "g", 3: "h"})
+    assert not check(history)
+
+
 @pytest.mark.parametrize(
     ("kind", "spoil"),
     [
@@ -73,6 +87,15 @@ def test_an_unsure_send_may_be_there_or_not() -> None:
         ("split", lambda h: h.terms.append(TermSeen(3, 1, "c", {1: "x"}))),
         ("split", lambda h: h.terms.append(TermSeen(3, 2, "c", {2: "wiped"}))),
         ("split", lambda h: setattr(h.sends[0], "epoch", 9)),
+        ("epoch", lambda h: h.left[0].queues[S].pop(1)),
+        ("epoch", lambda h: h.left[0].queues[S].clear()),
+        ("epoch", lambda h: h.left[0].queues[S].update({2: "c"})),
+        ("epoch", lambda h: h.left[0].queues[S].update({2: "a"})),
+        ("epoch", lambda h: h.left[0].queues[S].update({0: "e", 1: "f"})),
+        ("epoch", lambda h: h.left[0].queues[S].update({2: "g"})),
+        ("epoch", lambda h: h.left[0].queues[S].update({2: "i", 3: "j"})),
+        ("phantom", lambda h: h.left[0].queues[S].update({2: "of no epoch"})),
+        ("taken back", lambda h: h.seen.append(Seen(S, 2, "g", 9.0))),
         ("forgotten", lambda h: h.changes.append(Change("offset", Outcome.OK))),
         ("apart", lambda h: setattr(h.left[1], "log", (0, 1, 3))),
     ],

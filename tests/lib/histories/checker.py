@@ -11,6 +11,8 @@
     backwards   a master of the same or a later epoch has shown a shorter queue than one before it
     split       two masters have one epoch, one is elected from outside the set, or acknowledgements
                 of an older epoch stand behind those of a newer one
+    epoch       the rows of a committed epoch are not there exactly once, or a row is there of an
+                aborted one, of an attempt that has failed, of a commit that came too late
     forgotten   a change that was answered is not there at the end
     apart       two replicas differ in what both have of the log
 
@@ -20,7 +22,7 @@ operations exists exactly when no two have one offset and real time agrees with 
 unsure one counts if it is found, else it has not happened.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import inf
 
@@ -35,7 +37,7 @@ def check(history: History) -> list[str]:
         return during
     return [
         *_lost(history), *during, *_order(history), *_taken_back(history), *_missed(history),
-        *_phantoms(history),        *_forgotten(history), *_apart(history),
+        *_phantoms(history), *_epochs(history), *_forgotten(history), *_apart(history),
     ]  # fmt: skip
 
 
@@ -116,16 +118,41 @@ def _missed(history: History) -> Iterator[str]:
 def _phantoms(history: History) -> Iterator[str]:
     by_value = {send.value: send for send in history.sends}
     counts: dict[str, int] = defaultdict(int)
+    staged = {value for epoch in history.epochs for value in epoch.staged}
     for queue, values in _final(history).items():
         for offset, value in values.items():
             send = by_value.get(value)
             counts[value] += 1
+            if value in staged:
+                continue
             if send is None:
                 yield f"phantom: nobody sent {value}, which is at {queue}:{offset}"
             elif send.outcome is Outcome.REFUSED:
                 yield f"phantom: {value} was refused, and is at {queue}:{offset}"
             elif counts[value] > send.attempts_max:
                 yield f"phantom: {value} was sent once, and is again at {queue}:{offset}"
+
+
+def _epochs(history: History) -> Iterator[str]:
+    """All rows of one offer or, before a commit was answered, none."""
+    final = _final(history).values()
+    counts = Counter(value for values in final for value in values.values())
+    for epoch in history.epochs:
+        found = {value for value in epoch.staged if counts[value]}
+        allowed = epoch.offers[: epoch.committed_at]
+        if epoch.committed_at is None:
+            allowed = [*allowed, frozenset()]
+        if found not in allowed:
+            nearest = min(allowed, key=lambda offer: len(offer ^ found))
+            yield (
+                f"epoch: {epoch.name}, committed at {epoch.committed_at} of {len(epoch.offers)}:"
+                f" {len(nearest - found)} rows of {len(nearest)} are missing"
+                f" {sorted(nearest - found)[:3]}, {len(found - nearest)} should not be there"
+                f" {sorted(found - nearest)[:3]}"
+            )
+        for value in sorted(found):
+            if counts[value] > 1:
+                yield f"epoch: {value} of {epoch.name} is there {counts[value]} times"
 
 
 def _backwards(history: History) -> Iterator[str]:

@@ -79,6 +79,18 @@ class End:
     epoch: int
 
 
+@dataclass(slots=True)
+class Epoch:
+    """One epoch of an exactly-once sink. Each commit that a driver asks for offers the values of
+    one attempt of each task; `staged` are those of all attempts."""
+
+    name: str
+    staged: set[str] = field(default_factory=set)
+    offers: list[frozenset[str]] = field(default_factory=list)
+    committed_at: int | None = None
+    """How many offers there had been when one was answered: what is asked later has no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What is promised and stands in no queue: a topic, an offset that was reset, a rule."""
@@ -119,6 +131,7 @@ class History:
     seen: list[Seen] = field(default_factory=list)
     filtered: list[Filtered] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     terms: list[TermSeen] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)

@@ -146,7 +146,7 @@ class Place:
 class Cluster:
     """A name server, an etcd, and so many replicas; a directory for their disks and logs."""
 
-    def __init__(self, root: Path, replicas: int = 3) -> None:
+    def __init__(self, root: Path, replicas: int = 3, mutant: str = "") -> None:
         self.root = root
         number = os.getpid()
         self.tag = f"h{number % 100_000}"
@@ -178,7 +178,8 @@ class Cluster:
                 names=self.names.address, store=self.disk(index),
             )  # fmt: skip
             path = self._write(f"r{index}.conf", text)
-            place.commands["broker"] = [sys.executable, "-m", "sluicemq", "broker", "-c", path]
+            program = ["histories.mutants", mutant] if mutant else ["sluicemq"]
+            place.commands["broker"] = [sys.executable, "-m", *program, "broker", "-c", path]
 
     def _place(self, name: str, number: int) -> Place:
         self.places.append(Place(self, name, number))

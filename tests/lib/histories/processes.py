@@ -9,6 +9,7 @@ told; nobody asks the product how it works, only the consensus' record is read.
 
 import argparse
 import contextlib
+import logging
 import random
 import shutil
 import signal
@@ -18,12 +19,15 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from histories.checker import check
 from histories.history import Change, End, Filtered, History, Left, Outcome, Seen, Send
 from histories.namespaces import BROKER, Cluster, available
+from histories.report import Report
 from sluicemq.client.core import requests
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.requests import PullStatus
@@ -35,9 +39,14 @@ from sluicemq.record.codec import decode_records
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 
+if TYPE_CHECKING:
+    from histories.sinks import Sink
+
 QUEUES: Final = 2
 SENDERS: Final = 4
 TIMEOUT_S: Final = 4.0
+CLASSES, SPARK = "classes", "spark"
+"""Kinds of sinks."""
 REST_S: Final = 60.0
 DELAY_LEVEL: Final = 1
 FILTERS: Final = (
@@ -45,6 +54,13 @@ FILTERS: Final = (
     ("tag IN ('a', 'b')", SQL92, "ab"), ("tag <> 'a'", SQL92, "bc"),
 )  # fmt: skip
 """Expression, kind, the tags that it wants."""
+
+
+def sink_of(seed: int) -> str:
+    """Which sink a history has, where it can be had: every fourth one, a whole Spark every 32nd."""
+    if seed % 4 or find_spec("pyspark") is None:
+        return ""
+    return SPARK if seed % 32 == 16 and shutil.which("java") else CLASSES
 
 
 def tag_of(value: str) -> str:
@@ -75,7 +91,7 @@ class Talk:
 class Run:
     """One history of a cluster."""
 
-    def __init__(self, cluster: Cluster, seed: int, seconds: float) -> None:
+    def __init__(self, cluster: Cluster, seed: int, seconds: float, sink: str = "") -> None:
         self.cluster = cluster
         self.rng = random.Random(seed)
         self.topic = f"history-{seed}"
@@ -83,19 +99,38 @@ class Run:
         self.history = History()
         self.queues = [MessageQueue(self.topic, BROKER, number) for number in range(QUEUES)]
         self.story: list[str] = []
+        self.sink = self._sink(sink, seed) if sink else None
+        self.sink_queues: list[MessageQueue] = []
+        if self.sink is not None:
+            self.sink_queues = [queue._replace(topic=self.sink.topic) for queue in self.queues]
+            self.history.epochs = self.sink.epochs
         self.master = 1
         self._first_revision = 0
         self._is_over = False
         self._lock = threading.Lock()
 
+    def _sink(self, kind: str, seed: int) -> "Sink":
+        from histories.sinks import Job, Writer  # where pyspark is
+
+        topic, names = f"{self.topic}-sink", f"{self.cluster.names.address}:9876"
+        if kind == SPARK:
+            return Job(names, topic, seed, self.cluster.root / f"checkpoint-{seed}")
+        return Writer(names, topic, seed)
+
     def run(self) -> list[str]:
         """What is wrong. Raises TimeoutError when it does not come to rest."""
-        cluster, talk = self.cluster, Talk(self.cluster)
+        cluster, sink = self.cluster, self.sink
         cluster.wait(cluster.is_whole, "all replicas in sync before the history", REST_S)
         self.master, self._first_revision = cluster.master(), cluster.state()[1]
-        cluster.wait(lambda: self._create(talk, self.topic), "the topic", REST_S)
+        talk = Talk(cluster)
+        for topic in (self.topic, *([sink.topic] if sink is not None else [])):
+            cluster.wait(partial(self._create, talk, topic), topic, REST_S)
+        talk.close()
+        if sink is not None:
+            sink.start()
         work: list[Callable[[], None]] = [self._look, self._read, self._change]
         work += [lambda index=index: self._send(index) for index in range(SENDERS)]  # type: ignore[misc]
+        talk = Talk(cluster)  # Spark's start may have taken longer than a broker keeps who is idle
         threads = [threading.Thread(target=one, daemon=True) for one in work]
         for thread in threads:
             thread.start()
@@ -104,8 +139,12 @@ class Run:
             cluster.heal()
             cluster.wait(cluster.is_whole, "all replicas in sync again", REST_S)
             self._await_send(talk)
+            if sink is not None:
+                sink.finish()
         finally:
             self._is_over = True
+            if sink is not None:
+                sink.is_over.set()
             for thread in threads:
                 thread.join(3 * TIMEOUT_S)
         self._leave(talk)
@@ -161,9 +200,9 @@ class Run:
     def _read(self) -> None:
         """Each message as soon as it can be seen, from whoever gives it; and where queues end."""
         rng, talk = random.Random(self.rng.random()), Talk(self.cluster)
-        offsets = dict.fromkeys(self.queues, 0)
+        offsets = dict.fromkeys(self.queues + self.sink_queues, 0)
         while not self._is_over:
-            queue = rng.choice(self.queues)
+            queue = rng.choice(list(offsets))
             target = (
                 self.master if rng.random() < 0.8 else rng.randint(1, len(self.cluster.replicas))
             )
@@ -172,6 +211,8 @@ class Run:
                     self._ask_end(talk, target, queue)
                 else:
                     offsets[queue] = self._pull(talk, target, queue, offsets[queue])
+                    if queue in self.sink_queues:  # no tags there
+                        continue
                     start = rng.randint(0, offsets[queue])
                     self._pull_filtered(talk, target, queue, start, rng.choice(FILTERS))
             time.sleep(0.005)
@@ -319,7 +360,7 @@ class Run:
         end_s = time.monotonic() + 20
         while True:
             values: set[str] = set()
-            for queue in self.queues:
+            for queue in self.queues + self.sink_queues:
                 found = left.queues.setdefault((queue.topic, queue.queue_id), {})
                 self._read_all(talk, queue, found)
                 values.update(found.values())
@@ -369,49 +410,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first one's")
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of faults, each")
+    parser.add_argument("--sink", choices=(CLASSES, SPARK), help="in all, not by seed")
+    parser.add_argument("--mutant", default="", help="a fault of histories.mutants in every broker")
+    parser.add_argument("--report", type=Path, help="where to write what was run, in JSON")
     options = parser.parse_args(arguments)
     if reason := available():
         sys.stdout.write(f"skipped: {reason}\n")
         return 0
-    return run_many(options.histories, options.seed, options.replicas, options.seconds)
+    logging.getLogger("sluicemq.spark").setLevel(logging.ERROR)
+    report = Report(options.replicas, options.seconds)
+    try:
+        return run_many(
+            options.histories, options.seed, report, sink=options.sink, mutant=options.mutant
+        )
+    finally:
+        if options.report is not None:
+            report.write(options.report)
 
 
-def run_many(count: int, first: int, replicas: int, seconds: float) -> int:
-    """How many were wrong; the first one ends it, and its logs stay."""
+def run_many(
+    count: int, first: int, report: Report, *, sink: str | None = None, mutant: str = ""
+) -> int:
+    """How many were wrong; the first one ends it, and its logs stay. `sink`: in all of them."""
     root = Path(tempfile.mkdtemp(prefix="sluicemq-histories-"))
-    cluster = Cluster(root, replicas)
+    cluster = Cluster(root, report.replicas, mutant)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces do not go by themselves
-    acknowledged = elections = 0
     try:
         cluster.start()
         for seed in range(first, first + count):
-            run = Run(cluster, seed, seconds)
-            try:
-                wrong = run.run()
-            except (TimeoutError, SluiceError) as error:
-                wrong = [f"stuck: {error}"]
-            wrong += filter(None, [same_logs(cluster) if not wrong else ""])
-            sends = [send for send in run.history.sends if send.outcome is Outcome.OK]
-            acknowledged += len(sends)
-            elections += len({term.epoch for term in run.history.terms}) - 1
-            sys.stdout.write(
-                f"{seed}: {len(sends)} of {len(run.history.sends)} acknowledged,"
-                f" {len(run.history.seen)} seen, {len(run.history.filtered)} filtered pulls,"
-                f" {'; '.join(run.story)}\n"
-            )
-            sys.stdout.flush()
-            if wrong:
+            kind = sink_of(seed) if sink is None else sink
+            if wrong := run_one(cluster, seed, kind, report):
                 sys.stdout.write(f"{seed}: WRONG {wrong[:5]} ({len(wrong)}); logs in {root}\n")
                 return 1
-        sys.stdout.write(
-            f"{count} histories: all went well; {acknowledged} sends acknowledged,"
-            f" {elections} elections\n"
-        )
+        sys.stdout.write(f"{count} histories: all went well; {report.told}\n")
         shutil.rmtree(root, ignore_errors=True)
         return 0
     finally:
         cluster.close()
+
+
+def run_one(cluster: Cluster, seed: int, sink: str, report: Report) -> list[str]:
+    """What is wrong."""
+    run = Run(cluster, seed, report.seconds, sink)
+    try:
+        wrong = run.run()
+    except (TimeoutError, SluiceError) as error:
+        wrong = [f"stuck: {error}"]
+    wrong += filter(None, [same_logs(cluster) if not wrong else ""])
+    history = run.history
+    report.add(seed, history, run.story, sink, wrong=bool(wrong))
+    acknowledged = sum(send.outcome is Outcome.OK for send in history.sends)
+    text = (
+        f"{seed}: {acknowledged} of {len(history.sends)} acknowledged,"
+        f" {len(history.seen)} seen, {len(history.filtered)} filtered pulls, "
+    )
+    if run.sink is not None:
+        text += f"{len(history.epochs)} epochs ({sink}; {dict(run.sink.errors)}), "
+    sys.stdout.write(f"{text}{'; '.join(run.story)}\n")
+    sys.stdout.flush()
+    return wrong
 
 
 if __name__ == "__main__":
