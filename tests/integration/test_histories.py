@@ -1,6 +1,7 @@
 """Real replicas in network namespaces, killed, stopped, cut off and wiped: every history is right.
 
-SLUICEMQ_SEEDS says how many histories (default 5); `make histories` runs 200.
+SLUICEMQ_SEEDS says how many histories (default 5); `make histories` runs 200. Faults of the epochs
+are looked for where it is set.
 """
 
 import os
@@ -8,16 +9,33 @@ import os
 import pytest
 
 from histories import processes
+from histories.mutants import MUTANTS
 from histories.namespaces import available
 from histories.report import Report
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "5"))
+TRIES = 40
+
+
+@pytest.fixture(autouse=True)
+def namespaces() -> None:
+    if reason := available():
+        pytest.skip(reason)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_histories_of_real_processes(capfd: pytest.CaptureFixture[str]) -> None:
-    if reason := available():
-        pytest.skip(reason)
     wrong = processes.run_many(SEEDS, 1, Report(replicas=3, seconds=4.0))
     assert not wrong, capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.simulation
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_fault_in_the_epochs_is_found(mutant: str, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyspark")
+    report = Report(replicas=3, seconds=4.0)
+    assert processes.run_many(TRIES, 1, report, sink=processes.CLASSES, mutant=mutant)
+    assert "WRONG ['epoch: " in capfd.readouterr().out

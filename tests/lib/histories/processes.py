@@ -418,14 +418,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"skipped: {reason}\n")
         return 0
     logging.getLogger("sluicemq.spark").setLevel(logging.ERROR)
-    report = Report(options.replicas, options.seconds)
-    try:
-        return run_many(
-            options.histories, options.seed, report, sink=options.sink, mutant=options.mutant
-        )
-    finally:
-        if options.report is not None:
-            report.write(options.report)
+    report = Report(options.replicas, options.seconds, options.report)
+    return run_many(
+        options.histories, options.seed, report, sink=options.sink, mutant=options.mutant
+    )
 
 
 def run_many(

@@ -12,10 +12,12 @@ from histories.history import History, Outcome
 
 @dataclass
 class Report:
-    """Counts of what has come to an end, right or wrong."""
+    """Counts of what has come to an end, right or wrong; in a file, if `path` is given, after each
+    history."""
 
     replicas: int
     seconds: float
+    path: Path | None = None
     seeds: list[int] = field(default_factory=list)
     wrong: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -48,13 +50,17 @@ class Report:
                 rowsCommitted=sum(len(epoch.offers[0]) for epoch in committed),
             )
 
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self._values(), indent=2) + "\n")
+
     @property
     def told(self) -> str:
         """In a line."""
         return ", ".join(f"{count} {name}" for name, count in self.counts.items())
 
-    def write(self, path: Path) -> None:
-        text: dict[str, Any] = {
+    def _values(self) -> dict[str, Any]:
+        return {
             "histories": len(self.seeds),
             "seeds": [min(self.seeds, default=0), max(self.seeds, default=0)],
             "wrong": self.wrong,
@@ -65,5 +71,3 @@ class Report:
             "faults": dict(sorted(self.faults.items())),
             "sinks": self.sinks,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(text, indent=2) + "\n")

@@ -41,6 +41,10 @@ BATCH_MESSAGES: Final = 16
 TIMEOUT_MS: Final = 8_000
 HURRY_MS: Final = 100
 REST_S: Final = 60.0
+RESTART_S: Final = 3.0
+IS_GIVEN_UP, DIES_BEFORE, DIES_MEANWHILE, LOSES_COMMIT = 0.05, 0.15, 0.3, 0.4
+"""Fates of a driver, as numbers from 0 to 1: the query is not heard of again; it dies when all is
+staged; while it commits; after the commit, which its checkpoint does not know. Above: all well."""
 SCHEMA: Final = StructType().add("value", BinaryType()).add("queue_id", IntegerType())
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
@@ -119,24 +123,25 @@ class Writer(Sink):
             except SluiceError as error:
                 self.failed(error)
             tries += 1
-            if epoch.committed_at is not None and fate >= 0.35:
+            if fate < LOSES_COMMIT:  # until another driver is there, others may be master
+                self.is_over.wait(self.rng.uniform(0, RESTART_S))
+            if epoch.committed_at is not None and fate >= LOSES_COMMIT:
                 return
-            if fate < 0.05 and not epoch.offers:
+            if fate < IS_GIVEN_UP and not epoch.offers:
                 return
 
     def _try(self, epoch: Epoch, query: str, number: int, tries: int, fate: float) -> None:
-        """A driver's life. `fate`: below 0.15 it dies when all is staged, below 0.3 while it
-        commits; below 0.35 its checkpoint loses the commit. Raises SluiceError."""
+        """A driver's life, to its fate. Raises SluiceError."""
         sink = StreamSink(parse_options(self.given, WRITE), SCHEMA, overwrite=False)
         assert sink.brokers, "the broker has epochs"
         offer: list[str] = []
         tasks = [Task(query, number, partition, 0) for partition in range(TASKS)]
         sent = [self._task(sink, epoch, task, tries, offer) for task in tasks]
-        if fate < 0.15:
+        if fate < DIES_BEFORE:
             sink.abort([*sent], number)
             return
         epoch.offers.append(frozenset(offer))
-        if fate < 0.3:
+        if fate < DIES_MEANWHILE:
             sink.options = parse_options(self.given | {"timeoutMs": str(HURRY_MS)}, WRITE)
         sink.commit([*sent], number)
         if epoch.committed_at is None:
