@@ -22,13 +22,8 @@ def resumes_from_the_start() -> Any:
     return patch.object(EpochTable, "_resume", lambda self, *_: None)
 
 
-def answers_early() -> Any:
-    """An epoch is answered when this replica alone has it."""
-    return patch.object(EpochTable, "_is_safe", lambda self, offset, end: True)
-
-
 MUTANTS: Final[dict[str, Callable[[], Any]]] = {
-    one.__name__: one for one in (forgets_epochs, resumes_from_the_start, answers_early)
+    one.__name__: one for one in (forgets_epochs, resumes_from_the_start)
 }
 
 if __name__ == "__main__":
