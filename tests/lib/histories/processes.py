@@ -47,6 +47,8 @@ SENDERS: Final = 4
 TIMEOUT_S: Final = 4.0
 CLASSES, SPARK = "classes", "spark"
 """Kinds of sinks."""
+SPARK_SLOWNESS: Final = 4
+"""A micro-batch of Spark takes seconds."""
 REST_S: Final = 60.0
 DELAY_LEVEL: Final = 1
 FILTERS: Final = (
@@ -95,7 +97,7 @@ class Run:
         self.cluster = cluster
         self.rng = random.Random(seed)
         self.topic = f"history-{seed}"
-        self.seconds = seconds
+        self.seconds = seconds * (SPARK_SLOWNESS if sink == SPARK else 1)
         self.history = History()
         self.queues = [MessageQueue(self.topic, BROKER, number) for number in range(QUEUES)]
         self.story: list[str] = []
