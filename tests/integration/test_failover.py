@@ -4,14 +4,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+pytest.importorskip("google.protobuf")
+
+from proxied import Proxied, Speaker
 from simulation.stepped import send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreFullError
 from sluicemq.net.channel import dial
+from sluicemq.proxy import messages as m
+from sluicemq.proxy.local import proxy_of
 from sluicemq.record.codec import decode_record
 from sluicemq.replication.replica import BrokerClosedError, Replica, replicated
 from sluicemq.testing.consensus import MemoryConsensus
@@ -193,3 +199,74 @@ async def test_a_replica_that_cannot_take_its_role_ends(
     with pytest.raises(BrokerClosedError, match="no space left"):
         await asyncio.wait_for(serve(), 20)
     assert service.revision
+
+
+# ------------------------------------------------------- the proxy in a replica's own process
+
+TOPIC, GROUP = m.Resource(name="T"), m.Resource(name="G")
+
+
+def message(body: str) -> m.SendMessageRequest:
+    system = m.SystemProperties(message_id=body, queue_id=0)
+    return m.SendMessageRequest(
+        messages=[m.Message(topic=TOPIC, body=body.encode(), system_properties=system)]
+    )
+
+
+async def send_by_grpc(client: Speaker, body: str) -> None:
+    """As the clients do: what was under way when the role changed is sent again."""
+    async with asyncio.timeout(20):
+        while (await client.ask("SendMessage", message(body))).status.code != m.Code.OK:
+            await asyncio.sleep(0.05)
+
+
+async def receive_by_grpc(client: Speaker) -> list[bytes]:
+    """All there is, each acknowledged."""
+    wish = m.ReceiveMessageRequest(
+        group=GROUP, batch_size=32, invisible_duration=m.Duration(seconds=30),
+        message_queue=m.MessageQueue(topic=TOPIC, id=-1),
+        filter_expression=m.FilterExpression(type=1, expression="*"),
+        long_polling_timeout=m.Duration(seconds=1),
+    )  # fmt: skip
+    answers: list[Any] = await client.ask("ReceiveMessage", wish)
+    found = [it.message for it in answers if it.HasField("message")]
+    entries = [
+        m.AckMessageEntry(
+            message_id=it.system_properties.message_id,
+            receipt_handle=it.system_properties.receipt_handle,
+        )
+        for it in found
+    ]
+    if entries:
+        ack = m.AckMessageRequest(group=GROUP, topic=TOPIC, entries=entries)
+        assert (await client.ask("AckMessage", ack)).status.code == m.Code.OK
+    return [it.body for it in found]
+
+
+async def test_clients_of_grpc_stay_where_they_are_while_the_master_moves(
+    nodes: list[Node],
+) -> None:
+    first = await in_sync(nodes, [1, 2])
+    second = next(node for node in nodes if node is not first)
+    await topic(first)
+    await until(lambda: "T" in second.broker.core.topics)
+    clients = [
+        Proxied(None, proxy_of(node.broker)).speaker(f"c{node.number}")  # type: ignore[arg-type]
+        for node in (first, second)
+    ]
+    for number, client in enumerate(clients):
+        await send_by_grpc(client, f"before-{number}")
+    got = await receive_by_grpc(clients[0])
+    for led in (second, first):
+        other = first if led is second else second
+        other.replica.switch(None)
+        sends = [asyncio.ensure_future(send_by_grpc(it, f"during-{it.headers}")) for it in clients]
+        await until(lambda led=led: master(nodes) is led, 15)  # type: ignore[misc]
+        await asyncio.gather(*sends)
+        await in_sync(nodes, [1, 2])
+        for number, client in enumerate(clients):
+            await send_by_grpc(client, f"{led.number}-{number}")
+    async with asyncio.timeout(20):
+        while len(set(got)) < 8:
+            for client in clients:
+                got += await receive_by_grpc(client)

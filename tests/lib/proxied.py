@@ -172,8 +172,7 @@ class Proxied:
 async def proxied(clock: VirtualClock | None = None, **settings: str) -> AsyncIterator[Proxied]:
     """`settings`: keys of a broker.conf."""
     async with embedded(clock=clock, settings=settings) as mq:
-        broker = mq.servers.broker
-        yield Proxied(mq, proxy_of(broker.core, broker.dispatcher))
+        yield Proxied(mq, proxy_of(mq.servers.broker))
 
 
 @contextlib.asynccontextmanager

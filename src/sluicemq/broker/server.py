@@ -47,7 +47,7 @@ from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_addr
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import Kept, warn_of_protection
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import ServerLimits
+from sluicemq.net.limits import ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.tls import broker_tls
 from sluicemq.store.store import Store
@@ -106,6 +106,9 @@ class Broker:
         self.claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
         self.on_opening: Callable[[Dispatcher], None] = lambda dispatcher: None
         """Told before the port opens in a role, with what will answer there."""
+        self.on_role: list[Callable[[bool], None]] = []
+        """They are told when connections close at the end of a role (False), and when the next one
+        serves (True): for who asks without a socket."""
         self.in_sync: InSync | None = None
         """What a master knows of its slaves."""
         self.side: MasterSide | SlaveSide | None = None
@@ -126,6 +129,7 @@ class Broker:
         self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
         self._servers: list[Listener] = []
         self._jobs: set[asyncio.Future[Any]] = set()  # in the executor
+        self._shares: Shares | None = None
         self._store: Store | None = None
         self._ha = 0
         self._confirmed: Confirmed
@@ -186,6 +190,10 @@ class Broker:
         if self.in_sync is not None:
             self.in_sync.depose(reason)
             self.core.turns.flush()
+
+    def _tell_role(self, serves: bool) -> None:
+        for told in self.on_role:
+            told(serves)
 
     async def _give_up(self) -> None:
         for server in self._servers:
@@ -263,6 +271,7 @@ class Broker:
         if isinstance(self.side, MasterSide):
             self._announcements.kept = self.side.kept
         await self._listen(core, kept)
+        self._tell_role(True)
         core.move(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
@@ -306,7 +315,9 @@ class Broker:
             call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
             announce=announce, look_up=look_up, offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
+            shares=self._shares,
         )  # fmt: skip
+        self._shares = self.core.shares
         self.core.steering = self._steering
         return self.core
 
@@ -418,6 +429,7 @@ class Broker:
                 while not turns.is_idle:  # an fsync says that it ends in a turn of the loop
                     await self._in_executor(lambda: None)
         self._announcements.release()
+        self._tell_role(False)
         for server in self._servers:
             await server.close()
         await self._announcements.close()

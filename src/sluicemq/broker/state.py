@@ -79,6 +79,7 @@ class BrokerState:
         offload: Offload = in_place,
         compute: Offload | None = None,
         in_sync: InSync | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
@@ -95,7 +96,7 @@ class BrokerState:
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
         self.producers = Producers(clock)
         # Turns, and what is worked at beside them.
-        self.shares = Shares(clock.monotonic_s, call_soon)
+        self.shares = shares or Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
         self.turns = turns = Turns(
             store, clock, call_soon=call_soon, announce=announce,

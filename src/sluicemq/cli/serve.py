@@ -421,7 +421,7 @@ async def _start_proxy(
     """Start that of a broker; its address from this machine."""
     from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
 
-    proxy = proxy_of(server.core, server.dispatcher)
+    proxy = proxy_of(server)
     await proxy.start(config.listen_address, _proxy_port(config))
     stack.push_async_callback(proxy.close)
     return join(_here(config), proxy.port)

@@ -4,12 +4,15 @@ Requests go to the dispatcher's table as they are: a command is not encoded on i
 plain send takes the quick way. Answers come as for everybody, as frames, mostly at the end of a
 turn. They are handed on in the next iteration of the loop, all together, so that no answer makes
 the next request while the turn is still ending.
+
+A replica changes its role in place, and the proxy stays with its connections: what is asked
+meanwhile waits for the next role (`Broker.on_role`), in which a slave forwards it to the master.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from sluicemq.broker.state import BrokerState
 from sluicemq.client.core.talks import Call, Talk
@@ -37,12 +40,34 @@ ROUTES_MAX: Final = 10_000
 CallSoon = Callable[[Callable[[], None]], object]
 
 
-def proxy_of(state: BrokerState, dispatcher: Dispatcher) -> Proxy:
+class Served(Protocol):
+    """The broker beside it: `broker.server.Broker`."""
+
+    core: BrokerState
+    on_role: list[Callable[[bool], None]]
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+
+def proxy_of(broker: Served) -> Proxy:
     """The proxy of a broker in this loop, with its rights and limits, a share of its time and a
-    place in its metrics."""
-    backend = LocalBackend(state, dispatcher, asyncio.get_running_loop().call_soon)
-    proxy = Proxy(backend, state.guard, state.shares, state.settings.broker)
-    state.collectors.append(ProxyCollector(proxy).collect)
+    place in its metrics; in whatever role the broker is."""
+    core = broker.core
+    backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
+    proxy = Proxy(backend, core.guard, core.shares, core.settings.broker)
+    collector = ProxyCollector(proxy)
+    core.collectors.append(collector.collect)
+
+    def on_role(serves: bool) -> None:
+        if not serves:
+            backend.rest()
+            return
+        proxy.service.guard = broker.core.guard
+        broker.core.collectors.append(collector.collect)
+        backend.serve(broker.core, broker.dispatcher)
+
+    broker.on_role.append(on_role)
     return proxy
 
 
@@ -52,14 +77,35 @@ class LocalBackend:
     def __init__(self, state: BrokerState, dispatcher: Dispatcher, call_soon: CallSoon) -> None:
         self.state = state
         self.clock = state.clock
-        self.dispatcher = dispatcher
+        self.dispatcher: Dispatcher | None = dispatcher
+        """None between two roles."""
+        self.links: set[LocalLink] = set()
+        self.held: list[tuple[LocalLink, Call, Answered]] = []
+        """What was asked then."""
         self._call_soon = call_soon
         self._arrived: list[tuple[LocalLink, bytes]] = []
         self._routes: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
         """What each was made of, and the route: the same one while nothing changes."""
 
     def link(self, remote: Host, local: Host, on_request: OnRequest) -> "LocalLink":
-        return LocalLink(self, remote, local, on_request)
+        link = LocalLink(self, remote, local, on_request)
+        self.links.add(link)
+        return link
+
+    def rest(self) -> None:
+        """A role has ended: nothing that was asked in it is answered any more."""
+        self._deliver()
+        self.dispatcher = None
+        for link in tuple(self.links):
+            link.lost()
+
+    def serve(self, state: BrokerState, dispatcher: Dispatcher) -> None:
+        """The next role has begun."""
+        self.state, self.dispatcher = state, dispatcher
+        self._routes.clear()
+        held, self.held = self.held, []
+        for link, call, answered in held:
+            link.ask(call, answered)
 
     def route(self, topic: str) -> Talk[TopicRoute]:
         yield from ()
@@ -144,17 +190,21 @@ class LocalLink:
         if self._is_closed:
             answered(ConnectionLostError("The client is gone."))
             return
+        dispatcher = self._backend.dispatcher
+        if dispatcher is None:
+            self._backend.held.append((self, call, answered))
+            return
         if self.peer.closed:
             self.peer = self._peer(self.peer.remote, self.peer.local)
         command = call.command
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
-            self._backend.dispatcher.give(command, self.peer)
+            dispatcher.give(command, self.peer)
             answered(command)
             return
         self._waiting[opaque] = answered
-        frame = self._backend.dispatcher.give(command, self.peer)
+        frame = dispatcher.give(command, self.peer)
         if frame:
             self.received(frame)
 
@@ -167,6 +217,7 @@ class LocalLink:
 
     def close(self) -> None:
         self._is_closed = True
+        self._backend.links.discard(self)
         self.lost()
 
     def lost(self) -> None:
@@ -175,7 +226,7 @@ class LocalLink:
         self._backend.state.disconnected(self.peer)
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
-            answered(ConnectionLostError("The client is gone."))
+            answered(ConnectionLostError("The broker has closed the connection; try again."))
 
     def wrote(self, data: bytes) -> None:
         """Frames of the broker."""

@@ -13,6 +13,9 @@ back. The client's heartbeats go through its tunnel as well, the last one first 
 tunnel that nothing but heartbeats use is closed, because the client has found the master by itself
 then.
 
+A request without a signature that has passed the door here is from who may do all, or from the
+proxy, which has looked at rights: the replica signs it.
+
 A forwarded request bears a flag and is forwarded once: two replicas that think the other is master
 would play ball. While nobody is master a request waits, up to `HOLD_S`, and is refused with 14
 then, which clients try again. One that was written when its tunnel broke may have been carried out;
@@ -38,6 +41,7 @@ from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import HeartbeatResponse
 from sluicemq.wire.replicas import SpeakForRequest
+from sluicemq.wire.signature import ACCESS_KEY
 
 FLAG_FORWARDED: Final = 1 << 8
 """In a request's flags, of which RocketMQ knows the first two bits. Signatures do not cover it."""
@@ -287,6 +291,8 @@ class Tunnel:
                 self._opening = None
             raise NotMasterError
         sent = replace(command, flag=command.flag | FLAG_FORWARDED)
+        if ACCESS_KEY not in (command.fields or {}):
+            sent = self._forwarder.signed(sent)
         if command.is_oneway:
             channel.oneway(sent)
             return None

@@ -252,7 +252,7 @@ class Servers:
         if self._has_proxies:
             from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
 
-            proxy = self.proxies[name] = proxy_of(broker.core, broker.dispatcher)
+            proxy = self.proxies[name] = proxy_of(broker)
             await proxy.start(HOST, self._proxy_ports.get(name, 0))
             self._proxy_ports[name] = proxy.port
         return broker

@@ -258,8 +258,7 @@ def test_a_message_that_is_suspended_was_not_tried() -> None:
 
 def test_another_proxy_knows_what_to_do_with_a_handle() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        broker = proxy.mq.servers.broker
-        other = Proxied(proxy.mq, proxy_of(broker.core, broker.dispatcher)).speaker("other")
+        other = Proxied(proxy.mq, proxy_of(proxy.mq.servers.broker)).speaker("other")
         for number in range(2):
             await proxy.mq.send(TOPIC, b"%d" % number)
         first, second = handles_of(await receive(client))

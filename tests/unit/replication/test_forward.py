@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sluicemq.net.channel import Channel
 from sluicemq.net.dispatch import Dispatcher, Handler, Peer
@@ -10,6 +11,7 @@ from sluicemq.replication.forward import HOLD_S, NOT_MASTER, Forwarder, NotMaste
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
+from sluicemq.wire.signature import ACCESS_KEY
 
 MASTER, OTHER, REPLICA = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 
@@ -85,6 +87,29 @@ async def test_the_master_is_told_first_for_whom_a_tunnel_speaks() -> None:
     (tunnelled,) = world.forwarder._tunnels
     host = tunnelled.remote
     assert command.fields == {"address": host.address, "port": str(host.port), "by": "us"}
+    await world.forwarder.close()
+
+
+async def test_what_came_without_a_signature_is_signed_by_the_replica() -> None:
+    """It has passed the door here: a white address, or the proxy, which looks at rights itself."""
+    world = World()
+    signatures: list[str | None] = []
+
+    def take(command: Command, peer: Peer) -> Command:
+        signatures.append((command.fields or {}).get(ACCESS_KEY))
+        return Command(0)
+
+    await world.serve(MASTER, {**world.handlers(MASTER), Code.SEND_MESSAGE_V2: take})
+    world.forwarder.signed = lambda command: replace(
+        command, fields={**(command.fields or {}), ACCESS_KEY: "replica"}
+    )
+    channel = await world.replica()
+    world.forwarder.master = MASTER
+    signed = send("x")
+    signed.fields = {**(signed.fields or {}), ACCESS_KEY: "client"}
+    for command in (send("x"), signed):
+        assert (await channel.call(command, 5)).code == 0
+    assert signatures == ["replica", "client"]
     await world.forwarder.close()
 
 
