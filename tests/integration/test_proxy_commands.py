@@ -18,11 +18,11 @@ from click.testing import CliRunner
 pytest.importorskip("google.protobuf")
 
 from sluicemq.cli import main
-from sluicemq.cli.output import show_version
 from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import embedded
+from sluicemq.wire.codes import version_name
 
 grpc: Any = pytest.importorskip("grpc")
 METADATA = [
@@ -71,7 +71,7 @@ def conversation(name_server: str, proxy: str) -> None:
         report = run(*options, "--json")
         (member,) = report["clients"]
         assert (member["client_id"], member["language"]) == ("one", "GO")
-        assert show_version(member["version"]) == "5.1.2"
+        assert version_name(member["version"]) == "5.1.2"
         (client,) = report["proxy_clients"]
         assert (client["proxy"], client["version"]) == (proxy, "5.1.2")
         text = run(*options)
@@ -104,7 +104,7 @@ async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
      (232, "4.1.0-SNAPSHOT"), (121, "121")],
 )  # fmt: skip
 def test_versions_are_shown_as_people_know_them(number: int, text: str) -> None:
-    assert show_version(number) == text
+    assert version_name(number) == text
 
 
 # ------------------------------------------------------------------------- a process that ends

@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "consumer": Entry("group", "consumer", "Show what consumers do now."),
     "delay": Entry("message", "delay", "List and cancel delayed messages."),
     "cluster": Entry("cluster", "cluster", "Brokers and their replicas: show, switch the master."),
+    "mqadmin": Entry("mqadmin", "mqadmin", "RocketMQ's mqadmin by its own names, without Java."),
     "sql": Entry("spark", "sql", "Query topics, archives, dead letters and traces with SQL."),
     "explain": Entry("explain", "explain", "Say why a message or a group is where it is."),
     "filter": Entry("filter", "filter_group", "Check and try filter expressions."),

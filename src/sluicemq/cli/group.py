@@ -22,7 +22,6 @@ from sluicemq.cli.output import (
     print_records,
     print_result,
     show_time,
-    show_version,
 )
 from sluicemq.cli.serve import print_proxy_clients, proxy_status
 from sluicemq.client.core.operations.groups import (
@@ -39,6 +38,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import CONTRACTS, RETRY_PREFIX, GroupConfig
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
+from sluicemq.wire.codes import version_name
 
 Record = dict[str, Any]
 SYSTEM_PREFIXES = (
@@ -172,7 +172,7 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
         {
             "member": member.client_id,
             "language": one.language if (one := known.get(member.client_id)) else "",
-            "version": show_version(one.version) if one else "",
+            "version": version_name(one.version) if one else "",
             "queues": ", ".join("/".join(map(str, queue)) for queue in member.queues),
             "idle_because": member.idle_because,
         }

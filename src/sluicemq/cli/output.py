@@ -22,6 +22,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
+from sluicemq.wire.codes import version_name
 
 if TYPE_CHECKING:
     from sluicemq.client.sync.admin import Admin
@@ -300,19 +301,8 @@ def show_span(time_ms: int | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def show_version(number: int) -> str:
-    """A version as requests carry it, an ordinal of RocketMQ's table (spec/remoting.md §4); from
-    4.0.0 on each has two of them, the first for snapshots."""
-    patches, is_release = divmod(number - _V4_0_0_SNAPSHOT, 2)
-    if patches < 0:
-        return f"{number}"
-    major, rest = divmod(patches, 100)
-    return f"{4 + major}.{rest // 10}.{rest % 10}" + ("" if is_release else "-SNAPSHOT")
-
-
-_V4_0_0_SNAPSHOT: Final = 212
 _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
-    "": lambda value: value, "time": show_time, "span": show_span, "version": show_version,
+    "": lambda value: value, "time": show_time, "span": show_span, "version": version_name,
 }  # fmt: skip
 
 

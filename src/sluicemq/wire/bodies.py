@@ -165,7 +165,10 @@ encode_check_client_config, decode_check_client_config = body_codec(
 encode_consumer_connections, decode_consumer_connections = body_codec(
     ConsumerConnections, "connection list"
 )
-encode_producer_connections = member_codec("connectionSet", list[Connection], "connection list")[0]
+encode_producer_connections: Callable[[Iterable[Connection]], bytes]
+encode_producer_connections, decode_producer_connections = member_codec(
+    "connectionSet", list[Connection], "connection list"
+)
 encode_consumer_list: Callable[[Iterable[str]], bytes]
 encode_consumer_list, decode_consumer_list = member_codec(
     "consumerIdList", tuple[str, ...], "consumer list"
@@ -344,8 +347,12 @@ class QueueUnits:
 
 
 Offsets = dict[MessageQueue, int]
+subscription_object = FORMS[Subscription].write
 encode_topic_stats, decode_topic_stats = body_codec(TopicStats, "topic statistics")
 encode_consume_stats, decode_consume_stats = body_codec(ConsumeStats, "consume statistics")
+decode_consume_stats_list = member_codec(
+    "consumeStatsList", list[dict[str, list[ConsumeStats]]], "consume statistics"
+)[1]
 encode_time_spans, decode_time_spans = member_codec(
     "consumeTimeSpanSet", list[TimeSpan], "time spans"
 )
@@ -435,10 +442,12 @@ decode_broker_member_group = member_codec("brokerMemberGroup", BrokerData, "brok
 
 def encode_topic_route(route: TopicRoute, *, standard: bool = True) -> bytes:
     """105's answer; `standard` False writes broker ids without quotes for old clients."""
-    values = _ROUTE.write(route)
-    if not standard:
-        values["brokerDatas"] = [_unquoted(broker) for broker in route.brokers]
-    return fastjson.dumps(values)
+    return fastjson.dumps(_ROUTE.write(route) if standard else route_object(route))
+
+
+def route_object(route: TopicRoute) -> dict[str, Any]:
+    """A route with broker ids as numbers."""
+    return {**_ROUTE.write(route), "brokerDatas": [_unquoted(broker) for broker in route.brokers]}
 
 
 def encode_broker_member_group(cluster: str, broker: str, addresses: Mapping[int, str]) -> bytes:

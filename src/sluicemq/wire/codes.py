@@ -1,6 +1,7 @@
 """Numbers of requests and of answers, with RocketMQ's own names (spec/remoting.md §7 and §19)."""
 
 from enum import IntEnum
+from typing import Final
 
 
 class RequestCode(IntEnum):
@@ -85,9 +86,12 @@ class RequestCode(IntEnum):
     CLEAN_EXPIRED_CONSUMEQUEUE = 306
     QUERY_CORRECTION_OFFSET = 308
     CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
     CLEAN_UNUSED_TOPIC = 316
+    GET_BROKER_CONSUME_STATS = 317
     QUERY_CONSUME_QUEUE = 321
     RESUME_CHECK_HALF_MESSAGE = 323
+    GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
     QUERY_TOPICS_BY_CONSUMER = 343
     QUERY_SUBSCRIPTION_BY_CONSUMER = 345
@@ -185,3 +189,20 @@ class ResponseCode(IntEnum):
     POLLING_TIMEOUT = 210
     FLOW_CONTROL = 215
     ILLEGAL_OPERATION = 604
+
+
+def version_name(number: int) -> str:
+    """A version as requests carry it, an ordinal of RocketMQ's table (spec/remoting.md §4); from
+    4.0.0 on each has two of them, the first for snapshots.
+
+    >>> version_name(475)
+    '5.3.1'
+    """
+    patches, is_release = divmod(number - _V4_0_0_SNAPSHOT, 2)
+    if patches < 0:
+        return f"{number}"
+    major, rest = divmod(patches, 100)
+    return f"{4 + major}.{rest // 10}.{rest % 10}" + ("" if is_release else "-SNAPSHOT")
+
+
+_V4_0_0_SNAPSHOT: Final = 212

@@ -455,6 +455,26 @@ class QueryConsumeQueueRequest(TopicRequest):
     group: str | None = text("consumerGroup", default=None)
 
 
+@request(Code.VIEW_BROKER_STATS_DATA)
+class StatisticsRequest:
+    """One count by its name and what it is of: `topic`, `topic@group`, or a cluster."""
+
+    name: str = text("statsName")
+    key: str = text("statsKey")
+
+
+@request(Code.GET_BROKER_CONSUME_STATS)
+class GetConsumeStatsOfBrokerRequest:
+    """Only the groups that read in order, or all."""
+
+    ordered: bool = boolean("isOrder", default=False)
+
+
+@request(Code.RESET_MASTER_FLUSH_OFFSET)
+class ResetFlushedRequest:
+    offset: int | None = int64("masterFlushOffset", default=None)
+
+
 @request(Code.UPDATE_AND_CREATE_ACL_CONFIG)
 class UpdateAccountRequest:
     """Create an account or change one. Lists are joined by commas."""

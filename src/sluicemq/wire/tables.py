@@ -438,7 +438,7 @@ class RequestMode:
 
 Modes = Mapping[str, Mapping[str, RequestMode]]
 """Topic -> group -> mode."""
-decode_request_mode = body_codec(RequestMode, "mode")[1]
+encode_request_mode, decode_request_mode = body_codec(RequestMode, "mode")
 # 402's answer; and the inverse, of the file too.
 encode_request_modes: Callable[[Modes], bytes]
 encode_request_modes, decode_request_modes = member_codec(

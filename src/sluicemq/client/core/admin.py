@@ -5,7 +5,7 @@ queue, times are milliseconds since 1970.
 """
 
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations import explain, messages
+from sluicemq.client.core.operations import clients, definitions, explain, messages, servers
 from sluicemq.client.core.operations import groups as group_talks
 from sluicemq.client.core.operations import replicas as replica_talks
 from sluicemq.client.core.operations import topics as topic_talks
@@ -30,6 +30,7 @@ class AdminOperations:
     create_topic = operation(topic_talks.create_topic)
     delete_topic = operation(topic_talks.delete_topic)
     topic_configs = operation(topic_talks.topic_configs)
+    topic_stats = operation(topic_talks.topic_stats)
     topic_offsets = operation(topic_talks.topic_offsets)
     groups_of_topic = operation(topic_talks.groups_of_topic)
 
@@ -62,6 +63,8 @@ class AdminOperations:
 
     message_by_id = operation(messages.message_by_id)
     messages_by_key = operation(messages.messages_by_key)
+    messages_with_id = operation(messages.messages_with_id)
+    read_range = operation(messages.read_range)
     delayed = operation(messages.delayed)
     cancel_delayed = operation(messages.cancel_delayed)
     transactions = operation(messages.transactions)
@@ -70,3 +73,38 @@ class AdminOperations:
     trace = operation(messages.trace)
     explain_message = operation(explain.explain_message)
     explain_group = operation(explain.explain_group)
+
+    known_route = operation(definitions.known_route)
+    put_topic = operation(definitions.put_topic)
+    put_topics = operation(definitions.put_topics)
+    topic_table = operation(definitions.topic_table)
+    system_topics = operation(definitions.system_topics)
+    put_groups = operation(definitions.put_groups)
+    group_table = operation(definitions.group_table)
+    group_settings = operation(definitions.group_settings)
+    delete_group = operation(definitions.delete_group)
+    set_request_mode = operation(definitions.set_request_mode)
+
+    group_connections = operation(clients.group_connections)
+    producer_connections = operation(clients.producer_connections)
+    consume_stats = operation(clients.consume_stats)
+    move_group = operation(clients.move_group)
+    consume_stats_of = operation(clients.consume_stats_of)
+    producers = operation(clients.producers)
+    offset_at = operation(clients.offset_at)
+    queue_units = operation(clients.queue_units)
+
+    broker_settings = operation(servers.broker_settings)
+    change_broker_settings = operation(servers.change_broker_settings)
+    name_server_settings = operation(servers.name_server_settings)
+    change_name_server_settings = operation(servers.change_name_server_settings)
+    put_value = operation(servers.put_value)
+    value = operation(servers.value)
+    delete_value = operation(servers.delete_value)
+    allow_writing = operation(servers.allow_writing)
+    clean_up = operation(servers.clean_up)
+    replication_status = operation(servers.replication_status)
+    reset_flushed = operation(servers.reset_flushed)
+    roll_back_pops = operation(servers.roll_back_pops)
+    counted_at = operation(servers.counted_at)
+    counted = operation(servers.counted)

@@ -33,7 +33,7 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicConfig,
 )
-from sluicemq.wire import bodies, headers, popping, tables
+from sluicemq.wire import bodies, fastjson, headers, popping, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
@@ -87,6 +87,10 @@ def _bare(code: Code) -> Callable[[], Command]:
 cluster_info = _bare(Code.GET_BROKER_CLUSTER_INFO)
 topic_list = _bare(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 put_kv = _of(Code.PUT_KV_CONFIG, headers.PutKvRequest)
+get_kv = _of(Code.GET_KV_CONFIG, headers.KvRequest)
+wipe_write_permission = _of(Code.WIPE_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest)
+add_write_permission = _of(Code.ADD_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest)
+name_server_settings = _bare(Code.GET_NAMESRV_CONFIG)
 delete_kv = _of(Code.DELETE_KV_CONFIG, headers.KvRequest)
 delete_topic_on_name_server = _of(
     Code.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameServerRequest
@@ -95,7 +99,16 @@ delete_topic_on_broker = _of(Code.DELETE_TOPIC_IN_BROKER, headers.TopicRequest)
 topic_config = _of(Code.GET_TOPIC_CONFIG, headers.GetTopicConfigRequest)
 topic_stats = _of(Code.GET_TOPIC_STATS_INFO, headers.TopicRequest)
 groups_of_topic = _of(Code.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest)
+all_topics = _of(Code.GET_ALL_TOPIC_CONFIG, headers.GetAllTopicsRequest)
+system_topics = _bare(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
 runtime_info = _bare(Code.GET_BROKER_RUNTIME_INFO)
+broker_settings = _bare(Code.GET_BROKER_CONFIG)
+replication_status = _bare(Code.GET_BROKER_HA_STATUS)
+reset_flushed = _of(Code.RESET_MASTER_FLUSH_OFFSET, headers.ResetFlushedRequest)
+statistics = _of(Code.VIEW_BROKER_STATS_DATA, headers.StatisticsRequest)
+consume_stats_of_broker = _of(Code.GET_BROKER_CONSUME_STATS, headers.GetConsumeStatsOfBrokerRequest)
+producers = _bare(Code.GET_ALL_PRODUCER_INFO)
+roll_back_pops = _bare(Code.POP_ROLLBACK)
 access_status = _bare(Code.SLUICE_ACCESS_STATUS)
 replica_status = _bare(Code.SLUICE_REPLICA_STATUS)
 elect_master = _bare(Code.SLUICE_ELECT_MASTER)
@@ -109,6 +122,8 @@ offset_max = _of_queue(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
 all_groups = _bare(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 group_config = _of(Code.GET_SUBSCRIPTIONGROUP_CONFIG, headers.GetGroupConfigRequest)
 group_lanes = _of(Code.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest)
+delete_group = _of(Code.DELETE_SUBSCRIPTIONGROUP, headers.DeleteGroupRequest)
+producer_connections = _of(Code.GET_PRODUCER_CONNECTION_LIST, headers.GetProducerConnectionsRequest)
 consumer_list = _of(Code.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest)
 consumer_connections = _of(Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupRequest)
 consume_stats = _of(Code.GET_CONSUME_STATS, headers.GetConsumeStatsRequest)
@@ -120,6 +135,7 @@ consume_directly = _of(Code.CONSUME_MESSAGE_DIRECTLY, headers.ConsumeMessageDire
 
 # Messages, delayed ones and transactions.
 message_at = _of(Code.VIEW_MESSAGE_BY_ID, headers.ViewMessageRequest)
+queue_units = _of(Code.QUERY_CONSUME_QUEUE, headers.QueryConsumeQueueRequest)
 list_delayed = _of(Code.SLUICE_LIST_DELAYED, headers.ListDelayedRequest)
 cancel_delayed = _of(Code.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest)
 list_transactions = _of(Code.SLUICE_LIST_TRANSACTIONS, headers.ListTransactionsRequest)
@@ -288,10 +304,13 @@ def messages_by_key(
     return request(Code.QUERY_MESSAGE, header)
 
 
-def reset_offsets(group: str, topic: str, time_ms: int) -> Command:
-    """Sends a group to a time of a topic on one broker; -1: behind the last message."""
+def reset_offsets(
+    group: str, topic: str, time_ms: int, queue_id: int = -1, offset: int = -1
+) -> Command:
+    """Sends a group to a time of a topic on one broker; -1: behind the last message. With a queue:
+    that one alone, to an offset."""
     header = headers.ResetOffsetRequest(
-        topic=topic, group=group, time_ms=time_ms, force=True, queue_id=-1, offset=-1
+        topic=topic, group=group, time_ms=time_ms, force=True, queue_id=queue_id, offset=offset
     )
     return request(Code.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
@@ -376,6 +395,40 @@ def update_group(config: GroupConfig) -> Command:
     body = tables.encode_group_config(config)
     return request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
+
+def update_topics(configs: Iterable[TopicConfig]) -> Command:
+    """The same of several topics, without their attributes."""
+    values = {"topicConfigList": [tables.topic_object(one) for one in configs]}
+    return request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(values))
+
+
+def update_groups(configs: Iterable[GroupConfig]) -> Command:
+    """The same of several groups."""
+    values = {"groupConfigList": [tables.group_object(one) for one in configs]}
+    return request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(values))
+
+
+def set_request_mode(mode: tables.RequestMode) -> Command:
+    """How a group reads a topic on one broker."""
+    return request(Code.SET_MESSAGE_REQUEST_MODE, body=tables.encode_request_mode(mode))
+
+
+def change_settings(changes: Mapping[str, str], *, of_name_server: bool = False) -> Command:
+    """Settings of a broker, or of a name server, as lines."""
+    code = Code.UPDATE_NAMESRV_CONFIG if of_name_server else Code.UPDATE_BROKER_CONFIG
+    return request(code, body="".join(f"{k}={v}\n" for k, v in changes.items()).encode())
+
+
+def clean_up(what: str) -> Command:
+    """Deletes what nobody needs: expired `queues`, unused `topics`, expired files of the `log`."""
+    return request(_CLEAN_UP[what])
+
+
+_CLEAN_UP: Final = {
+    "queues": Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+    "topics": Code.CLEAN_UNUSED_TOPIC,
+    "log": Code.DELETE_EXPIRED_COMMITLOG,
+}
 
 # ------------------------------------------------------------------------------------ answers
 

@@ -141,6 +141,17 @@ def messages_by_id(
     return [one for one in found if one.topic == topic and one.message_id == message_id]
 
 
+def messages_with_id(
+    directory: Directory, topic: str, message_id: str
+) -> Talk[list[StoredMessage]]:
+    """All messages of a topic with this id of their producer."""
+    return (
+        yield from messages_by_id(
+            (yield from masters_of_topic(directory, topic)), topic, message_id
+        )
+    )
+
+
 def message_by_id(
     directory: Directory, message_id: str, *, topic: str | None = None
 ) -> Talk[StoredMessage]:

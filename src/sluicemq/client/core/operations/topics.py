@@ -212,13 +212,21 @@ def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfi
     return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
-def topic_offsets(directory: Directory, topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
-    """Queue -> first offset, next offset, time of the last message."""
+def topic_stats(directory: Directory, topic: str) -> Talk[bodies.TopicStats]:
+    """`topic_offsets` with how many messages come in a second."""
     command = requests.topic_stats(topic=topic)
     found: dict[MessageQueue, bodies.QueueStats] = {}
+    rate = 0.0
     for _, _, answer in (yield from ask_masters(directory, command, topic=topic)):
-        found |= bodies.decode_topic_stats(answer.body).queues
-    return dict(sorted(found.items()))
+        stats = bodies.decode_topic_stats(answer.body)
+        found |= stats.queues
+        rate += stats.puts_per_second
+    return bodies.TopicStats(dict(sorted(found.items())), rate)
+
+
+def topic_offsets(directory: Directory, topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
+    """Queue -> first offset, next offset, time of the last message."""
+    return dict((yield from topic_stats(directory, topic)).queues)
 
 
 def groups_of_topic(directory: Directory, topic: str) -> Talk[list[str]]:

@@ -1,0 +1,44 @@
+"""`sluice mqadmin`: RocketMQ's tool by its own names and flags, without Java."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from sluicemq.cli.output import DEFAULT_NAME_SERVER, Access
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [FLAGS]")
+@click.pass_context
+def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
+    """RocketMQ's mqadmin, without Java: its commands, flags and lines.
+
+    `sluice mqadmin` alone lists the commands, `sluice mqadmin help COMMAND` the flags of one.
+    """
+    from sluicemq.client.sync.producer import Producer  # noqa: PLC0415 - not for `--help`
+    from sluicemq.operate.mqadmin.commands import Session, run  # noqa: PLC0415
+    from sluicemq.operate.mqadmin.table import COMMANDS  # noqa: PLC0415
+
+    def write(text: str) -> None:
+        click.echo(text, nl=False)
+
+    @contextmanager
+    def session(name_servers: str | None) -> Iterator[Session]:
+        names = name_servers or os.environ.get("NAMESRV_ADDR", DEFAULT_NAME_SERVER)
+        access = Access(
+            names, os.environ.get("SLUICE_ACCESS_KEY") or os.environ.get("ROCKETMQ_ACCESS_KEY"),
+            os.environ.get("SLUICE_SECRET_KEY") or os.environ.get("ROCKETMQ_SECRET_KEY"),
+        )  # fmt: skip
+
+        def make_producer() -> Producer:
+            return Producer(names, credentials=access.credentials)
+
+        with access.admin() as admin:
+            yield Session(admin, make_producer, write)
+
+    context.exit(run(COMMANDS, words, write, lambda line: click.echo(line, err=True), session))

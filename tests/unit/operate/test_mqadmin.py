@@ -1,0 +1,157 @@
+"""How mqadmin's words are read, and how its values look."""
+
+import pytest
+
+from sluicemq.client.core.requests import request_error
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
+from sluicemq.operate.mqadmin import java
+from sluicemq.operate.mqadmin.commands import (
+    Command,
+    Given,
+    WrongFlagsError,
+    failure,
+    find,
+    overview,
+    parse,
+    parse_flags,
+    run,
+    usage,
+)
+from sluicemq.operate.mqadmin.table import COMMANDS
+from sluicemq.operate.mqadmin.topics import parse_attributes
+from sluicemq.wire.frames import Command as Frame
+
+ROUTE = Command("topicRoute", parse_flags("t:topic=! l:list"), "", None)
+MADE = Command("make", parse_flags("(b:broker=|c:cluster=) bn:brokerName= :long="), "", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-t T -l",
+        "-tT -l",
+        "-t=T -l",
+        "--topic T --list",
+        "-topic T -list",
+        "--topic=T -l",
+        "x -t T -l",
+    ],
+)
+def test_a_flag_has_the_forms_that_the_tool_takes(words: str) -> None:
+    assert parse(ROUTE, words.split()) == {"topic": "T", "list": ""}
+
+
+def test_a_number_below_zero_is_a_value_and_no_flag() -> None:
+    assert parse(MADE, ["-b", "x", "--long", "-1"]) == {"broker": "x", "long": "-1"}
+    assert parse(MADE, ["-bn", "x", "-c", "d"]) == {"brokerName": "x", "cluster": "d"}
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "text"),
+    [
+        (ROUTE, "-l", "Missing required option: t"),
+        (ROUTE, "-t", "Missing argument for option: t"),
+        (ROUTE, "-t T -x", "Unrecognized option: -x"),
+        (MADE, "", "Missing required option: [-b broker, -c cluster]"),
+        (find(COMMANDS, "updateOrderConf"), "", "Missing required options: t, m"),
+    ],
+)
+def test_wrong_flags_are_named(command: Command, words: str, text: str) -> None:
+    with pytest.raises(WrongFlagsError, match=r".") as caught:
+        parse(command, words.split())
+    assert str(caught.value) == text
+    assert caught.value.exit_code == 1
+
+
+def test_usage_is_laid_out_as_the_tool_does() -> None:
+    assert list(usage(ROUTE)) == [
+        "usage: mqadmin topicRoute [-h] [-l] [-n <arg>] -t <arg>",
+        " -h,--help", " -l,--list", " -n,--namesrvAddr <arg>", " -t,--topic <arg>",
+    ]  # fmt: skip
+    first = next(usage(MADE))
+    assert (
+        first
+        == "usage: mqadmin make -b <arg> | -c <arg> [-bn <arg>] [-h] [--long <arg>] [-n <arg>]"
+    )
+
+
+def test_there_are_the_96_commands_of_5_5_and_none_twice() -> None:
+    assert len(COMMANDS) == 96
+    assert len({command.name.lower() for command in COMMANDS}) == 96
+    for command in COMMANDS:
+        assert (command.run is None) == bool(command.refusal), command.name
+        names = [flag.long for flag in command.all_flags]
+        assert len(names) == len(set(names)), command.name
+    assert len(list(overview(COMMANDS))) == 96 + 3
+
+
+def told(*words: str) -> tuple[int, str, str]:
+    out: list[str] = []
+    errors: list[str] = []
+    code = run(COMMANDS, words, out.append, errors.append, lambda names: 1 / 0)  # type: ignore
+    return code, "".join(out), "\n".join(errors)
+
+
+def test_help_unknown_commands_and_refusals_need_no_cluster() -> None:
+    assert told()[1].startswith("The most commonly used mqadmin commands are:\n   updateTopic ")
+    assert told("help", "topicroute")[1].startswith("usage: mqadmin topicRoute [-h]")
+    assert told("topicRoute", "-h") == (0, told("help", "topicRoute")[1], "")
+    assert told("noSuch") == (0, "The sub command noSuch not exist.\n", "")
+    assert told("topicRoute")[0] == 1
+    code, out, errors = told("getControllerConfig", "-a", "x")
+    assert (code, out) == (1, "")
+    assert errors.startswith("getControllerConfig is refused.")
+    assert "sluice cluster status" in errors
+
+
+def test_an_error_has_code_and_text_where_people_look_for_them() -> None:
+    error = request_error(Frame(17, remark="No topic route info"), "h:1")
+    assert list(failure(ROUTE, error))[:2] == [
+        "org.apache.rocketmq.tools.command.SubCommandException: topicRoute command failed",
+        "Caused by: org.apache.rocketmq.client.exception.MQBrokerException: CODE: 17  "
+        "DESC: No topic route info BROKER: h:1",
+    ]
+
+
+def test_values_look_as_java_shows_them() -> None:
+    assert java.shown({"a": None, "b": [True, 1]}) == "{a=null, b=[true, 1]}"
+    assert java.permission(6) == "RW-"
+    assert java.message_queue(MessageQueue("T", "b", 3)) == (
+        "MessageQueue [topic=T, brokerName=b, queueId=3]"
+    )
+    assert java.topic_config(TopicConfig("T", 2, 2), {"+a": "b"}) == (
+        "TopicConfig [topicName=T, readQueueNums=2, writeQueueNums=2, perm=RW-, "
+        "topicFilterType=SINGLE_TAG, topicSysFlag=0, order=false, attributes={+a=b}]"
+    )
+    policy = java.group_fields(GroupConfig("G"))["groupRetryPolicy"]
+    assert policy == (
+        "GroupRetryPolicy{type=CUSTOMIZED, exponentialRetryPolicy=null, customizedRetryPolicy=null}"
+    )
+    assert java.version(493) == "V5_4_0"
+    assert java.version(3) == "V3"
+    assert java.pretty({"a": {0: "x"}, "b": None}) == '{\n\t"a":{\n\t\t0:"x"\n\t}\n}'
+
+
+def test_times_are_read_in_both_forms() -> None:
+    assert java.parse_time("-1") == -1
+    written = java.time_text(1_700_000_000_123)
+    assert java.parse_time(written.replace(" ", "#").replace(",", ":")) == 1_700_000_000_123
+    assert java.second_text(1_700_000_000_123) == written[:-4]
+    with pytest.raises(ConfigurationError, match="yyyy-MM-dd"):
+        java.parse_time("yesterday")
+
+
+def test_attributes_are_changes() -> None:
+    assert parse_attributes("+a=b,-c") == {"a": "b", "c": None}
+    with pytest.raises(ConfigurationError, match=r"\+a=b"):
+        parse_attributes("a=b")
+
+
+def test_numbers_and_truths() -> None:
+    given = Given({"count": "3", "order": "TRUE", "bad": "x"})
+    assert (given.number("count"), given.number("none", 7)) == (3, 7)
+    assert given.truth("order")
+    assert not given.truth("none")
+    with pytest.raises(ConfigurationError, match="Give a number"):
+        given.number("bad")
