@@ -81,7 +81,6 @@ class AdminOperations:
     system_topics = operation(definitions.system_topics)
     put_groups = operation(definitions.put_groups)
     group_table = operation(definitions.group_table)
-    group_settings = operation(definitions.group_settings)
     delete_group = operation(definitions.delete_group)
     set_request_mode = operation(definitions.set_request_mode)
 

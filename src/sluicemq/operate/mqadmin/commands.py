@@ -241,7 +241,7 @@ def failure(command: Command, error: SluiceError) -> Iterator[str]:
     else:
         yield f"Caused by: {error.fact}"
     if error.cure:
-        yield error.cure
+        yield f"sluice: {error.cure}"
 
 
 def run(

@@ -84,9 +84,8 @@ def delete_group(session: Session, given: Given) -> None:
 def group_settings(session: Session, given: Given) -> None:
     """As each broker keeps them."""
     for name, data in session.admin.cluster_info().brokers.items():
-        config = session.admin.group_settings(
-            next(iter(data.addresses.values())), given["groupName"]
-        )
+        address = next(iter(data.addresses.values()))
+        config = session.admin.group_table(address).groups.get(given["groupName"])
         if config is None:
             continue
         line = "=" * 29

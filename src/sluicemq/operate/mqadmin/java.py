@@ -138,11 +138,11 @@ def send_status(result: SendResult) -> str:
 
 def properties(message: StoredMessage, bounds: tuple[int, int] | None = None) -> dict[str, object]:
     """A message's properties as Java's client has them: with those of the pull that brought it, in
-    the order of its map."""
+    the order of its map of 128 places."""
     found: dict[str, object] = dict(message.properties)
     if bounds is not None:
         found |= dict(zip(("MIN_OFFSET", "MAX_OFFSET"), bounds, strict=True))
-    return tables.hash_map(found)
+    return tables.hash_map(found, 128)
 
 
 def message_text(message: StoredMessage, bounds: tuple[int, int]) -> str:

@@ -134,6 +134,10 @@ def query_by_key(session: Session, given: Given) -> None:
         topic, key, begin_ms=given.number("beginTimestamp"),
         end_ms=given.number("endTimestamp", TIME_MAX_MS), count_max=given.number("maxNum", 64),
     )  # fmt: skip
+    if not found:
+        raise RequestError(
+            ResponseCode.NO_MESSAGE, "query message by key finished, but no message."
+        )
     row = "{:<50} {:>4} {:>40} {:<200}".format
     session.say(row("#Message ID", "#QID", "#Offset", "#IndexKey"))
     for message in found:
@@ -316,7 +320,7 @@ def query_queue(session: Session, given: Given) -> None:
     )  # fmt: skip
     line = "=" * 38
     if found.subscription is not None:
-        text = java.pretty(bodies.subscription_object(found.subscription))
+        text = java.pretty(dict(sorted(bodies.subscription_object(found.subscription).items())))
         session.say(f"Subscription data: \n{text}\n{line}")
     session.say(f"Queue data: \nmax: {found.offset_max}, min: {found.offset_min}\n{line}")
     for number, unit in enumerate(found.units, start=index):
@@ -339,7 +343,7 @@ def send(session: Session, given: Given) -> None:
         queue = MessageQueue(given["topic"], given["broker"], given.number("qid"))
     with session.make_producer() as producer:
         result = producer.send(
-            given["topic"], given["body"], tag=given.get("tags"), keys=given.get("key", ""),
+            given["topic"], given["body"], tag=given.get("tags"), keys=given.get("key", ()),
             queue=queue,
         )  # fmt: skip
     session.say(_SENT.format("#Broker Name", "#QID", "#Send Result", "#MsgId"))

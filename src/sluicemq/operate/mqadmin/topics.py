@@ -231,4 +231,4 @@ def allocate_mq(session: Session, given: Given) -> None:
     shares = {
         one: list(map(queue_object, allocate_average(one, queues, members))) for one in members
     }
-    session.say(fastjson.dumps({"result": shares}).decode())
+    session.say(fastjson.dumps_strict({"result": tables.hash_map(shares)}).decode())

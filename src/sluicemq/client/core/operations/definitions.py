@@ -1,15 +1,13 @@
 """Topics and groups as one broker keeps them: look, make, change, take away.
 
-What `topics` and `groups` do to a cluster, for a broker that is named by its address. A broker that
-does not know a group makes one when it is asked for its settings, if it may.
+What `topics` and `groups` do to a cluster, for a broker that is named by its address.
 """
 
 from collections.abc import Iterable, Mapping
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import NAME_SERVERS, Directory
-from sluicemq.client.core.requests import GROUP_NOT_EXIST, expect_success
-from sluicemq.client.core.talks import Call, Talk
+from sluicemq.client.core.talks import Talk
 from sluicemq.model.topic import GroupConfig, TopicConfig, TopicRoute
 from sluicemq.wire import bodies, tables
 
@@ -56,14 +54,6 @@ def group_table(directory: Directory, address: str) -> Talk[tables.GroupTable]:
     """All groups."""
     answer = yield from directory.ask(address, requests.all_groups())
     return tables.decode_group_table(answer.body)
-
-
-def group_settings(directory: Directory, address: str, group: str) -> Talk[GroupConfig | None]:
-    """What a broker keeps of a group; None when it does not know it."""
-    answer = yield Call(address, requests.group_config(group=group))
-    if answer.code == GROUP_NOT_EXIST:
-        return None
-    return tables.decode_group_config(expect_success(answer, address).body)
 
 
 def delete_group(
