@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12    the interpreter for the virtual environment
 #   VENV=.venv           where the virtual environment lives
-#   WORKERS=3            processes that run the tests: many of them wait for servers to start
+#   WORKERS=4            processes that run the tests: many of them wait for servers to start
 #   ORDER=1              another number is another random order of the tests
 #   ARGS="-k filter"     passed on to pytest, the demo or the benchmark
 #   SHORT=1 / QUICK=1    a shorter demo / benchmark
@@ -16,7 +16,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.sluicemq-dev
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 ORDER ?= 1
 
 # The first interpreter that really starts, is new enough and can make a virtual environment:
@@ -48,7 +48,7 @@ demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked aga
 	$(BIN)/python examples/flights/demo.py $(if $(SHORT),--short) $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 3)
+test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: quick
@@ -73,8 +73,8 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: official
-official: $(STAMP) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping and of our proxy before the real broker
-	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
+official: $(STAMP) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping, of retries and of our proxy before the real broker
+	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas or delivery" -v $(ARGS)
 
 .PHONY: simulate
 simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from

@@ -228,7 +228,9 @@ def official(options: argparse.Namespace) -> list[Figure]:
         try:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             # A send that waits 200 ms is refused by default: too short for 256 on two cores.
-            real = clusters.rocketmq_cluster(scratch, waitTimeMillsInSendQueue="5000")
+            real = clusters.rocketmq_cluster(
+                scratch, waitTimeMillsInSendQueue="5000", timerFlushIntervalMs="1000"
+            )
             cluster = stack.enter_context(real)
             load.create_topic(cluster.broker, OFFICIAL_TOPIC)
             endpoint, proxy_pid = stack.enter_context(proxy(scratch, cluster.name_server))

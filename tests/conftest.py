@@ -14,6 +14,9 @@ import pytest
 HERE: Final = Path(__file__).parent
 LONG: Final = (
     "integration/spark",
+    "compatibility/test_delivery.py",
+    "compatibility/test_proxy_java_broker.py",
+    "compatibility/test_store_exchange.py",
     "compatibility",
     "unit/broker/test_lane_simulation.py",
     "crash",

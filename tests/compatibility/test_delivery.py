@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from peer import clusters, drivers
+from peer import clusters, drivers, official
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.names import own
@@ -50,7 +50,15 @@ PAIRS = [
     ("sluicemq", "go-2.1.2"),
     ("rocketmq", "python-aio"),
 ]
-pair_of = pytest.mark.parametrize(("kind", "client"), PAIRS, ids=[f"{b}-to-{a}" for a, b in PAIRS])
+
+
+def of_pairs(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("kind", "client"), pairs, ids=[f"{b}-to-{a}" for a, b in pairs])
+
+
+pair_of = of_pairs(PAIRS)
+# Go's client looks for new topics every 30 s; its retries and dead letters are in test_clients.py.
+quick_pair_of = pair_of if official.ALL else of_pairs([p for p in PAIRS if "go-2.1.2" not in p])
 SETTLE_S = 1.0
 
 
@@ -118,7 +126,7 @@ def everything(driver: Driver, cluster: Cluster, topic: str, expect: int) -> lis
 # ---- the ladder
 
 
-@pair_of
+@quick_pair_of
 def test_a_message_climbs_sixteen_steps_and_becomes_a_dead_letter(
     kind: str,
     client: str,
@@ -459,15 +467,17 @@ def test_a_transaction_that_nobody_decides_ends_in_the_topic_of_those(
     producer.call("send", prefix="plain", **where)
     events = producer.call(
         "transact", group=own(f"G_never_{client[:2]}"), prefix=topic, outcomes="unknown",
-        checks="unknown", expect=CHECKS_MAX + 1, timeout_s=4 + CHECKS_MAX * 2, **where,
+        checks="unknown", expect=CHECKS_MAX, timeout_s=60, **where,
     )  # fmt: skip
     assert len(named(events, "checked")) == CHECKS_MAX
     kept = driver("java-5.3.3").call(
-        "push", ns=cluster.name_server, topic="TRANS_CHECK_MAX_TIME_TOPIC", group=f"kept_{client}"
-        .replace(".", "_"), expect=1, timeout_s=20,
+        "push", ns=cluster.name_server, topic="TRANS_CHECK_MAX_TIME_TOPIC", group=own("G_kept"),
+        sql=f"REAL_TOPIC = '{topic}'", expect=1, timeout_s=40,
     )  # fmt: skip
-    [message] = [event for event in named(kept, "got") if event["body"] == f"{topic}-0"]
-    assert message["properties"]["REAL_TOPIC"] == topic
+    [message] = named(kept, "got")
+    assert message["body"] == f"{topic}-0"
+    # Nobody was asked again while the producer was gone.
+    assert message["properties"]["TRANSACTION_CHECK_TIMES"] == str(CHECKS_MAX)
     assert everything(producer, cluster, topic, 1) == ["plain-0"]
 
 

@@ -8,11 +8,14 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from peer import clusters
+from peer.beside import side_by_side
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
@@ -69,17 +72,38 @@ async def receive(name_server: str, count: int) -> list[tuple[bytes, int]]:
 def start(kind: str, directory: Path) -> AbstractContextManager[clusters.Cluster]:
     if kind == "sluicemq":
         return clusters.sluice_cluster(directory, **OURS, recallMessageEnable="true")
-    return clusters.rocketmq_cluster(directory, stop=signal.SIGTERM, recallMessageEnable="true")
+    return clusters.rocketmq_cluster(
+        directory, stop=signal.SIGTERM, recallMessageEnable="true", timerFlushIntervalMs="1000"
+    )
 
 
-@pytest.mark.parametrize(("first", "second"), [("sluicemq", "rocketmq"), ("rocketmq", "sluicemq")])
-def test_pending_messages_change_hands(tmp_path: Path, first: str, second: str) -> None:
+WAYS = {
+    "sluicemq-rocketmq": ("sluicemq", "rocketmq"),
+    "rocketmq-sluicemq": ("rocketmq", "sluicemq"),
+}
+
+
+@pytest.fixture(scope="module")
+def handovers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+    with side_by_side({
+        name: partial(hand_over, tmp_path_factory, *kinds) for name, kinds in WAYS.items()
+    }) as found:  # fmt: skip
+        yield found
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_pending_messages_change_hands(handovers: Callable[[str], None], name: str) -> None:
     with missing_tool_is_a_reason():
-        with start(first, tmp_path) as one:
-            due_ms = round((time.time() + LATER_S) * 1000)
-            expected = asyncio.run(send_some(one.name_server, due_ms))
-        with start(second, tmp_path) as other:
-            found = asyncio.run(receive(other.name_server, len(expected)))
+        handovers(name)
+
+
+def hand_over(paths: pytest.TempPathFactory, first: str, second: str) -> None:
+    directory = paths.mktemp("pending")
+    with start(first, directory) as one:
+        due_ms = round((time.time() + LATER_S) * 1000)
+        expected = asyncio.run(send_some(one.name_server, due_ms))
+    with start(second, directory) as other:
+        found = asyncio.run(receive(other.name_server, len(expected)))
     counts = Counter(body for body, _ in found)
     assert counts == Counter(expected.keys())
     # The real broker cuts times down to seconds and delivers when the second is over: never early.

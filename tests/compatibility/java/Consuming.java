@@ -354,6 +354,7 @@ public final class Consuming {
         client.setClientIP("127.0.0.1");
         client.setInstanceName(text("instance", "consuming-" + System.nanoTime()));
         client.setHeartbeatBrokerInterval(2_000); // see Driver.java
+        client.setPollNameServerInterval(2_000); // else a topic that is made later is seen after up to 30 s
         return client;
     }
 

@@ -87,6 +87,7 @@ public final class Contract {
         consumer.setInstanceName("c" + System.nanoTime());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setHeartbeatBrokerInterval(2_000);
+        consumer.setPollNameServerInterval(2_000);
         if (wanted.startsWith("sql:")) {
             consumer.subscribe(options.get("topic"), MessageSelector.bySql(wanted.substring(4)));
         } else {

@@ -174,6 +174,7 @@ public final class Operations {
         client.setClientIP("127.0.0.1");
         client.setInstanceName("operations-" + System.nanoTime());
         client.setHeartbeatBrokerInterval(2_000);
+        client.setPollNameServerInterval(2_000); // else a topic that is made later is seen after up to 30 s
         return client;
     }
 

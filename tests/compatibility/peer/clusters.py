@@ -9,6 +9,7 @@ directory given; ports are free ones of this machine.
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -27,6 +28,8 @@ SOURCE = HERE.parents[1] / "src"
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
 GET_BROKER_CLUSTER_INFO = 106
+PORTS = range(12_000, 32_000)
+CHANCE = random.SystemRandom()  # all processes of a run have the same seed
 
 # What the real servers need on Java 17: the same openings that their own start scripts make.
 JAVA_OPENINGS = tuple(
@@ -40,6 +43,9 @@ JAVA_OPENINGS = tuple(
         ("exports", "java.base/sun.nio.ch"),
     ]
 )
+# Every second the real broker compares all 37 MiB of its timer wheel with the disk, which takes up
+# to a fifth of a core from the tests: in those that do not look at the wheel, more seldom.
+CALM = {"timerFlushIntervalMs": "10000"}
 SMALL_HEAP = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=384m", "-XX:+UseSerialGC")
 
 
@@ -98,7 +104,8 @@ def rocketmq_cluster(
     stop: signal.Signals = signal.SIGKILL,
     **configuration: str,
 ) -> Iterator[Cluster]:
-    """The real name server and broker, with the memory of a test; `stop` ends the broker."""
+    """The real name server and broker, with the memory of a test and CALM, or with the `heap`
+    of a benchmark; `stop` ends the broker."""
     name_server_port, broker_port, _ = free_ports()
     name_server_file = write_properties(
         directory / "namesrv.conf",
@@ -106,7 +113,9 @@ def rocketmq_cluster(
     )
     broker_file = write_properties(
         directory / "broker.conf",
-        java_broker_settings(directory, name_server_port, broker_port) | configuration,
+        java_broker_settings(directory, name_server_port, broker_port)
+        | (CALM if heap == SMALL_HEAP else {})
+        | configuration,
     )
     main = "org.apache.rocketmq"
     with contextlib.ExitStack() as stack:
@@ -309,17 +318,14 @@ def write_properties(path: Path, settings: dict[str, str]) -> Path:
 
 
 def free_ports() -> tuple[int, int, int]:
-    """Ports of name server, broker (its neighbours -2 and +1 are free too) and metrics."""
+    """Ports of name server, broker (its neighbours -2 and +1 are free too) and metrics. They lie
+    below those that connections get: a broker that is started again finds its own still free."""
     for _ in range(50):
-        with contextlib.ExitStack() as stack:
-            try:
-                sockets = [stack.enter_context(bound(0)) for _ in range(3)]
-                broker_port = sockets[1].getsockname()[1]
-                for neighbour in (-2, 1):
-                    stack.enter_context(bound(broker_port + neighbour))
-                return sockets[0].getsockname()[1], broker_port, sockets[2].getsockname()[1]
-            except OSError:
-                continue
+        name_server, broker, metrics = CHANCE.sample(PORTS, 3)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in (name_server, broker - 2, broker, broker + 1, metrics):
+                stack.enter_context(bound(port))
+            return name_server, broker, metrics
     raise RuntimeError("no three free ports with free neighbours")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.clusters import (
+    CALM,
     SMALL_HEAP,
     SOURCE,
     await_line,
@@ -68,10 +69,10 @@ class House:
     def broker(self) -> str:
         return f"127.0.0.1:{self.broker_port}"
 
-    def _configuration(self) -> Path:
+    def _configuration(self, **more: str) -> Path:
         settings = java_broker_settings(self.directory, self.name_server_port, self.broker_port)
         return write_properties(
-            self.directory / "broker.conf", settings | SMALL_FILES | self.settings
+            self.directory / "broker.conf", settings | SMALL_FILES | more | self.settings
         )
 
     @contextlib.contextmanager
@@ -79,8 +80,8 @@ class House:
         """The real broker runs; it ends by `stop`."""
         log = self.directory / "broker.log"
         with java_server(
-            self.directory, "broker", f"{MAIN}.broker.BrokerStartup", self._configuration(),
-            SMALL_HEAP, release=self.release, stop=stop,
+            self.directory, "broker", f"{MAIN}.broker.BrokerStartup",
+            self._configuration(**CALM), SMALL_HEAP, release=self.release, stop=stop,
         ) as running:  # fmt: skip
             await_line(running, log, "boot success")
             await_registered(running, self.name_server_port, log)

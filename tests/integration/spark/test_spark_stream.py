@@ -268,8 +268,14 @@ def test_a_topic_made_anew_is_noticed(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"nameServers": "127.0.0.1:1"}, "no name server answers [127.0.0.1:1"),
-        ({"topic": "no-such-topic"}, "no broker serves the topic 'no-such-topic'"),
+        (
+            {"nameServers": "127.0.0.1:1", "timeoutMs": "1000"},
+            "no name server answers [127.0.0.1:1",
+        ),
+        (
+            {"topic": "no-such-topic", "timeoutMs": "5000"},
+            "no broker serves the topic 'no-such-topic'",
+        ),
         ({"endingOffsets": "latest"}, "'endingOffsets' does not go with a stream read"),
         ({"filter__sql": "a >"}, "The SQL92 expression does not compile"),
     ],
