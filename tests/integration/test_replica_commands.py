@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.service import PATH
 from sluicemq.record.codec import decode_records
+from waiting import until
 
 grpc: Any = pytest.importorskip("grpc")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -44,6 +46,29 @@ async def test_an_etcd_that_is_killed_comes_back_with_its_data(tmp_path: Path) -
         await etcd.close()
     assert not await etcd_is_healthy(port)
     assert (tmp_path / "etcd" / "member").is_dir()
+
+
+async def test_a_child_that_is_closed_while_it_starts_again_leaves_nothing_behind() -> None:
+    begun: list[asyncio.subprocess.Process] = []
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+
+    async def await_ready(process: asyncio.subprocess.Process) -> None:
+        begun.append(process)
+        if len(begun) > 1:
+            assert process.stdout is not None
+            await process.stdout.readuntil(b"\n")
+
+    child = Child("sleeper", ["sleep", "60"], await_ready, 0)
+    await child.start()
+    begun[0].kill()
+    await until(lambda: len(begun) == 2)
+    await child.close()
+    await until(lambda: begun[1].returncode is not None)
+    await asyncio.sleep(0.1)
+    del child  # its tasks with it: asyncio says which ended with an error that nobody saw
+    gc.collect()
+    assert not said
 
 
 def process_id(child: Child) -> int:

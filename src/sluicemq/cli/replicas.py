@@ -134,10 +134,12 @@ class Child:
         loop = asyncio.get_running_loop()
         ready = loop.create_task(self._await_ready(process))
         ended = loop.create_task(process.wait())
-        await asyncio.wait({ready, ended}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
-        is_ready = ready.done() and ready.exception() is None
-        for one in (ready, ended):
-            one.cancel()
+        try:
+            await asyncio.wait({ready, ended}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+            is_ready = ready.done() and ready.exception() is None
+        finally:  # cancelled too: nobody would see how they end
+            for one in (ready, ended):
+                one.cancel()
         if not is_ready:
             await self._end()
             raise ConfigurationError(
