@@ -12,7 +12,7 @@ import pytest
 from served import NEW_TOPIC, call, running
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.replicas.insync import InSync, Term
-from sluicemq.broker.replicas.sides import MasterSide
+from sluicemq.broker.replicas.sides import INCOMPLETE_NAME, MasterSide, SlaveSide
 from sluicemq.broker.replicas.state import Claim
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
@@ -96,6 +96,44 @@ async def test_a_slave_of_the_file_has_log_and_state_of_its_master(
                 assert status["haClientRuntimeInfo"]["isActivated"]
             assert await sent(master, b"alone again") == 11
             assert await bodies(master) == 2
+
+
+async def test_who_was_a_slave_in_between_hides_nothing_that_it_has_shown(tmp_path: Path) -> None:
+    """What it knew to be confirmed as a master, by its file, is not what it knows later."""
+    async with name_server(tmp_path) as names:
+
+        def broker(role: str, name: str) -> Broker:
+            slave = {"broker_id": 1, "slave_read": True} if role == "SLAVE" else {}
+            config = broker_config(names, broker_role=role, **slave)
+            return Broker(config, store_config(tmp_path, name))
+
+        for master, slave, body in (("a", "b", b"first"), ("b", "a", b"second")):
+            async with running(broker("SYNC_MASTER", master)) as one:
+                assert (await call(one, 17, NEW_TOPIC)).code == 0
+                async with running(broker("SLAVE", slave)) as other:
+                    await until(lambda: bool(one.side.feeds.all))  # type: ignore[union-attr]
+                    await until_sent(one, body)
+                    await until(lambda: other.store.written_offset == one.store.written_offset)
+        async with running(broker("SYNC_MASTER", "a")) as one:
+            assert await bodies(one) >= 2
+
+
+async def test_who_has_cut_its_log_is_whole_when_it_is_level_with_a_master(tmp_path: Path) -> None:
+    mark = tmp_path / "s" / INCOMPLETE_NAME
+    async with name_server(tmp_path) as names:
+        config = broker_config(names, broker_role="SLAVE", broker_id=1)
+        async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
+            assert isinstance(slave.side, SlaveSide)
+            assert slave.side.check_whole()
+            slave.side.cut()
+        async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
+            assert isinstance(slave.side, SlaveSide)
+            assert not slave.side.check_whole(), "a restart knows it"
+            assert mark.exists()
+            master = Broker(broker_config(names), store_config(tmp_path, "m"))
+            async with running(master):
+                await until(slave.side.check_whole)
+            assert not mark.exists()
 
 
 def replica(path: Path, number: int, term: Term | None = None) -> Broker:

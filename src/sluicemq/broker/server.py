@@ -210,6 +210,8 @@ class Broker:
         if settings.is_read_only:
             readonly.prepare(settings, files)
         confirmed, mirror, places = Confirmed(files, settings), None, places_of(settings, files)
+        if settings.is_slave and not settings.is_failover:
+            confirmed.forget()
         if not settings.is_read_only:
             Applier(files, places).settle()
         if settings.is_slave:

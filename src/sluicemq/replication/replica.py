@@ -602,7 +602,7 @@ class BrokerSeat:
     def log_end(self) -> LogEnd:
         epochs, side = self.broker.epochs, self.broker.side
         epoch = max(epochs.last.number, 0) if epochs is not None else 0
-        is_whole = not self.is_broken and not (isinstance(side, SlaveSide) and side.is_incomplete)
+        is_whole = not self.is_broken and (not isinstance(side, SlaveSide) or side.check_whole())
         return LogEnd(epoch, self.broker.store.written_offset if is_whole else INCOMPLETE)
 
     @property

@@ -322,19 +322,23 @@ class CommitLog:
             return position
         return segment.end if is_blank(segment.view(), position - segment.base) else position
 
-    def scan(self, start: int, *, check_crc: bool = True) -> "Iterator[Scanned]":
-        """Every good record from `start` on, up to the first place where there is none."""
+    def scan(
+        self, start: int, stop: int | None = None, *, check_crc: bool = True
+    ) -> "Iterator[Scanned]":
+        """Every good record from `start` on that begins before `stop`, up to the first place where
+        there is none."""
         position = start
         while (segment := self.segments.at(position)) is not None:
-            view = segment.view()
-            while segment.end - position >= BLANK_BYTES and not is_blank(
-                view, position - segment.base
-            ):
+            view, base = segment.view(), segment.base
+            limit = segment.end if stop is None else min(stop, segment.end)
+            while limit - position >= BLANK_BYTES and not is_blank(view, position - base):
                 scanned = self.counted_at(position, check_crc=check_crc)
                 if scanned is None:
                     return
                 yield scanned
                 position = scanned.end
+            if limit < segment.end:
+                return
             position = segment.end
 
 

@@ -21,7 +21,7 @@ match it has not consumed: a pull names the offset up to which everything is con
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -46,7 +46,7 @@ from sluicemq.store.gather import (
     Select,
     Soundness,
 )
-from sluicemq.store.log import CommitLog
+from sluicemq.store.log import CommitLog, Scanned
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue, Units
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ _CHUNK_UNITS: Final = 256
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (docs/spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
+_unpack_record: Final = RECORD_HEAD.only("size", "queue_offset").unpack_from
 _FLAGS: Final = RECORD_HEAD.only("sys_flag")
 _TIMES: Final = {bits: head.only("store_time") for bits, head in RECORD_HEADS.items()}
 
@@ -103,6 +104,15 @@ class ReadResult:
     span: int = 0
     is_out_of_reach: bool = False
     judgement: Judgement | None = None
+
+    def records(self) -> Iterator[tuple[int, memoryview]]:
+        """Each record of `data`, with its queue offset. HOT."""
+        for piece in self.data:
+            at = 0
+            while at < len(piece):
+                size, offset = _unpack_record(piece, at)
+                yield offset, piece[at : at + size]
+                at += size
 
 
 class LogReader:
@@ -435,6 +445,10 @@ class LogReader:
         return None if segment is None else segment.view()[physical_offset - segment.base :]
 
     # --- by place
+
+    def scan(self, start: int) -> Iterator[Scanned]:
+        """Every record from `start`, the place of one, on, as far as is visible now."""
+        return self._log.scan(start, self.visible_end)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """The record that begins there, wholly checked; None when none does."""

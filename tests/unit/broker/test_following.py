@@ -10,7 +10,13 @@ import pytest
 from sluicemq.broker.background import Offload, in_place
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feed, Feeds
-from sluicemq.broker.replicas.follower import Follower, follow
+from sluicemq.broker.replicas.follower import (
+    BEHIND_BYTES,
+    LEVEL_BYTES,
+    LONG_BYTES,
+    Follower,
+    follow,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, StoreError
@@ -195,6 +201,25 @@ async def test_a_log_that_cannot_be_read_ends_the_connection(
     pair.follower.master_is_ours = True
     await pair.start()
     assert not pair.gate.ends
+
+
+async def test_who_has_long_to_catch_up_says_so_and_when_it_is_level() -> None:
+    pair = Pair(filled(50_000), Log())
+    told: list[bool] = []
+    pair.follower.on_pace = told.append
+    pair.follower.master_is_ours = True
+    await pair.start()
+    assert told == []
+    pace = pair.follower._pace
+    for size, is_behind in ((LEVEL_BYTES, False), (BEHIND_BYTES, True), (LEVEL_BYTES, True)):
+        pace.read(size)
+        assert (pace.is_behind, pace.is_long) == (is_behind, False)
+    for size, expected in ((LONG_BYTES, [True]), (LEVEL_BYTES, [True]), (10, [True, False])):
+        pair.follower._went_on(size)
+        assert told == expected
+    pair.follower._went_on(LONG_BYTES)
+    await pair.pass_time(1.0)
+    assert told == [True, False, True, False], "nothing more came"
 
 
 async def test_as_rocketmqs_do_an_empty_slave_gets_the_last_file_alone() -> None:

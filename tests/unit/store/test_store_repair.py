@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
+from sluicemq.files import read_text, replace_text
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import LOST_CODE, LOST_NAME, CommitLog
 from sluicemq.store.tools.repair import LostRange, RepairReport, repair
@@ -120,6 +121,25 @@ def test_damaged_body_loses_that_message_alone(bench: Any) -> None:
     assert run(bench).is_sound
     places = log_positions(bench)
     assert all(position in places for *_, position, _ in sent), "everything is at its place"
+
+
+def test_a_repaired_replica_claims_nothing_any_more(bench: Any) -> None:
+    sent = fill(bench)
+    bench.files.make_directory("/store/config")
+    claims = ("replica.json", "epochFileCheckpoint", "config/sluiceReplicas.json")
+    for name in claims:
+        replace_text(bench.files, f"/store/{name}", name)
+    run(bench, write=True)
+    assert all(bench.files.exists(f"/store/{name}") for name in claims), "nothing was changed"
+    overwrite(bench, sent[5][3] + 4, b"\xff" * 30)
+    run(bench)
+    assert all(bench.files.exists(f"/store/{name}") for name in claims)
+    run(bench, write=True)
+    assert not any(bench.files.exists(f"/store/{name}") for name in claims)
+    files = bench.files.kill()
+    for name in claims:
+        kept = f"/store/repair-now/{name.rpartition('/')[2]}"
+        assert read_text(files, kept) == name
 
 
 def test_backup_holds_what_was_overwritten(bench: Any) -> None:

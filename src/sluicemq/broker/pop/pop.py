@@ -49,7 +49,6 @@ from sluicemq.model.topic import (
 )
 from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import as_text, decode_properties, encode_record, parse_head
-from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.gather import Judgement, PostponedError
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
@@ -83,7 +82,6 @@ LOOK_S: Final = 0.002
 NOTICED_MAX: Final = 64
 """So many messages a notification with a filter looks at; behind them there may be one."""
 
-_unpack_record: Final = RECORD_HEAD.only("size", "queue_offset").unpack_from
 _ELSEWHERE: Final = (
     ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_OVERFLOW_BADLY, ReadStatus.OFFSET_FOUND_NULL,
 )  # fmt: skip
@@ -435,7 +433,7 @@ class Pop:
         """The messages are the pop's. HOT."""
         header, (topic, queue_id, kind) = popping.header, source
         group, invisible_ms = header.group, header.invisible_ms
-        records = list(_records_in(result.data))
+        records = list(result.records())
         offsets = [one for one, _ in records]
         holder = self.consumers.name_of(group, popping.peer)
         if popping.is_look:
@@ -623,16 +621,6 @@ def _refused(refusal: RequestError, header: object) -> Command:
 
 def _notice(popping: Popping, header: NotificationResponse) -> bytes:
     return encode_answer(popping.command, fields=encode_header(header), remark=UNSET)
-
-
-def _records_in(pieces: list[memoryview]) -> Iterator[tuple[int, memoryview]]:
-    """The records of a read, each with its queue offset. HOT."""
-    for piece in pieces:
-        at = 0
-        while at < len(piece):
-            size, offset = _unpack_record(piece, at)
-            yield offset, piece[at : at + size]
-            at += size
 
 
 def _as_sent(record: memoryview, topic: str, handle: Handle) -> bytes | memoryview:

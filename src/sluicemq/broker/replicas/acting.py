@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.broker.produce.intake import Record, read_record
@@ -46,7 +46,6 @@ from sluicemq.model.message import (
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record.codec import as_text
-from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -207,18 +206,6 @@ class StandIn(Protocol):
     producers: Any
 
 
-def stored_since(store: Any, position: int) -> Iterator[tuple[int, Record | None]]:
-    """(where the next one begins, the record) from a place of the log on, as far as is visible."""
-    while position < store.reader.visible_end:
-        view = store.reader.view_at(position)
-        if view is None:
-            return
-        size = int.from_bytes(view[:4], "big")
-        is_blank = int.from_bytes(view[4:8], "big") == MAGIC_BLANK
-        position += size
-        yield position, None if is_blank else read_record(view)
-
-
 def is_for_somebody(topic: str) -> bool:
     """Whether consumers read it: not what a broker keeps for itself."""
     return not (topic in NOT_FOR_SENDS or topic == TIMER_TOPIC or topic.startswith(SYSTEM_PREFIX))
@@ -355,8 +342,10 @@ class Acting:
     def _collect(self, stand_in: StandIn) -> None:
         """What the stand-in has stored for somebody."""
         assert self._escape is not None
-        for position, record in stored_since(stand_in.store, self._position):
-            self._position = position
+        reader = stand_in.store.reader
+        for found in reader.scan(self._position):
+            self._position = found.end
+            record = read_record(reader.view_at(found.position))
             if record is not None and is_for_somebody(record.topic):
                 self._escape.put(record)
 

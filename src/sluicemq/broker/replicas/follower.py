@@ -42,9 +42,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TICK_S: Final = 0.2
-BEHIND_BYTES: Final = 128 << 10
+BEHIND_BYTES: Final = 96 << 10
 """A read of so much says that there is more: a slave that is level gets a turn of its master's."""
+LEVEL_BYTES: Final = 32 << 10
+"""And one of less says that it is level again."""
 BULK_BYTES: Final = 4 << 20
+LONG_BYTES: Final = 64 << 20
+"""Who has got so much without being level has to catch up, which takes a while."""
 
 
 class FollowedLog(Protocol):
@@ -86,6 +90,29 @@ class FollowerStatus(NamedTuple):
     fault: str
 
 
+class Pace:
+    """How far behind a slave is, by the sizes of its reads: a plain master does not say.
+
+    `is_behind`: more is in the socket. `is_long`: and so it was for the last LONG_BYTES."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def read(self, size: int) -> None:
+        least = LEVEL_BYTES if self._bytes else BEHIND_BYTES
+        self._bytes = self._bytes + size if size >= least else 0
+
+    @property
+    def is_behind(self) -> bool:
+        return self._bytes > 0
+
+    @property
+    def is_long(self) -> bool:
+        return self._bytes >= LONG_BYTES
+
+
 class Follower:
     """The user of the stream to the master. Who makes it may set, before it connects:
 
@@ -96,6 +123,7 @@ class Follower:
     `on_incomplete`   called before the log is cut or begun anew
     `on_confirmed`    called when more is confirmed, after it is in the queues
     `on_appended`     called when the log has grown: a sync may be due
+    `on_pace`         called with True when it has long to catch up, with False when it is level
     """
 
     def __init__(
@@ -120,6 +148,7 @@ class Follower:
         self._read_ms = self._written_ms = 0
         self._rate = Rate()
         self._shown = 0  # up to where the queues have been asked to look
+        self._pace = Pace()
         self.state = State.READY
         self.fault = ""
         self.replica_id = 0
@@ -129,6 +158,7 @@ class Follower:
         self.on_incomplete: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[int], None] = lambda end: None
         self.on_appended: Callable[[], None] = lambda: None
+        self.on_pace: Callable[[bool], None] = lambda is_long: None
 
     @property
     def is_level(self) -> bool:
@@ -200,7 +230,8 @@ class Follower:
                     self._welcome(found)
                 else:
                     self._take(found)
-            self._show(is_behind=len(data) >= BEHIND_BYTES)
+            self._went_on(len(data))
+            self._show()
             self.synced()
         except (SluiceError, OSError) as error:  # also of a disk that is full
             self._fail(str(error))
@@ -283,12 +314,19 @@ class Follower:
         if chunk.confirmed is not None:
             self._told = max(chunk.confirmed, self._told or 0)
 
-    def _show(self, *, is_behind: bool = False) -> None:
-        """Hands on to the queues what may be seen. `is_behind`: more is in the socket already, and
-        many records at a time cost a third."""
+    def _went_on(self, size: int) -> None:
+        """So much came in one read, or nothing for a while."""
+        was_long = self._pace.is_long
+        self._pace.read(size)
+        if self._pace.is_long != was_long:
+            self.on_pace(not was_long)
+
+    def _show(self) -> None:
+        """Hands on to the queues what may be seen; while more is in the socket already, much at a
+        time, which costs a third."""
         end = self._following.end
         self.on_appended()
-        if is_behind and end - self._shown < BULK_BYTES:
+        if self._pace.is_behind and end - self._shown < BULK_BYTES:
             return
         self._shown = end
         if self._epochs is None:
@@ -313,6 +351,8 @@ class Follower:
         if (now_s - self._read_s) * 1000 > broker.ha_housekeeping_ms:
             self._fail(f"The master has said nothing for {now_s - self._read_s:.1f} s.")
         elif self.state == State.TRANSFER:
+            if now_s - self._read_s >= TICK_S:
+                self._went_on(0)
             if self._shown < self._following.end:
                 self._show()
             is_due = (now_s - self._written_s) * 1000 >= broker.ha_heartbeat_ms
@@ -332,6 +372,7 @@ class Follower:
             self._stream.close()
 
     def lost(self) -> None:
+        self._went_on(0)
         self.state, self._stream = State.READY, None
 
 

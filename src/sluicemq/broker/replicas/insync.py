@@ -8,9 +8,13 @@ never goes back. There are two rules:
     failover   a term of the consensus: all members of its in-sync set, each in its incarnation
 
 In failover the set changes by `propose`. While a proposal is under way both sets count, until
-`decided` says what stands. An acknowledgement is one of the incarnation that the slave has claimed
-(request 900301), and a claim of another life of its process ends the older connections
-(docs/design/0022, "What holds, and why").
+`decided` says what stands. Who is to come in has to have all that is confirmed at that moment, in
+log and state, and a busy master never stands still. So who is near is waited for like a member, for
+JOIN_S at most (`Joining`): then it only has to come to where everything was at the beginning.
+
+An acknowledgement is one of the incarnation that the slave has claimed (request 900301), and a
+claim of another life of its process ends the older connections (docs/design/0022, "What holds, and
+why").
 
 What plain sends are told, by the settings in the file (spec/ha.md §2):
 
@@ -37,6 +41,9 @@ from sluicemq.wire.codes import ResponseCode
 log = logging.getLogger(__name__)
 
 SAMPLES_MAX: Final = 512  # ends of the log with their times: a hundred seconds of them
+NEAR_S: Final = 1.0
+"""Who has what was there so long ago is near."""
+JOIN_S: Final = 2.0
 NOT_MASTER: Final = "this replica is not master any more, try again."
 NOT_ENOUGH: Final = "in-sync replicas not enough"
 """RocketMQ's words for it."""
@@ -87,6 +94,14 @@ class Replica:
     acknowledged: int = -1
 
 
+class Joining(NamedTuple):
+    """A replica that is waited for, and not proposed yet: how long, and what the state's number was
+    at the beginning. All that was confirmed since, it has."""
+
+    until_s: float
+    state_number: int
+
+
 @dataclass(slots=True, eq=False)
 class InSync:
     """`own_end` is how far this broker itself has the log: under SYNC_FLUSH on its disk.
@@ -107,6 +122,9 @@ class InSync:
     replicas: dict[Link, Replica] = field(default_factory=dict)
     claims: dict[int, Word] = field(default_factory=dict)
     _proposed: frozenset[int] | None = None
+    _joining: dict[int, Joining] = field(default_factory=dict)
+    _rests_until_s: dict[int, float] = field(default_factory=dict)
+    """Whose joining came to nothing holds up nobody again too soon."""
     _waiting: deque[tuple[int, Done]] = field(default_factory=deque)
     _failure: StoreUncertainError | None = None
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
@@ -126,6 +144,8 @@ class InSync:
     def left(self, link: Link) -> None:
         """Its connection is gone."""
         if self.replicas.pop(link, None) is not None:
+            if link.replica_id is not None:
+                self._joining.pop(link.replica_id, None)
             self._advance()
             self._arrange()
 
@@ -145,6 +165,7 @@ class InSync:
         self.claims[replica_id] = Word(incarnation, life, state_number)
         if before is not None and before.life == life:
             return
+        self._joining.pop(replica_id, None)
         for link in [link for link in self.replicas if link.replica_id == replica_id]:
             link.close()
             self.left(link)
@@ -235,10 +256,10 @@ class InSync:
                 told(end)
 
     def members(self) -> frozenset[int]:
-        """Who is waited for, this replica among them: the set, and the one that is proposed, which
-        may stand already."""
+        """Who is waited for, this replica among them: the set, the one that is proposed, which may
+        stand already, and who is about to be."""
         assert self.term is not None, "members are those of a term"
-        return frozenset(self.term.in_sync) | (self._proposed or frozenset())
+        return frozenset().union(self.term.in_sync, self._joining, self._proposed or ())
 
     def end_of(self, member: int) -> int:
         """How far a member of the set has the log, as far as its word counts; -1: it has none."""
@@ -289,6 +310,7 @@ class InSync:
         )  # fmt: skip
         if wanted != term.in_sync.keys():
             self._proposed = wanted
+            self._joining.clear()  # who is not proposed begins again
             propose(wanted)
 
     def _belongs(self, member: int, incarnation: str | None) -> bool:
@@ -296,14 +318,32 @@ class InSync:
         links = [one for link, one in self.replicas.items() if link.replica_id == member]
         claim, end = self.claims.get(member), self.end_of(member)
         if incarnation is None:
-            has_state = claim is not None and claim.state_number >= self.state_number()
-            return has_state and end >= self.confirmed
+            return self._has_joined(member, claim, end)
         if claim is not None and (claim.incarnation != incarnation or not links):
             return False  # its disk is another one, or its connection has ended
         # At the beginning it may not have come yet.
         missing_ms = round((self.clock.monotonic_s() - self._begun_s) * 1000)
         late_ms = min(map(self.lag_ms, links), default=missing_ms)
         return late_ms < self.settings.broker.catch_up_ms
+
+    def _has_joined(self, member: int, claim: Word | None, end: int) -> bool:
+        """Has it all that is confirmed? Else it is waited for from now on, when it is near."""
+        now_s, joining = self.clock.monotonic_s(), self._joining.get(member)
+        if claim is None or claim.state_number < 0:
+            return False
+        if joining is None:
+            old = (at for at_s, at in reversed(self._samples) if now_s - at_s >= NEAR_S)
+            is_near = end >= min(next(old, self.own_end()), self.confirmed)
+            if not is_near or now_s < self._rests_until_s.get(member, 0.0):
+                return False
+            joining = self._joining[member] = Joining(now_s + JOIN_S, self.state_number())
+        if claim.state_number >= joining.state_number and end >= self.confirmed:
+            return True
+        if now_s >= joining.until_s:
+            del self._joining[member]
+            self._rests_until_s[member] = now_s + self.settings.broker.catch_up_ms / 1000
+            self._advance()
+        return False
 
     # ------------------------------------------------------------------------------- who watches
 

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
@@ -30,6 +31,7 @@ from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, StoreUncertainError
 from sluicemq.files import Files, replace_text
+from sluicemq.files.machine import Priority
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
@@ -71,11 +73,19 @@ class Confirmed:
     """The end of what this replica knows to be confirmed, kept over a restart; None: never."""
 
     def __init__(self, files: Files, settings: Settings) -> None:
-        path = f"{settings.store.root}/config/{CONFIRMED_NAME}"
+        self._files, path = files, f"{settings.store.root}/config/{CONFIRMED_NAME}"
         self.document = Document(files, path, lambda: json.dumps({"confirmed": self.end}))
         self.end: int | None = self.document.load(
             lambda text: take_integer(load_object(text, CONFIRMED_NAME), "confirmed")
         )
+
+    def forget(self) -> None:
+        """A slave by its file shows whatever comes. Should it be master again, an end that it knew
+        once would hide what it has shown since. Raises OSError."""
+        self.end = None
+        for path in (f"{self.document.path}.bak", self.document.path):  # the older one must not win
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(path)
 
     def moved(self, end: int) -> None:
         self.end = end
@@ -202,8 +212,9 @@ class SlaveSide:
         follower.on_confirmed = confirmed.moved
         follower.on_appended = self.appended
         follower.on_incomplete = self.cut
+        follower.on_pace = Priority().lower  # who serves on this machine goes first
         self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
-        self._mark = files.exists(self._mark_path)
+        self._is_marked = files.exists(self._mark_path)
 
         def changed(names: set[str]) -> None:
             refresh(core.topics, core.groups, core.offsets, names)
@@ -217,21 +228,20 @@ class SlaveSide:
             in_executor=in_executor, signed=signed, on_changed=changed, java=java.follow,
         )  # fmt: skip
 
-    @property
-    def is_incomplete(self) -> bool:
-        """Was the log cut, and has not reached since what the master has confirmed, with a whole
-        state of this master? Such a replica may not become master (docs/design/0022). It stands on
-        the disk, so that a restart knows."""
+    def check_whole(self) -> bool:
+        """False of a log that was cut, and has not reached since what the master has confirmed,
+        with a whole state of this master: such a replica may not become master (docs/design/0022).
+        The mark that says so over a restart is taken away here. Raises OSError."""
         applier = self.applier
         is_level = self.follower.is_level and applier.is_whole and applier.waits_for is None
-        if self._mark and is_level:
+        if self._is_marked and is_level:
             self._files.remove(self._mark_path)
-            self._mark = False
-        return self._mark
+            self._is_marked = False
+        return not self._is_marked
 
     def cut(self) -> None:
         """Called before the log is cut."""
-        self._mark = True
+        self._is_marked = True
         replace_text(self._files, self._mark_path, "The log was cut; see replication.md.\n")
 
     def leave(self) -> None:

@@ -11,6 +11,10 @@
 Without `write` the first two are done and nothing is changed. Every byte that is overwritten is
 copied first (`edits`). Running it again after it was interrupted does the rest.
 
+A replica whose log is mended is not what the others know any more. What says which replica it is,
+and what it has, goes to the copies too (CLAIMS): so it is in nobody's in-sync set, and does not
+follow a master as if it had its bytes.
+
 Bytes behind the last good record are damage only as far as the durable mark says that they were
 safely on disk; else they are the torn tail of a crash, which the next start cuts off by itself.
 """
@@ -109,6 +113,8 @@ class RepairReport:
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
 QUEUE_FILE_BYTES: Final = 6_000_000
+CLAIMS: Final = ("replica.json", "epochFileCheckpoint", "config/sluiceReplicas.json")
+"""Which disk it is, who wrote what of the log, and what is known to be confirmed."""
 OFFSET_AT: Final = 20
 """Where in a record its queue offset stands (spec/store.md §2.1)."""
 
@@ -343,6 +349,8 @@ class _Repair:
 
     def mend(self, backup: str) -> None:
         self._progress(0, 1)
+        if self.report.damaged or self.report.mended or self.report.bad_files:
+            self._take_claims(backup)
         edits = Edits(self._files, self.layout.root, backup)
         left_out, end, time_ms = self._bridge(edits)
         self._log.close()
@@ -380,6 +388,16 @@ class _Repair:
             file.pwrite(data, 0)
             file.sync()
         self._files.sync_directory(backup)
+
+    def _take_claims(self, backup: str) -> None:
+        """Durably, before a byte of the log is another."""
+        files, root = self._files, self.layout.root
+        for name in CLAIMS:
+            if files.exists(path := f"{root}/{name}"):
+                files.make_directory(backup)
+                files.rename(path, f"{backup}/{name.rpartition('/')[2]}")
+                files.sync_directory(backup)
+                files.sync_directory(path.rpartition("/")[0])
 
     def _bridge(self, edits: Edits) -> tuple[list[Lost], int, int]:
         """Close the holes; returns the lost ones without a place, the log's end, its last time."""

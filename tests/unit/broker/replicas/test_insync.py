@@ -200,6 +200,49 @@ def test_who_has_what_is_confirmed_in_log_and_state_goes_into_the_set() -> None:
     assert len(stage.proposed) == 1, "one at a time"
 
 
+def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
+    """Who is near is waited for, and has to come to where everything was then."""
+    stage, state = Stage({}, term()), iter(range(100, 10_000, 100))
+    number = next(state)
+    stage.gate.state_number = lambda: number
+    slave = stage.slave(2)
+    for _ in range(12):  # behind by 50 bytes and 50 operations, at all times
+        number, stage.end = next(state), stage.end + 100
+        stage.wait(stage.end)
+        stage.gate.claimed(2, "a", "1", 0, number - 50)
+        stage.gate.acknowledged(slave, stage.end - 50)
+        stage.gate.run()
+        stage.clock.advance(0.2)
+    assert stage.proposed == [frozenset({1, 2})]
+    assert stage.gate.confirmed == stage.end - 50, "who may be in the set is waited for"
+
+
+def test_who_does_not_come_up_is_not_waited_for_any_longer() -> None:
+    stage, number = Stage({"catch_up_ms": 10_000}, term()), 7
+    stage.gate.state_number = lambda: number
+    slave = stage.slave(2)
+    stage.gate.acknowledged(slave, 1000)
+    stage.gate.run()
+    assert stage.gate.members() == {1, 2}
+    stage.end = 2000
+    stage.wait(2000)
+    stage.clock.advance(1.9)
+    stage.gate.run()
+    assert stage.done == []
+    stage.clock.advance(0.2)
+    stage.gate.run()
+    assert (stage.done, stage.proposed) == ([2000], [])
+    stage.gate.acknowledged(slave, 2000)
+    stage.clock.advance(9.0)
+    stage.gate.run()
+    assert stage.gate.members() == {1}, "not again so soon"
+    stage.clock.advance(1.1)
+    stage.gate.run()
+    assert stage.gate.members() == {1, 2}
+    stage.gate.left(slave)
+    assert stage.gate.members() == {1}
+
+
 def test_while_a_proposal_is_under_way_both_sets_count() -> None:
     stage = Stage({}, term())
     slave = stage.slave(2)
