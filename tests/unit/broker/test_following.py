@@ -12,8 +12,8 @@ from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feed, Feeds
 from sluicemq.broker.replicas.follower import (
     BEHIND_BYTES,
-    LEVEL_BYTES,
     LONG_BYTES,
+    READS,
     Follower,
     follow,
 )
@@ -211,13 +211,19 @@ async def test_who_has_long_to_catch_up_says_so_and_when_it_is_level() -> None:
     await pair.start()
     assert told == []
     pace = pair.follower._pace
-    for size, is_behind in ((LEVEL_BYTES, False), (BEHIND_BYTES, True), (LEVEL_BYTES, True)):
+    pace.read(4 * BEHIND_BYTES)
+    assert not pace.is_behind, "one says nothing"
+    for size in (4 * BEHIND_BYTES, 4 * BEHIND_BYTES, 1000, 4 * BEHIND_BYTES):
         pace.read(size)
-        assert (pace.is_behind, pace.is_long) == (is_behind, False)
-    for size, expected in ((LONG_BYTES, [True]), (LEVEL_BYTES, [True]), (10, [True, False])):
-        pair.follower._went_on(size)
-        assert told == expected
-    pair.follower._went_on(LONG_BYTES)
+    assert (pace.is_behind, pace.is_long) == (True, False)
+    for _ in range(LONG_BYTES // BEHIND_BYTES):
+        pair.follower._went_on(BEHIND_BYTES)
+    assert told == [True]
+    for _ in range(4 * READS):
+        pair.follower._went_on(1000)
+    assert (told, pace.is_behind) == ([True, False], False)
+    for _ in range(LONG_BYTES // BEHIND_BYTES):
+        pair.follower._went_on(2 * BEHIND_BYTES)
     await pair.pass_time(1.0)
     assert told == [True, False, True, False], "nothing more came"
 

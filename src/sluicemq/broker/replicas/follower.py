@@ -42,10 +42,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TICK_S: Final = 0.2
-BEHIND_BYTES: Final = 96 << 10
-"""A read of so much says that there is more: a slave that is level gets a turn of its master's."""
-LEVEL_BYTES: Final = 32 << 10
-"""And one of less says that it is level again."""
+BEHIND_BYTES: Final = 64 << 10
+"""Reads of so much on the average say that there is more: a slave that is level gets a turn of its
+master's."""
+LEVEL_BYTES: Final = 16 << 10
+"""And of less, that it is level again."""
+READS: Final = 8
+"""Single ones say nothing: what is left of a turn of the master's comes alone."""
 BULK_BYTES: Final = 4 << 20
 LONG_BYTES: Final = 64 << 20
 """Who has got so much without being level has to catch up, which takes a while."""
@@ -95,14 +98,19 @@ class Pace:
 
     `is_behind`: more is in the socket. `is_long`: and so it was for the last LONG_BYTES."""
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("_average", "_bytes")
 
     def __init__(self) -> None:
-        self._bytes = 0
+        self._average = self._bytes = 0
 
     def read(self, size: int) -> None:
+        self._average += (size - self._average) // READS
         least = LEVEL_BYTES if self._bytes else BEHIND_BYTES
-        self._bytes = self._bytes + size if size >= least else 0
+        self._bytes = self._bytes + size if self._average >= least else 0
+
+    def rest(self) -> None:
+        """Nothing came for a while, or the connection is gone."""
+        self._average = self._bytes = 0
 
     @property
     def is_behind(self) -> bool:
@@ -315,9 +323,9 @@ class Follower:
             self._told = max(chunk.confirmed, self._told or 0)
 
     def _went_on(self, size: int) -> None:
-        """So much came in one read, or nothing for a while."""
+        """So much came in one read; 0: nothing for a while."""
         was_long = self._pace.is_long
-        self._pace.read(size)
+        self._pace.read(size) if size else self._pace.rest()
         if self._pace.is_long != was_long:
             self.on_pace(not was_long)
 
