@@ -5,7 +5,9 @@
 The master has N GiB (default: the least of 10 GiB and a quarter of the free disk) of 1 KiB
 messages with two keys each. The slave is level when it has the whole log and finds the last message
 by its key, so queues and index are there. Meanwhile messages go through the master at a slow rate:
-their 99th percentile from sender to consumer is compared with that of the time before.
+their 99th percentile from sender to consumer is compared with that of the time before, and of the
+time after. Whoever asks the slave asks seldom: it takes a processor from the senders. Ten GiB take
+four minutes.
 """
 
 import argparse
@@ -34,6 +36,8 @@ RATE = 500
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 RUNTIME, QUERY = 28, 12
 LEVEL_S = 1800
+QUIET_S = 10
+ASK_S = 0.25
 
 
 def fill(root: Path, size: int) -> tuple[int, int]:
@@ -51,6 +55,7 @@ def fill(root: Path, size: int) -> tuple[int, int]:
         store.commit()
         store.tick()
         store.keys.catch_up(4 << 20)
+    store.sync()
     end = store.written_offset
     store.close()
     return end, number
@@ -82,7 +87,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         until = time.perf_counter() + LEVEL_S
         while time.perf_counter() < until and not self.level_s:
-            time.sleep(0.05)
+            time.sleep(ASK_S)
             with contextlib.suppress(OSError, AssertionError):
                 connection = load.Connection(self._address)
                 with contextlib.closing(connection):
@@ -102,7 +107,7 @@ class Watch(threading.Thread):
                         self.level_s = time.perf_counter()
 
 
-def p99_ms(address: str, seconds: float) -> list[float]:
+def latencies_ms(address: str, seconds: float) -> list[float]:
     found = load.latency(address, PROBE, rate=RATE, seconds=seconds)
     return [one * 1000 for one in found.latencies_s]
 
@@ -118,6 +123,7 @@ def main() -> int:
         size = int(options.gib * GIB) if options.gib else min(10 * GIB, free // 4)
         end, count = fill(place / "full", size)
         rate = copy(place / "full" / "commitlog", place / "copy")
+        os.sync()  # nothing of this is written while the master is measured
         print(f"log of {end / GIB:.2f} GiB, {count:,} messages; copy {rate / 2**20:,.0f} MiB/s")
         names, master, _ = clusters.free_ports()
         _, slave, _ = clusters.free_ports()
@@ -133,24 +139,30 @@ def main() -> int:
             full["storePathCommitLog"] = f"{place}/full/commitlog"
             stack.enter_context(broker("ours", place / "master", master, names, **full))
             load.create_topic(f"127.0.0.1:{master}", PROBE)
-            before = p99_ms(f"127.0.0.1:{master}", 10)
+            before = latencies_ms(f"127.0.0.1:{master}", QUIET_S)
             watch, began = Watch(f"127.0.0.1:{slave}", end, count - 1), time.perf_counter()
             slave_pid = stack.enter_context(broker("ours", place / "slave", slave, names, **SLAVE))
             watch.start()
             during: list[float] = []
             while watch.is_alive():
-                during += p99_ms(f"127.0.0.1:{master}", 1)
+                during += latencies_ms(f"127.0.0.1:{master}", 1)
             assert watch.level_s, "the slave is not level"
-            spent = watch.level_s - began
             cpu_s = measure.exact_cpu_s(slave_pid) / (end / GIB)
-            quiet, busy = measure.percentile(before, 0.99), measure.percentile(during, 0.99)
+            after = latencies_ms(f"127.0.0.1:{master}", QUIET_S)
+            spent = watch.level_s - began
             print(
-                f"slave: log after {watch.has_log_s - began:.1f} s, level with its index after"
-                f" {spent:.1f} s: {end / spent / 2**20:,.0f} MiB/s, {end / spent / rate:.2f} of the"
-                f" copy's; p99 at the master {quiet:.1f} ms before, {busy:.1f} ms meanwhile"
-                f" ({busy / quiet:.1f} x); the slave's CPU {cpu_s:.1f} s a GiB; load"
-                f" {os.getloadavg()[0]:.1f}"
+                f"slave: log after {watch.has_log_s - began:.1f} s, index"
+                f" {watch.level_s - watch.has_log_s:.1f} s later: {end / spent / 2**20:,.0f} MiB/s,"
+                f" {end / spent / rate:.2f} of the copy's; its CPU {cpu_s:.1f} s a GiB"
             )
+            for name, found in (("before", before), ("meanwhile", during), ("after", after)):
+                shares = [measure.percentile(found, share) for share in (0.5, 0.9, 0.99, 0.999)]
+                print(f"messages at the master {name}: median {shares[0]:.2f} ms, 90 %"
+                      f" {shares[1]:.2f}, p99 {shares[2]:.2f}, 99.9 % {shares[3]:.2f},"
+                      f" longest {max(found):.1f} ({len(found):,})")  # fmt: skip
+            quiet, busy = measure.percentile(before, 0.99), measure.percentile(during, 0.99)
+            print(f"p99 meanwhile is {busy / quiet:.1f} x that of before; load"
+                  f" {os.getloadavg()[0]:.1f}")  # fmt: skip
     return 0
 
 
