@@ -254,3 +254,35 @@ async def test_a_cluster_is_exported(tool: Tool, tmp_path: Path) -> None:
     await tool(f"exportMetrics -c DefaultCluster -f {tmp_path}")
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["evaluateReport"]["broker-a"]["runtimeQuota"]["topicSize"] == 1
+
+
+RULES = """
+accounts:
+- {accessKey: operator, secretKey: operator-secret, admin: true}
+"""
+
+
+async def test_access_rules_are_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(RULES)
+    monkeypatch.setenv("SLUICE_ACCESS_KEY", "operator")
+    monkeypatch.setenv("SLUICE_SECRET_KEY", "operator-secret")
+    settings = {"aclEnable": "true", "plainAclFile": str(path)}
+    async with embedded(
+        tcp=True, store=tmp_path / "store", settings=settings,
+        credentials=("operator", "operator-secret"),
+    ) as mq:  # fmt: skip
+        (broker,) = (await mq.admin.masters()).values()
+        tool = Tool(mq, broker)
+        made = await tool(f"updateAclConfig -b {broker} -a reader9 -s reader-secret -t T=SUB")
+        assert made.startswith(f"create or update plain access config to {broker} success.\n")
+        assert "accessKey='reader9'" in made
+        assert "topicPerms=[T=SUB]" in made
+        shown = await tool("getAclConfig -c DefaultCluster")
+        assert "  accessKey         : reader9\n" in shown
+        assert "reader-secret" not in shown
+        await tool(f"updateGlobalWhiteAddr -b {broker} -g 10.0.0.9")
+        assert "[10.0.0.9]" in await tool(f"getAclConfig -b {broker}")
+        assert str(path) in await tool("clusterAclConfigVersion -c DefaultCluster")
+        await tool("deleteAclConfig -c DefaultCluster -a reader9")
+        assert "reader9" not in await tool(f"getAclConfig -b {broker}")

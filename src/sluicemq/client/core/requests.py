@@ -110,6 +110,12 @@ consume_stats_of_broker = _of(Code.GET_BROKER_CONSUME_STATS, headers.GetConsumeS
 producers = _bare(Code.GET_ALL_PRODUCER_INFO)
 roll_back_pops = _bare(Code.POP_ROLLBACK)
 access_status = _bare(Code.SLUICE_ACCESS_STATUS)
+account_versions = _bare(Code.GET_BROKER_CLUSTER_ACL_INFO)
+accounts = _bare(Code.GET_BROKER_CLUSTER_ACL_CONFIG)
+delete_account = _of(Code.DELETE_ACL_CONFIG, headers.DeleteAccountRequest)
+set_white_addresses = _of(
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, headers.UpdateWhiteAddressesRequest
+)
 replica_status = _bare(Code.SLUICE_REPLICA_STATUS)
 elect_master = _bare(Code.SLUICE_ELECT_MASTER)
 
@@ -417,6 +423,11 @@ def change_settings(changes: Mapping[str, str], *, of_name_server: bool = False)
     """Settings of a broker, or of a name server, as lines."""
     code = Code.UPDATE_NAMESRV_CONFIG if of_name_server else Code.UPDATE_BROKER_CONFIG
     return request(code, body="".join(f"{k}={v}\n" for k, v in changes.items()).encode())
+
+
+def update_account(account: headers.UpdateAccountRequest) -> Command:
+    """Creates an account of a broker, or changes what is given."""
+    return request(Code.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
 
 def clean_up(what: str) -> Command:

@@ -1,11 +1,12 @@
-"""The commands of mqadmin 5.5.0, a row each: name, flags as `commands` declares them, what it does.
+"""The commands of mqadmin 5.5.0, and of 4.9.8 those for access rules: a row each with its name, its
+flags as `commands` declares them, what it does.
 
 A row with a text instead of a function is refused with it.
 """
 
 from typing import Final
 
-from sluicemq.operate.mqadmin import brokers, exports, groups, messages, topics
+from sluicemq.operate.mqadmin import accounts, brokers, exports, groups, messages, topics
 from sluicemq.operate.mqadmin.commands import Command, Function, parse_flags
 
 _WHERE: Final = "b:brokerAddr= c:clusterName="
@@ -15,8 +16,8 @@ _CONTROLLER: Final = (
     "sluice cluster switch, sluice cluster elect."
 )
 _USERS: Final = (
-    "SluiceMQ keeps accounts in plain_acl.yml, not users of ACL 2.0. Change that file, which is "
-    "read again at once; sluice acl check says what it allows."
+    "SluiceMQ keeps accounts in plain_acl.yml, not users of ACL 2.0. Use updateAclConfig, "
+    "deleteAclConfig, getAclConfig, or change the file; sluice acl check says what it allows."
 )
 _ROCKSDB: Final = "SluiceMQ keeps nothing in RocksDB. Use exportMetadata, or sluice store verify."
 _STATIC: Final = (
@@ -213,6 +214,17 @@ COMMANDS: Final[tuple[Command, ...]] = (
     _row("getLiteClientInfo", "p:parentTopic=! g:group=! c:clientId=! s:showDetail", "Not here.",
          _LITE),
     _row("getLiteGroupInfo", "p:parentTopic=! g:group=! l:liteTopic= k:topK=", "Not here.", _LITE),
+    _row("updateAclConfig", f"{_ONE} a:accessKey=! s:secretKey=! w:whiteRemoteAddress= "
+         "i:defaultTopicPerm= u:defaultGroupPerm= t:topicPerms= g:groupPerms= m:admin=",
+         "Create or change an account.", accounts.update),
+    _row("deleteAclConfig", f"{_ONE} a:accessKey=!", "Delete an account.", accounts.delete,
+         "deleteAccessConfig"),
+    _row("updateGlobalWhiteAddr", f"{_ONE} g:globalWhiteRemoteAddresses=! p:aclFileFullPath=",
+         "Set who needs no signature.", accounts.white_addresses),
+    _row("clusterAclConfigVersion", _ONE, "Show which edition of the rules is in force.",
+         accounts.versions),
+    _row("getAclConfig", _ONE, "Show all accounts, without their secrets.", accounts.show,
+         "getAccessConfigSubCommand"),
     _row("triggerLiteDispatch", "p:parentTopic=! g:group=! c:clientId= b:brokerName=", "Not here.",
          _LITE),
 )  # fmt: skip

@@ -8,7 +8,8 @@ from sluicemq.client.core.directory import NAME_SERVERS, Directory
 from sluicemq.client.core.operations.topics import masters_of_topic
 from sluicemq.client.core.requests import SUCCESS, number
 from sluicemq.client.core.talks import Call, Talk
-from sluicemq.wire import fastjson
+from sluicemq.wire import fastjson, headers
+from sluicemq.wire.declare import decode_header
 
 
 def _settings(body: bytes | memoryview) -> dict[str, str]:
@@ -110,3 +111,37 @@ def counted(directory: Directory, name: str, key: str, topic: str) -> Talk[tuple
         own_rate, own_count = yield from counted_at(directory, address, name, key)
         rate, count = rate + own_rate, count + own_count
     return rate, count
+
+
+def update_account(
+    directory: Directory, address: str, account: headers.UpdateAccountRequest
+) -> Talk[None]:
+    """Creates an account of a broker, or changes what is given."""
+    yield from directory.ask(address, requests.update_account(account))
+
+
+def delete_account(directory: Directory, address: str, access_key: str) -> Talk[None]:
+    """Deletes an account of a broker."""
+    yield from directory.ask(address, requests.delete_account(access_key=access_key))
+
+
+def set_white_addresses(
+    directory: Directory, address: str, addresses: str, file: str | None = None
+) -> Talk[None]:
+    """Who is let in without a signature: addresses joined by commas, in the main file of a broker
+    or in the one that is named."""
+    command = requests.set_white_addresses(addresses=addresses, file=file)
+    yield from directory.ask(address, command)
+
+
+def accounts(directory: Directory, address: str) -> Talk[dict[str, Any]]:
+    """The accounts of a broker, by the names of plain_acl.yml, their secrets masked."""
+    answer = yield from directory.ask(address, requests.accounts())
+    found: dict[str, Any] = fastjson.loads(answer.body)
+    return found
+
+
+def account_versions(directory: Directory, address: str) -> Talk[headers.AccessVersionResponse]:
+    """Which edition of its rules a broker has in force."""
+    answer = yield from directory.ask(address, requests.account_versions())
+    return decode_header(headers.AccessVersionResponse, answer.fields or {})
