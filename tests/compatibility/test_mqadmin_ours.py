@@ -62,6 +62,11 @@ EXPLAINED = {
     "exportPopRecord": "an error in its words",
     "producer": "the time of the last heartbeat, and its order",
     "statsAll": NUMBERS,
+    **dict.fromkeys(
+        ("clusterAclConfigVersion", "getAclConfig", "updateAclConfig", "deleteAclConfig",
+         "updateGlobalWhiteAddr"),
+        "a command of 4.9.8, which 5.5.0 does not have",
+    ),
 }  # fmt: skip
 
 
