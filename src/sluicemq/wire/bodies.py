@@ -344,6 +344,7 @@ class QueueUnits:
     offset_max: int = json("maxQueueIndex")
     units: Sequence[QueueUnit] = json("queueData")
     subscription: Subscription | None = json("subscriptionData", default=None)
+    filter_text: str | None = json("filterData", default=None)
 
 
 Offsets = dict[MessageQueue, int]

@@ -122,7 +122,7 @@ def producer_connection(session: Session, given: Given) -> None:
 
 def producers(session: Session, given: Given) -> None:
     """All that a broker knows."""
-    for group, ones in session.admin.producers(given["broker"]).items():
+    for group, ones in tables.hash_map(session.admin.producers(given["broker"])).items():
         for one in ones:
             text = ", ".join(f"{key}={one[key]}" for key in ("language", "version"))
             session.say(

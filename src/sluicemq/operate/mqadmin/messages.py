@@ -322,6 +322,8 @@ def query_queue(session: Session, given: Given) -> None:
     if found.subscription is not None:
         text = java.pretty(dict(sorted(bodies.subscription_object(found.subscription).items())))
         session.say(f"Subscription data: \n{text}\n{line}")
+    if found.filter_text is not None:
+        session.say(f"Filter data: \n{found.filter_text}\n{line}")
     session.say(f"Queue data: \nmax: {found.offset_max}, min: {found.offset_min}\n{line}")
     for number, unit in enumerate(found.units, start=index):
         fields = {
