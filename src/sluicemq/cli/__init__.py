@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "nameserver": Entry("serve", "nameserver", "Run a name server."),
     "broker": Entry("serve", "broker", "Run a broker."),
     "proxy": Entry("serve", "proxy", "Run a proxy for gRPC clients before a cluster; look at one."),
+    "console": Entry("console", "console", "Show a cluster in the browser."),
     "produce": Entry("traffic", "produce", "Send messages."),
     "consume": Entry("traffic", "consume", "Receive messages."),
     "message": Entry("message", "message", "Find stored messages by key or id."),

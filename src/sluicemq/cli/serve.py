@@ -105,7 +105,7 @@ _replicas_option = click.option(
     "--replicas", type=click.IntRange(2, REPLICAS_MAX),
     help="So many brokers of one name, processes of their own, which fail over; for a trial.",
 )  # fmt: skip
-_log_option = click.option(
+log_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
     callback=_start_log, expose_value=False, help="What is logged to stderr.",
 )  # fmt: skip
@@ -118,7 +118,7 @@ _log_option = click.option(
 @_config_option
 @_host_option
 @_port_option("--port", "listenPort", help="Port to listen at (9876); 0 takes a free one.")
-@_log_option
+@log_option
 def nameserver(path: str | None, **keys: Any) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
     path = path or _changes_file(NameServerConfig().config_path)
@@ -130,7 +130,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
     async def start(stack: contextlib.AsyncExitStack) -> str:
         return f"nameserver={await start_name_server(config, stack)}"
 
-    _run(start)
+    run_servers(start)
 
 
 @click.command()
@@ -149,7 +149,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
     "--id", "brokerId", type=click.IntRange(1), help="Which of the replicas it is (brokerId)."
 )
 @_read_only_option
-@_log_option
+@log_option
 def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -162,7 +162,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
     config, store = _broker_settings(path, keys, head=head)
     if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
-    _run(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
+    run_servers(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
 
 
 @click.command()
@@ -181,7 +181,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 @_store_option
 @_read_only_option
 @_replicas_option
-@_log_option
+@log_option
 def up(
     path: str | None,
     nameserver_port: int,
@@ -231,7 +231,7 @@ def up(
         text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
         return f"nameserver={address} {text}"
 
-    _run(start)
+    run_servers(start)
 
 
 @click.group(invoke_without_command=True)
@@ -242,7 +242,7 @@ def up(
 )  # fmt: skip
 @_host_option
 @_port_option("--port", "grpcServerPort", help="Port to listen at (8081); 0 takes a free one.")
-@_log_option
+@log_option
 def proxy(access: Access, path: str | None, **keys: Any) -> None:
     """Run a proxy for gRPC clients before a cluster, ours or RocketMQ's, until SIGTERM or Ctrl-C.
 
@@ -271,7 +271,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
         served = stand_alone(config, name_servers, access.credentials)
         return f"proxy={join(_here(config), (await stack.enter_async_context(served)).port)}"
 
-    _run(start)
+    run_servers(start)
 
 
 @proxy.command("status")
@@ -432,7 +432,7 @@ def _here(config: ServerConfig) -> str:
     return LOOPBACK if is_wildcard(config.listen_address) else config.bind_address
 
 
-def _run(start: Started) -> None:
+def run_servers(start: Started) -> None:
     """Serve until a signal. Exit code 0 after an orderly close, 1 when the start fails."""
 
     async def serve() -> None:

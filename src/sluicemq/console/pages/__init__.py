@@ -1,0 +1,1 @@
+"""The pages, a module a subject: coroutines `(Context) -> Answer`, named by `console.table`."""

@@ -1,0 +1,93 @@
+"""Consumer groups: the list with lag, and one with members, subscriptions and what is before it."""
+
+from typing import Any, Final
+
+from sluicemq.client.core.operations.groups import GroupContract, QueueLag, TopicMatching
+from sluicemq.console import shown
+from sluicemq.console.context import Answer, Context, Part, parts
+from sluicemq.console.history import LAG, MATCHING, lag_of
+from sluicemq.console.pages.topics import selected
+from sluicemq.errors import GroupNotFoundError
+from sluicemq.model.topic import CONTRACT
+
+CHART_S: Final = 3600.0
+
+
+async def show_all(context: Context) -> Answer:
+    """A page of names with their settings; lag and members come with the live part."""
+    known = await context.listed("groups", context.admin.groups)
+    paged, values = selected(context, list(known))
+    details: dict[str, dict[str, Any]] = {}
+    if context.is_live:
+        lags = await parts({name: context.admin.lag(name) for name in paged.rows})
+        online = await parts({name: context.admin.members(name) for name in paged.rows})
+        for name in paged.rows:
+            details[name] = lag_of(lags[name].value or [])
+            details[name]["members"] = len(online[name].value or [])
+            details[name]["reason"] = lags[name].reason or online[name].reason
+    configs = {name: known[name] for name in paged.rows}
+    return Answer({"paged": paged, "configs": configs, "details": details, **values})
+
+
+async def show(context: Context) -> Answer:
+    """One group. Raises GroupNotFoundError."""
+    group, admin = context.path["group"], context.admin
+    known = await context.listed("groups", admin.groups)
+    if group not in known:
+        raise GroupNotFoundError(26, f"no broker knows the group {group!r}.", cure="See the list.")
+    told: dict[str, Part[Any]] = await parts(
+        {
+            "consumers": admin.consumers(group),
+            "lag": admin.lag(group),
+            "matching": admin.matching(group),
+            "contract": admin.contract(group),
+            "explained": admin.explain_group(group),
+        }
+    )
+    lags: list[QueueLag] = told["lag"].value or []
+    contracts: list[GroupContract] = told["contract"].value or []
+    ring = context.history.watch(group, lags)
+    since_s = context.history.now_s - CHART_S
+    return Answer(
+        {
+            "group": group,
+            "kind": shown.kind(group),
+            "config": known[group],
+            "contract": known[group].attributes.get(CONTRACT)
+            or next((one.contract for one in contracts), None),
+            "told": told,
+            "lags": lags,
+            "total": lag_of(lags),
+            "subscriptions": _subscriptions(told["matching"].value or [], contracts),
+            "refused": {who: why for one in contracts for who, why in one.refused.items()},
+            "findings": told["explained"].value.findings if told["explained"].value else (),
+            "chart": ring.chart(LAG, MATCHING, since_s=since_s),
+        }
+    )
+
+
+def _subscriptions(
+    matching: list[TopicMatching], contracts: list[GroupContract]
+) -> list[dict[str, Any]]:
+    """What the group wants of each topic, a row a lane, with what the filter did."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for broker in matching:
+        for one in broker.topics:
+            wants = [(lane.lane, lane.kind, lane.expression) for lane in one.lanes]
+            for lane, kind, expression in wants or [("", one.kind, one.expression or "")]:
+                row = found.setdefault(
+                    (one.topic, lane, expression),
+                    {"topic": one.topic, "lane": lane, "kind": kind, "expression": expression,
+                     "matched": 0, "filtered": 0, "errors": 0},
+                )  # fmt: skip
+                row["matched"] += one.matched
+                row["filtered"] += one.filtered
+                row["errors"] += sum(one.errors.values())
+    popped = {(topic, *wish) for one in contracts for topic, wish in one.pops.items()}
+    for topic, kind, expression in sorted(popped):
+        found.setdefault(
+            (topic, "", expression),
+            {"topic": topic, "lane": "", "kind": kind, "expression": expression,
+             "matched": None, "filtered": None, "errors": None},
+        )  # fmt: skip
+    return [found[key] for key in sorted(found)]

@@ -1,0 +1,81 @@
+"""Topics: the list, and one with its queues, settings and groups."""
+
+from typing import Any
+
+from sluicemq.console import shown
+from sluicemq.console.context import Answer, Context, Paged, Part, parts
+from sluicemq.errors import RouteNotFoundError
+from sluicemq.model.topic import MESSAGE_TYPE, TopicConfig
+
+KINDS = "normal", "retry", "dead", "system", "all"
+
+
+def selected(
+    context: Context, names: list[str], others: frozenset[str] = frozenset()
+) -> tuple[Paged[str], dict[str, Any]]:
+    """The page of names that the query asks for: `kind`, and `q`, a part of the name."""
+    kind, wanted = context.query.get("kind", KINDS[0]), context.query.get("q", "").strip()
+    counts = dict.fromkeys(KINDS, 0)
+    found = []
+    for name in names:
+        if wanted.lower() not in name.lower():
+            continue
+        own = shown.kind(name, others)
+        counts[own] += 1
+        counts["all"] += 1
+        if kind in (own, "all"):
+            found.append(name)
+    return context.paged(found), {"kind": kind, "q": wanted, "counts": counts}
+
+
+async def show_all(context: Context) -> Answer:
+    """A page of names; what each topic is comes with the live part."""
+    names = await context.listed("topics", context.admin.topics)
+    info = await context.listed("cluster", context.admin.cluster_info)
+    paged, values = selected(context, names, frozenset(info.brokers) | frozenset(info.clusters))
+    details = {}
+    if context.is_live:
+        told = await parts({name: context.admin.topic_configs(name) for name in paged.rows})
+        details = {name: _in_short(one.value) for name, one in told.items() if one.value}
+    return Answer({"paged": paged, "details": details, **values})
+
+
+def _in_short(configs: dict[str, TopicConfig]) -> dict[str, Any]:
+    first = next(iter(configs.values()))
+    return {
+        "type": first.attributes.get(MESSAGE_TYPE, "NORMAL"),
+        "queues": sum(one.read_queues for one in configs.values()),
+        "perm": first.perm,
+        "brokers": len(configs),
+    }
+
+
+async def show(context: Context) -> Answer:
+    """One topic. Raises RouteNotFoundError."""
+    topic, admin = context.path["topic"], context.admin
+    told: dict[str, Part[Any]] = await parts(
+        {
+            "offsets": admin.topic_offsets(topic),
+            "configs": admin.topic_configs(topic),
+            "groups": admin.groups_of_topic(topic),
+            "route": admin.route(topic),
+        }
+    )
+    if told["route"].value is None:
+        await admin.route(topic)  # raises, with its cure
+        raise RouteNotFoundError(f"no broker serves {topic}.", cure="See the list of topics.")
+    offsets = told["offsets"].value or {}
+    configs = told["configs"].value or {}
+    return Answer(
+        {
+            "topic": topic,
+            "kind": shown.kind(topic),
+            "queues": [(queue, stats) for queue, stats in offsets.items()],
+            "stored": sum(one.offset_max - one.offset_min for one in offsets.values()),
+            "newest_ms": max((one.last_time_ms for one in offsets.values()), default=0),
+            "configs": configs,
+            "type": next((_in_short(configs)["type"] for _ in configs), None),
+            "told": told,
+            "groups": told["groups"].value or [],
+        }
+    )

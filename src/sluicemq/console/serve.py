@@ -1,0 +1,80 @@
+"""Serving the console: where it listens, and who is let in.
+
+It listens at the loopback, where a link with a token lets in whoever started it. At another address
+everybody on the network can ask, so there it wants accounts.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Final
+
+import uvicorn
+
+from sluicemq.client.aio.cluster import Tasks
+from sluicemq.console import sign_in
+from sluicemq.console.app import Console
+from sluicemq.console.table import PAGES
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.addresses import join
+
+CLOSE_S: Final = 5
+LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+PORT: Final = 8082
+
+
+def check_listening(console: Console, host: str) -> None:
+    """Raises ConfigurationError for an address that everybody reaches when there is no account."""
+    if host not in LOOPBACKS and not console.accounts.all():
+        raise ConfigurationError(
+            f"the console would listen at {host} without accounts.",
+            cure="Add one with `sluice console account add`, or listen at 127.0.0.1.",
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
+    """Serves for the time of the block; gives the address to open, with the link's token on the
+    loopback without accounts. Raises ConfigurationError."""
+    check_listening(console, host)
+    app = console.app(PAGES, sign_in.routes(console))
+    listening = _listen(host, port)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, lifespan="on",
+        timeout_graceful_shutdown=CLOSE_S,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    listening.listen()  # who comes before it serves waits
+    tasks = Tasks()
+    # Not `serve`, which takes the signals of the process.
+    task = tasks.spawn(server._serve([listening]), "console")
+    try:
+        yield address_of(console, host, listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task})
+
+
+def address_of(console: Console, host: str, port: int) -> str:
+    """What to open in a browser."""
+    base = f"http://{join(host, port)}/"
+    if host in LOOPBACKS and not console.accounts.all():
+        return f"{base[:-1]}{sign_in.LINK}?token={console.sessions.new_link()}"
+    return base
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the console cannot listen at {host}:{port}: {error.strerror or error}.",
+            cure="Choose another port with --port, or 0 for a free one.",
+        ) from error
+    return made

@@ -1,0 +1,78 @@
+"""Values as they are read: numbers, sizes, times and spans as text, for the templates."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from sluicemq.model.topic import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX
+
+_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SPANS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+_SYSTEM: Final = frozenset({
+    "TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX",
+    "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC", "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY", "CID_ONSAPI_OWNER", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL",
+    "__MONITOR_CONSUMER", "CLIENT_INNER_PRODUCER",
+})  # fmt: skip
+NONE: Final = "–"
+
+
+def number(value: float | None) -> str:
+    """With commas; of fractions one digit."""
+    if value is None:
+        return NONE
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+
+
+def size(count_bytes: float | None) -> str:
+    """In the largest unit that leaves a number above 1."""
+    if count_bytes is None:
+        return NONE
+    for unit in _SIZES:
+        if abs(count_bytes) < 1024 or unit == _SIZES[-1]:
+            return f"{count_bytes:.0f} B" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1024
+    return NONE
+
+
+def time(time_ms: int | None) -> str:
+    """UTC, to the second; nothing for 0, -1 and None."""
+    if time_ms is None or time_ms <= 0:
+        return NONE
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return NONE
+
+
+def span(span_ms: float | None) -> str:
+    """In its two largest units."""
+    if span_ms is None:
+        return NONE
+    found, rest = [], int(span_ms)
+    for unit_ms, name in _SPANS:
+        if rest >= unit_ms:
+            found.append(f"{rest // unit_ms} {name}")
+            rest %= unit_ms
+    return " ".join(found[:2]) or f"{rest} ms"
+
+
+def permission(bits: int) -> str:
+    """RocketMQ's bits as letters: RW, R–, –W."""
+    return ("R" if bits & PERM_READ else NONE) + ("W" if bits & PERM_WRITE else NONE)
+
+
+def kind(name: str, others: frozenset[str] = frozenset()) -> str:
+    """Of a topic or group by its name: retry, dead, system or normal. `others`: names of clusters
+    and brokers, which are topics too."""
+    if name.startswith(RETRY_PREFIX):
+        return "retry"
+    if name.startswith(DLQ_PREFIX):
+        return "dead"
+    is_system = name in _SYSTEM or name in others or name.startswith(("rmq_sys_", "sluice_sys_"))
+    return "system" if is_system or name.endswith("_REPLY_TOPIC") else "normal"
+
+
+FILTERS: Final = {
+    "number": number, "size": size, "time": time, "span": span, "permission": permission,
+}  # fmt: skip
