@@ -176,6 +176,7 @@ async def test_other_sites_cannot_sign_somebody_in(browser: Browser) -> None:
     assert own.status_code == 303
 
 
+ADMIN = "admin-key", "admin-secret"
 RULES = """
 accounts:
 - {accessKey: admin-key, secretKey: admin-secret, admin: true}
