@@ -33,7 +33,7 @@ from sluicemq.console.accounts import Accounts, Role
 from sluicemq.console.audit import Audit
 from sluicemq.console.context import Answer, Cached, Context, Page
 from sluicemq.console.history import History
-from sluicemq.console.sentences import LANGUAGES, language_of, translator
+from sluicemq.console.sentences import LANGUAGES, language_of, noted, translator
 from sluicemq.console.sessions import Credentials, Session, Sessions, Throttle
 from sluicemq.errors import (
     ClientError,
@@ -96,7 +96,7 @@ class Console:
         self.cached, self.history = Cached(clock), History(clock)
         self.connect = connect
         self._clients: dict[Credentials | None, Sluice] = {}
-        self._templates = _templates()
+        self._templates = made_templates()
 
     def client(self, credentials: Credentials | None) -> Sluice:
         """One a pair of credentials, made when it is needed."""
@@ -111,7 +111,8 @@ class Console:
         self.audit.close()
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+    async def living(self, _app: Starlette) -> AsyncIterator[None]:
+        """Looks at the cluster while it serves."""
         tasks = Tasks()
         tasks.spawn(self.history.run(self.client(None).admin), "console history")
         try:
@@ -124,12 +125,14 @@ class Console:
         """The application that serves pages to who came in by one of the entries."""
         self.pages = pages
         static = Mount("/static", StaticFiles(directory=HERE / "static"))
-        routes = [Route(page.path, _endpoint(self, page), methods=[page.method]) for page in pages]
+        routes = [
+            Route(page.path, endpoint_of(self, page), methods=[page.method]) for page in pages
+        ]
         return Starlette(
             routes=[static, *entries, *routes],
             middleware=[Middleware(Headers)],
-            exception_handlers={HTTPException: self._not_found, Exception: self._unexpected},
-            lifespan=self._lifespan,
+            exception_handlers={HTTPException: self.not_found, Exception: self.unexpected},
+            lifespan=self.living,
         )
 
     # ------------------------------------------------------------------------ who it is
@@ -164,6 +167,7 @@ class Console:
                 page for page in self.pages if page.entry and session and session.role >= page.role
             ],
             here=request.url.path,
+            notice=noted(request.query_params.get("done", "")),
             query=dict(request.query_params),
             with_query=lambda **changes: with_query(request, changes),
             version=__version__,
@@ -191,11 +195,13 @@ class Console:
             request, "error.html", status, fact=fact, cure=error.cure, session=session
         )
 
-    async def _not_found(self, request: Request, error: Exception) -> Response:
+    async def not_found(self, request: Request, error: Exception) -> Response:
+        """No page has that address."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         return self.refuse(request, status, "error.not_found", self.session(request))
 
-    async def _unexpected(self, request: Request, error: Exception) -> Response:
+    async def unexpected(self, request: Request, error: Exception) -> Response:
+        """An error of ours: logged."""
         log.error("%s %s", request.method, request.url.path, exc_info=error)
         return self.refuse(request, 500, "error.unexpected", self.session(request))
 
@@ -203,13 +209,15 @@ class Console:
 # -------------------------------------------------------------------------------- requests
 
 
-def _endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
+def endpoint_of(console: Console, page: Page) -> Callable[[Request], Any]:
+    """The one way of all requests for a page."""
+
     async def endpoint(request: Request) -> Response:
         if preference := preferred(request):
             return preference
         session = console.session(request)
         if session is None:
-            return _to_sign_in(request)
+            return to_sign_in(request)
         if session.role < page.role or (page.event and console.is_read_only):
             why = "error.read_only" if console.is_read_only else "error.role"
             return console.refuse(request, 403, why, session)
@@ -225,7 +233,7 @@ def _endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
             dict(request.query_params), form, is_live_part(request),
         )  # fmt: skip
         try:
-            answer = await _done(console, page, context, request)
+            answer = await noted_answer(console, page, context, request)
         except SluiceError as error:
             return console.failed(request, error, session)
         if answer.redirect:
@@ -237,7 +245,7 @@ def _endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
     return endpoint
 
 
-async def _done(console: Console, page: Page, context: Context, request: Request) -> Answer:
+async def noted_answer(console: Console, page: Page, context: Context, request: Request) -> Answer:
     """The page's answer; what changes something is noted before and after."""
     if not page.event:
         return await page.handler(context)
@@ -286,7 +294,7 @@ async def read_form(request: Request) -> dict[str, str] | None:
         return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
-def _to_sign_in(request: Request) -> Response:
+def to_sign_in(request: Request) -> Response:
     """And back again, when only something was to be shown."""
     is_shown = request.method == "GET" and request.url.path != "/"
     back = f"{request.url.path}?{request.url.query}".rstrip("?")
@@ -365,7 +373,8 @@ class Headers:
         await self._app(scope, receive, send_with if scope["type"] == "http" else send)
 
 
-def _templates() -> jinja2.Environment:
+def made_templates() -> jinja2.Environment:
+    """They escape whatever they are given, and know what is not."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,

@@ -1,58 +1,28 @@
 """What a page is given and what it gives: `Context` and `Answer`.
 
 A page is a coroutine `(Context) -> Answer`, without a word about HTTP. It reaches the cluster
-through `context.admin` (or `context.mq`, to send), which signs as whoever is signed in. What a
-broker cannot answer is a `Part` without a value, which the template greys with the reason.
+through `context.admin` (or `context.mq`, to send), which signs as whoever is signed in.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.console.accounts import Role
+from sluicemq.console.history import History
 from sluicemq.console.sessions import Session
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sluicemq.client.aio.cluster import Admin
     from sluicemq.client.aio.sluice import Sluice
-    from sluicemq.console.history import History
 
 T = TypeVar("T")
 PAGE_ROWS: Final = 50
 LISTING_S: Final = 10.0
-TOGETHER_MAX: Final = 16
-"""So many questions of one page are on their way at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
-    """A part of a page: its value, or why there is none."""
-
-    value: T | None
-    reason: str = ""
-
-
-async def part(question: Awaitable[T]) -> Part[T]:
-    """The answer, or the sentence of the error."""
-    try:
-        return Part(await question)
-    except SluiceError as error:
-        return Part(None, str(error))
-
-
-async def parts(questions: Mapping[Hashable, Awaitable[T]]) -> dict[Any, Part[T]]:
-    """The same of several, together."""
-    turn = asyncio.Semaphore(TOGETHER_MAX)
-
-    async def ask(question: Awaitable[T]) -> Part[T]:
-        async with turn:
-            return await part(question)
-
-    found = await asyncio.gather(*(ask(question) for question in questions.values()))
-    return dict(zip(questions, found, strict=True))
 
 
 class Cached:
@@ -95,7 +65,7 @@ class Context:
     mq: "Sluice"
     session: Session
     cached: Cached
-    history: "History"
+    history: History
     clock: Clock
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +87,20 @@ class Context:
             return int(text) if text else default
         except ValueError:
             raise ConfigurationError(f"{name} is {text!r}.", cure="Give a number.") from None
+
+    def time(self, name: str, default_ms: int) -> int:
+        """Of the query or form: UTC, as browsers write it (2026-11-23T20:04). ms since 1970.
+        Raises ConfigurationError."""
+        text = self.form.get(name) or self.query.get(name) or ""
+        try:
+            told = datetime.fromisoformat(text) if text else None
+        except ValueError:
+            raise ConfigurationError(
+                f"{name} is {text!r}.", cure="Write a time as 2026-11-23T20:04."
+            ) from None
+        if told is None:
+            return default_ms
+        return round((told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def paged(self, rows: list[T]) -> Paged[T]:
         """The page that `page` of the query says, or the nearest one."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
-from sluicemq.console.context import parts
+from sluicemq.console.parts import parts
 from sluicemq.errors import SluiceError
 
 if TYPE_CHECKING:

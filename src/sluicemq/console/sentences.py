@@ -33,6 +33,12 @@ def language_of(accepted: str) -> str:
     return next(iter(LANGUAGES))
 
 
+def noted(what: str) -> str:
+    """The key of the sentence that says it is done; "" for a word that is none of them."""
+    key = f"done.{what}"
+    return key if key in sentences() else ""
+
+
 def translator(language: str) -> Callable[..., str]:
     """(key, values) -> the sentence. Raises KeyError for one that is not in the table."""
 

@@ -39,7 +39,7 @@ async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
     loopback without accounts. Raises ConfigurationError."""
     check_listening(console, host)
     app = console.app(PAGES, sign_in.routes(console))
-    listening = _listen(host, port)
+    listening = listen(host, port)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="on",
         timeout_graceful_shutdown=CLOSE_S,
@@ -64,7 +64,8 @@ def address_of(console: Console, host: str, port: int) -> str:
     return base
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket of this address. Raises ConfigurationError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

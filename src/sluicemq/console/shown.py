@@ -1,8 +1,10 @@
 """Values as they are read: numbers, sizes, times and spans as text, for the templates."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from sluicemq.model.message import RESERVED_PROPERTIES
 from sluicemq.model.topic import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX
 
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -45,6 +47,11 @@ def time(time_ms: int | None) -> str:
         return NONE
 
 
+def field_time(time_ms: int) -> str:
+    """As a browser's field for a time has it."""
+    return time(time_ms).replace(" ", "T")
+
+
 def span(span_ms: float | None) -> str:
     """In its two largest units."""
     if span_ms is None:
@@ -73,6 +80,12 @@ def kind(name: str, others: frozenset[str] = frozenset()) -> str:
     return "system" if is_system or name.endswith("_REPLY_TOPIC") else "normal"
 
 
+def of_user(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that an application has given, without RocketMQ's own."""
+    return {name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES}
+
+
 FILTERS: Final = {
     "number": number, "size": size, "time": time, "span": span, "permission": permission,
+    "field_time": field_time,
 }  # fmt: skip

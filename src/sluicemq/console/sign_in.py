@@ -48,18 +48,20 @@ def routes(console: Console) -> list[Route]:
         return endpoint
 
     return [
-        Route(SIGN_IN, bound(_show), methods=["GET"]),
-        Route(SIGN_IN, bound(_sign_in), methods=["POST"]),
-        Route("/sign-out", bound(_sign_out), methods=["POST"]),
-        Route(LINK, bound(_enter), methods=["GET"]),
+        Route(SIGN_IN, bound(show), methods=["GET"]),
+        Route(SIGN_IN, bound(sign_in), methods=["POST"]),
+        Route("/sign-out", bound(sign_out), methods=["POST"]),
+        Route(LINK, bound(enter), methods=["GET"]),
     ]
 
 
-async def _show(console: Console, request: Request) -> Response:
+async def show(console: Console, request: Request) -> Response:
+    """The form."""
     return preferred(request) or console.render(request, "sign_in.html", failure="", name="")
 
 
-async def _sign_in(console: Console, request: Request) -> Response:
+async def sign_in(console: Console, request: Request) -> Response:
+    """By the form; each try is noted."""
     form = await read_form(request)
     if form is None or not is_same_site(request):
         return console.refuse(request, 403, "error.form")
@@ -70,7 +72,7 @@ async def _sign_in(console: Console, request: Request) -> Response:
         console.audit.write("sign-in", {}, state="throttled", **said)
         return console.render(request, "sign_in.html", 429, failure="sign_in.wait", name=name)
     try:
-        check = _by_key if kind == "key" else _by_account
+        check = by_key if kind == "key" else by_account
         session = await check(console, name, secret)
     except SluiceError as error:
         return console.failed(request, error, None)
@@ -80,15 +82,17 @@ async def _sign_in(console: Console, request: Request) -> Response:
         return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name=name)
     console.throttle.succeeded(name, address)
     console.audit.write("sign-in", {}, state="done", role=session.role.name.lower(), **said)
-    return _begin(console, request, session, _local_path(request.query_params.get("next", "")))
+    return _begin(console, request, session, local_path(request.query_params.get("next", "")))
 
 
-async def _by_account(console: Console, name: str, secret: str) -> Session | None:
+async def by_account(console: Console, name: str, secret: str) -> Session | None:
+    """None for a wrong secret."""
     account = await asyncio.to_thread(console.accounts.check, name, secret)
     return None if account is None else Session(account.name, account.role, is_local=True)
 
 
-async def _by_key(console: Console, key: str, secret: str) -> Session | None:
+async def by_key(console: Console, key: str, secret: str) -> Session | None:
+    """None for a secret that the cluster does not take."""
     if not key or not secret or await _is_taken(console, key, secrets.token_urlsafe()):
         return None
     if not await _is_taken(console, key, secret):
@@ -114,7 +118,8 @@ async def _is_taken(console: Console, key: str, secret: str) -> bool:
     return False
 
 
-async def _enter(console: Console, request: Request) -> Response:
+async def enter(console: Console, request: Request) -> Response:
+    """By the link, once."""
     is_it = console.sessions.take_link(request.query_params.get("token", ""))
     state = "done" if is_it else "refused"
     console.audit.write("link", {}, state=state, address=address_of(request))
@@ -123,7 +128,8 @@ async def _enter(console: Console, request: Request) -> Response:
     return _begin(console, request, Session(OWNER, Role.ADMIN), "/")
 
 
-async def _sign_out(console: Console, request: Request) -> Response:
+async def sign_out(console: Console, request: Request) -> Response:
+    """Ends the session."""
     session, form = console.session(request), await read_form(request)
     if session is not None and form is not None and is_ours(request, session, form):
         console.sessions.end(request.cookies.get(cookie_name(request), ""))
@@ -141,7 +147,7 @@ def _begin(console: Console, request: Request, session: Session, address: str) -
     return response
 
 
-def _local_path(text: str) -> str:
+def local_path(text: str) -> str:
     """Of this console; "/" for an address elsewhere."""
     is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
     return text if is_local and text.isprintable() else "/"

@@ -4,12 +4,24 @@ from typing import Final
 
 from sluicemq.console.accounts import Role
 from sluicemq.console.context import Page
-from sluicemq.console.pages import cluster, groups, topics
+from sluicemq.console.pages import cluster, groups, lab, messages, topics
 
 PAGES: Final = (
     Page("/", cluster.show, Role.READ, "cluster.html", entry="nav.cluster"),
     Page("/topics", topics.show_all, Role.READ, "topics.html", entry="nav.topics"),
+    Page("/topics", topics.create, Role.ADMIN, "", event="create topic"),
     Page("/topics/{topic}", topics.show, Role.READ, "topic.html"),
+    Page("/topics/{topic}/change", topics.change, Role.ADMIN, "", event="change topic"),
+    Page("/topics/{topic}/delete", topics.delete, Role.ADMIN, "", event="delete topic"),
     Page("/groups", groups.show_all, Role.READ, "groups.html", entry="nav.groups"),
     Page("/groups/{group}", groups.show, Role.READ, "group.html"),
-)
+    Page("/groups/{group}/reset", groups.preview, Role.OPERATE, "reset.html"),
+    Page("/groups/{group}/reset", groups.reset, Role.OPERATE, "", event="reset offsets"),
+    Page("/messages", messages.search, Role.READ, "messages.html", entry="nav.messages"),
+    Page("/messages/{topic}/{message_id}", messages.show, Role.READ, "message.html"),
+    Page("/messages/{topic}/{message_id}/explain", messages.explain, Role.READ, "explain.html"),
+    Page("/messages/{topic}/{message_id}/resend", messages.resend, Role.OPERATE, "",
+         event="resend message"),
+    Page("/trace", messages.trace, Role.READ, "trace.html", entry="nav.trace"),
+    Page("/lab", lab.show, Role.READ, "lab.html", entry="nav.lab"),
+)  # fmt: skip

@@ -65,6 +65,7 @@ class AdminOperations:
     messages_by_key = operation(messages.messages_by_key)
     messages_with_id = operation(messages.messages_with_id)
     read_range = operation(messages.read_range)
+    messages_between = operation(messages.messages_between)
     delayed = operation(messages.delayed)
     cancel_delayed = operation(messages.cancel_delayed)
     transactions = operation(messages.transactions)

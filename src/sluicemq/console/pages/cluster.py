@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
-from sluicemq.console.context import Answer, Context, parts
+from sluicemq.console.context import Answer, Context
 from sluicemq.console.history import RATE_IN, RATE_OUT, rate
+from sluicemq.console.parts import parts
 
 DISK_WARNING: Final = 0.75
 """Above it RocketMQ deletes what is old, whatever its age (spec/store.md §9)."""
@@ -22,7 +23,7 @@ async def show(context: Context) -> Answer:
     for row in rows:
         one = told.get(row["address"])
         row["reason"] = one.reason if one else row["state"]
-        row["runtime"] = _figures(one.value) if one and one.value else None
+        row["runtime"] = figures(one.value) if one and one.value else None
     live = [row["runtime"] for row in rows if row["runtime"] and row["role"] == "master"]
     return Answer(
         {
@@ -36,7 +37,7 @@ async def show(context: Context) -> Answer:
     )
 
 
-def _figures(told: dict[str, str]) -> dict[str, Any]:
+def figures(told: dict[str, str]) -> dict[str, Any]:
     """What the page shows of a broker's counters (spec/admin.md §3)."""
 
     def whole(name: str) -> int:

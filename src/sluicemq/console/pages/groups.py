@@ -1,16 +1,25 @@
 """Consumer groups: the list with lag, and one with members, subscriptions and what is before it."""
 
 from typing import Any, Final
+from urllib.parse import quote
 
-from sluicemq.client.core.operations.groups import GroupContract, QueueLag, TopicMatching
+from sluicemq.client.core.operations.groups import (
+    EARLIEST_MS,
+    LATEST_MS,
+    GroupContract,
+    QueueLag,
+    TopicMatching,
+)
 from sluicemq.console import shown
-from sluicemq.console.context import Answer, Context, Part, parts
+from sluicemq.console.context import Answer, Context
 from sluicemq.console.history import LAG, MATCHING, lag_of
 from sluicemq.console.pages.topics import selected
-from sluicemq.errors import GroupNotFoundError
+from sluicemq.console.parts import Part, parts
+from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.topic import CONTRACT
 
 CHART_S: Final = 3600.0
+PLACES: Final = {"first": EARLIEST_MS, "last": LATEST_MS}
 
 
 async def show_all(context: Context) -> Answer:
@@ -58,7 +67,7 @@ async def show(context: Context) -> Answer:
             "told": told,
             "lags": lags,
             "total": lag_of(lags),
-            "subscriptions": _subscriptions(told["matching"].value or [], contracts),
+            "subscriptions": subscriptions(told["matching"].value or [], contracts),
             "refused": {who: why for one in contracts for who, why in one.refused.items()},
             "findings": told["explained"].value.findings if told["explained"].value else (),
             "chart": ring.chart(LAG, MATCHING, since_s=since_s),
@@ -66,7 +75,44 @@ async def show(context: Context) -> Answer:
     )
 
 
-def _subscriptions(
+async def preview(context: Context) -> Answer:
+    """What a reset would change: nothing is changed."""
+    group, topic = context.path["group"], context.query.get("topic", "")
+    reached = await context.admin.progress(group)
+    changes = None
+    if topic:
+        changes = await context.admin.plan_reset(group, topic, _reset_time(context))
+    return Answer(
+        {
+            "group": group,
+            "topics": sorted({one.queue.topic for one in reached} | ({topic} if topic else set())),
+            "topic": topic,
+            "place": context.query.get("place", "time"),
+            "time_ms": context.time("time", context.clock.now_ms() - int(CHART_S) * 1000),
+            "changes": changes,
+        }
+    )
+
+
+async def reset(context: Context) -> Answer:
+    """Sends the group there."""
+    group, topic = context.path["group"], context.form.get("topic", "")
+    await context.admin.reset_offsets(group, topic, _reset_time(context))
+    return Answer(redirect=f"/groups/{quote(group, safe='')}?done=reset")
+
+
+def _reset_time(context: Context) -> int:
+    """The oldest message, behind the last one, or a time. Raises ConfigurationError."""
+    place = context.form.get("place") or context.query.get("place") or "time"
+    if place in PLACES:
+        return PLACES[place]
+    time_ms = context.time("time", LATEST_MS)
+    if time_ms == LATEST_MS:
+        raise ConfigurationError("there is no time.", cure="Give one, or choose first or last.")
+    return time_ms
+
+
+def subscriptions(
     matching: list[TopicMatching], contracts: list[GroupContract]
 ) -> list[dict[str, Any]]:
     """What the group wants of each topic, a row a lane, with what the filter did."""

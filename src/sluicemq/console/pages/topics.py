@@ -1,11 +1,13 @@
 """Topics: the list, and one with its queues, settings and groups."""
 
 from typing import Any
+from urllib.parse import quote
 
 from sluicemq.console import shown
-from sluicemq.console.context import Answer, Context, Paged, Part, parts
-from sluicemq.errors import RouteNotFoundError
-from sluicemq.model.topic import MESSAGE_TYPE, TopicConfig
+from sluicemq.console.context import Answer, Context, Paged
+from sluicemq.console.parts import Part, parts
+from sluicemq.errors import ConfigurationError, RouteNotFoundError
+from sluicemq.model.topic import MESSAGE_TYPE, MESSAGE_TYPES, TopicConfig
 
 KINDS = "normal", "retry", "dead", "system", "all"
 
@@ -37,7 +39,7 @@ async def show_all(context: Context) -> Answer:
     if context.is_live:
         told = await parts({name: context.admin.topic_configs(name) for name in paged.rows})
         details = {name: _in_short(one.value) for name, one in told.items() if one.value}
-    return Answer({"paged": paged, "details": details, **values})
+    return Answer({"paged": paged, "details": details, "types": MESSAGE_TYPES, **values})
 
 
 def _in_short(configs: dict[str, TopicConfig]) -> dict[str, Any]:
@@ -79,3 +81,49 @@ async def show(context: Context) -> Answer:
             "groups": told["groups"].value or [],
         }
     )
+
+
+# --------------------------------------------------------------------------------- changes
+
+
+async def create(context: Context) -> Answer:
+    """A new topic. Raises ConfigurationError for one that is there."""
+    name = context.form.get("topic", "").strip()
+    if name in await context.admin.topics():
+        raise ConfigurationError(
+            f"there is a topic {name!r} already.", cure="Change it on its own page."
+        )
+    await context.admin.create_topic(
+        name,
+        queues=context.number("queues", 8),
+        perm=context.number("perm", 6),
+        type=context.form.get("type") or None,
+    )
+    return Answer(redirect=f"/topics/{quote(name, safe='')}?done=created")
+
+
+async def change(context: Context) -> Answer:
+    """Its permission and its queues."""
+    topic = context.path["topic"]
+    configs = await context.admin.topic_configs(topic)
+    known = next(iter(configs.values()), TopicConfig(topic))
+    queues = context.number("queues", known.read_queues)
+    await context.admin.create_topic(
+        topic,
+        queues=queues,
+        write_queues=queues,
+        perm=context.number("perm", known.perm),
+        order=known.order or None,
+    )
+    return Answer(redirect=f"/topics/{quote(topic, safe='')}?done=changed")
+
+
+async def delete(context: Context) -> Answer:
+    """Only for who has typed its name. Raises ConfigurationError."""
+    topic = context.path["topic"]
+    if context.form.get("typed", "").strip() != topic:
+        raise ConfigurationError(
+            f"what was typed is not {topic!r}.", cure="Type the name of the topic to delete it."
+        )
+    await context.admin.delete_topic(topic)
+    return Answer(redirect="/topics?done=deleted")

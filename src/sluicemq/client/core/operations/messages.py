@@ -60,7 +60,8 @@ from sluicemq.errors import (
     RouteNotFoundError,
     TopicNotFoundError,
 )
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.selector import explain
+from sluicemq.filter.subscriptions import compile_sql92, subscribe
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
@@ -74,6 +75,8 @@ COUNT_MAX: Final = 64
 """What a broker gives at most, unless its maxMsgsNumBatch says otherwise."""
 PAGE_MAX: Final = 1000
 PULL_MAX: Final = 1024
+READ_MAX: Final = 20_000
+SCAN_PAGE: Final = 256
 READ_GROUP: Final = "TOOLS_CONSUMER"
 """A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
@@ -209,6 +212,60 @@ def read_range(
         elif answer.next_offset <= low:
             return
         low = answer.next_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Messages that were found, the newest first, of so many that were read."""
+
+    messages: list[StoredMessage]
+    read: int
+
+
+def messages_between(
+    directory: Directory,
+    topic: str,
+    begin_ms: int,
+    end_ms: int,
+    *,
+    where: str = "",
+    count_max: int = COUNT_MAX,
+    read_max: int = READ_MAX,
+) -> Talk[Scan]:
+    """Messages of a topic stored from `begin_ms` to `end_ms` that an SQL92 expression takes ("":
+    all), read from the newest of each queue on; evaluated here, so before any broker. At most
+    `read_max` are read. Raises FilterSyntaxError, RouteNotFoundError."""
+    wanted = compile_sql92(where) if where else None
+    ranges = []
+    for queue in (yield from queues(directory, topic)):
+        low = yield from offset_by_time(directory, queue, begin_ms)
+        high = yield from offset_by_time(directory, queue, end_ms + 1)
+        ranges.append((queue, low, high))
+    found: list[StoredMessage] = []
+    read = 0
+    share = max(1, read_max // max(1, len(ranges)))
+    for queue, low, high in ranges:
+        own: list[StoredMessage] = []
+        end, last = high, max(low, high - share)
+        while end > last and len(own) < count_max:
+            page: list[StoredMessage] = []
+
+            def take(messages: list[StoredMessage], page: list[StoredMessage] = page) -> bool:
+                page += messages
+                return True
+
+            begin = max(last, end - SCAN_PAGE)
+            yield from read_range(directory, queue, begin, end, take)
+            read, end = read + len(page), begin
+            own += [
+                one
+                for one in reversed(page)
+                if begin_ms <= one.store_time_ms <= end_ms
+                and (wanted is None or explain(wanted, one.properties).matches)
+            ]
+        found += own[:count_max]
+    found.sort(key=lambda message: message.store_time_ms, reverse=True)
+    return Scan(found[:count_max], read)
 
 
 # ----------------------------------------------------------- what waits on SluiceMQ brokers

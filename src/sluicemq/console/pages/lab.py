@@ -1,0 +1,76 @@
+"""The filter lab: what an expression would do to stored messages, while it is being typed."""
+
+from typing import Any, Final
+
+from sluicemq.client.core.operations.explain import BrokerTrial
+from sluicemq.console.context import Answer, Context
+from sluicemq.console.shown import of_user
+from sluicemq.errors import SluiceError
+from sluicemq.filter.check import check
+from sluicemq.model.subscription import SQL92, TAG
+
+ROWS_MAX: Final = 20_000
+COUNTS: Final = "rows", "matched", "false", "null", "errors", "unknown"
+OUTCOMES: Final = "true", "false", "null", "error"
+SAMPLES_MAX: Final = 10
+
+
+async def show(context: Context) -> Answer:
+    """A trial on the newest messages of a topic."""
+    topic, expression, group = (
+        context.query.get(name, "").strip() for name in ("topic", "expression", "group")
+    )
+    kind = TAG if context.query.get("kind") == TAG else SQL92
+    values: dict[str, Any] = {
+        "topic": topic, "expression": expression, "kind": kind, "group": group, "total": None,
+        "findings": check(expression) if expression and kind == SQL92 else [], "error": None,
+        "topics": await context.listed("topics", context.admin.topics),
+    }  # fmt: skip
+    if topic and expression and not any(one.is_error for one in values["findings"]):
+        try:
+            trials = await context.admin.try_filter(
+                topic, expression, kind, group=group or None, count_max=ROWS_MAX
+            )
+        except SluiceError as error:
+            values["error"] = error
+        else:
+            values |= summed(trials)
+    return Answer(values)
+
+
+def summed(trials: list[BrokerTrial]) -> dict[str, Any]:
+    """Counts and atoms over all brokers; samples with their properties."""
+    total = {name: sum(one.report[name] for one in trials) for name in COUNTS}
+    atoms: dict[str, dict[str, int]] = {}
+    for trial in trials:
+        for atom in trial.report["atoms"]:
+            own = atoms.setdefault(atom["text"], dict.fromkeys(OUTCOMES, 0))
+            for name in OUTCOMES:
+                own[name] += atom[name]
+    samples = [
+        {
+            "broker": one.broker,
+            "queue_id": place[0],
+            "offset": place[1],
+            "properties": of_user(properties),
+        }
+        for one in trials
+        for place, properties in one.messages.items()
+        if any(
+            (int(str(sample["source"])), sample["offset"]) == place
+            for sample in one.report["samples"]
+        )
+    ]
+    return {
+        "total": total | {"stored": sum(one.stored for one in trials)},
+        "atoms": [
+            {"text": text, "share": own["true"] / max(1, sum(own.values())), **own}
+            for text, own in atoms.items()
+        ],
+        "samples": samples[:SAMPLES_MAX],
+        "causes": [cause for one in trials for cause in one.report["causes"]],
+        "differences": [
+            one.report["difference"] for one in trials if one.report["difference"] is not None
+        ],
+        "cost": next((one.report["cost"] for one in trials), None),
+    }
