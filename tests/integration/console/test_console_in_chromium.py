@@ -1,0 +1,177 @@
+"""The console as people see it: real Chromium, every page at two widths, light and dark.
+
+No page may be wider than the screen, load or run anything that the policy forbids, or have an issue
+that axe-core calls serious. What stands in messages stays text. With SLUICEMQ_IMAGES=DIRECTORY
+the screenshots are kept there, with a table of first paint and bytes.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chromium import Missing, axe, chromium
+from sluicemq.console.accounts import Accounts
+from sluicemq.console.app import Console
+from sluicemq.console.serve import serving
+from sluicemq.testing.embedded import EmbeddedSluice, embedded
+
+playwright = pytest.importorskip("playwright.async_api")
+pytestmark = pytest.mark.slow
+
+PROBE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+VIEWS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
+PICTURES = {(1280, "light"), (390, "dark")}
+SHOWN = "cluster", "group", "message", "lab"
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+BYTES = (
+    "performance.getEntries().filter(e => e.transferSize).reduce((s, e) => s + e.transferSize, 0)"
+)
+AXE_RUN = "async () => (await axe.run()).violations.map(v => [v.impact, v.id, v.nodes[0].html])"
+
+
+def needed(find: Any) -> str:
+    try:
+        found: str = find()
+    except Missing as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+    return found
+
+
+@pytest.fixture
+async def console() -> AsyncIterator[tuple[Console, str, str]]:
+    """A console before a cluster with flights, its address, and the id of a message."""
+    async with embedded(trace=True, settings={"traceTopicEnable": "true"}) as mq:
+        message_id = await fill(mq)
+        made = Console(
+            lambda credentials: mq.servers.client(credentials=credentials), Accounts("/nowhere")
+        )
+        async with serving(made, "127.0.0.1", 0) as link:
+            yield made, link.partition("/enter")[0], message_id
+
+
+async def fill(mq: EmbeddedSluice) -> str:
+    await mq.admin.create_topic("flights", queues=4)
+    for name in ("bookings", "gates", "weather"):
+        await mq.admin.create_topic(name, queues=2)
+    for number in range(240):
+        sent = await mq.send(
+            "flights",
+            b'{"carrier": "UA", "dep_delay": %d}' % number,
+            tag="UA",
+            keys=[f"N{number}"],
+            properties={"origin": "EWR" if number % 3 else "JFK", "dep_delay": str(number)},
+        )
+    probe = await mq.send(
+        "flights", PROBE.encode(), tag="<b>", keys=["<i>key"], properties={"note": PROBE}
+    )
+    count = 0
+    async with asyncio.timeout(20):
+        async for message in mq.subscribe(
+            "flights", group="late", where="origin = 'JFK' AND dep_delay > 60"
+        ):
+            await message.ack()
+            count += 1
+            if count == 20:
+                break
+    await mq.send("flights", b"{}", properties={"origin": "JFK", "dep_delay": "99"})
+    assert sent
+    return probe.message_id
+
+
+def pages(message_id: str) -> dict[str, str]:
+    lab = "origin%20%3D%20'JFK'%20AND%20dep_delay%20%3E%2060"
+    return {
+        "sign-in": "/sign-in", "cluster": "/", "topics": "/topics", "topic": "/topics/flights",
+        "groups": "/groups", "group": "/groups/late",
+        "reset": "/groups/late/reset?topic=flights&place=first",
+        "messages": "/messages?topic=flights&by=time&where=dep_delay%20%3E%20230",
+        "message": f"/messages/flights/{message_id}", "trace": f"/trace?id={message_id}",
+        "lab": f"/lab?topic=flights&kind=SQL92&expression={lab}",
+        "error": "/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
+    }  # fmt: skip
+
+
+async def test_every_page_in_a_real_browser(
+    console: tuple[Console, str, str], tmp_path: Path
+) -> None:
+    made, base, message_id = console
+    script, executable = needed(axe), needed(chromium)
+    images = Path(os.environ.get("SLUICEMQ_IMAGES") or tmp_path)
+    faults: list[str] = []
+
+    def note(kind: str, text: str) -> None:
+        """An error of the page; that a page is not found is none."""
+        if kind == "error" and "status of 40" not in text:
+            faults.append(text)
+
+    table = ["| page | first paint | bytes |", "|---|---|---|"]
+    async with playwright.async_playwright() as tools:
+        browser = await tools.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        for width, scheme in VIEWS:
+            context = await browser.new_context(
+                viewport={"width": width, "height": 860}, color_scheme=scheme
+            )
+            page = await context.new_page()
+            page.on("console", lambda said: note(said.type, said.text))
+            page.on("pageerror", lambda error: note("error", str(error)))
+            await page.goto(f"{base}/enter?token={made.sessions.new_link()}")
+            for name, path in pages(message_id).items():
+                if (width, scheme) not in PICTURES and name not in SHOWN:
+                    continue
+                where = f"{name} {width} {scheme}"
+                await page.goto(base + path, wait_until="networkidle")
+                if await page.evaluate("document.documentElement.scrollWidth") > width:
+                    faults.append(f"{where}: wider than the screen")
+                if await page.title() == "owned":
+                    faults.append(f"{where}: ran what stands in a message")
+                if (width, scheme) in PICTURES and name in SHOWN:
+                    await page.screenshot(path=images / f"{name}-{width}.png")
+                if width == 1280 and scheme == "light":
+                    paint, size = await page.evaluate(PAINT), await page.evaluate(BYTES)
+                    table.append(f"| {name} | {paint:.0f} ms | {size:,} |")
+                await page.evaluate(script)
+                found = await page.evaluate(AXE_RUN)
+                faults += [f"{where}: {one}" for one in found if one[0] in ("serious", "critical")]
+            await context.close()
+        await browser.close()
+    (images / "pages.md").write_text("\n".join(table) + "\n")
+    assert not faults, "\n".join(faults)
+
+
+async def test_actions_in_a_real_browser(console: tuple[Console, str, str]) -> None:
+    made, base, message_id = console
+    async with playwright.async_playwright() as tools:
+        browser = await tools.chromium.launch(
+            executable_path=needed(chromium), args=["--no-sandbox"]
+        )
+        page = await browser.new_page()
+        await page.goto(f"{base}/enter?token={made.sessions.new_link()}")
+        await page.goto(f"{base}/topics")
+        await page.click("summary")
+        await page.fill("details [name=topic]", "fresh")
+        await page.click("details button")
+        assert await page.inner_text(".notice") == "The topic is created."
+        await page.click("summary")
+        await page.fill("[name=typed]", "fresh")
+        await page.click("button.bad")
+        assert await page.inner_text(".notice") == "The topic is deleted."
+        await page.goto(f"{base}/messages/flights/{message_id}")
+        await page.check("[name=sure]")
+        await page.click("form.card button")
+        assert "done=resent" in page.url
+        await page.goto(f"{base}/groups/late/reset?topic=flights&place=first")
+        await page.click("form.do button")
+        assert await page.inner_text(".notice") == "The group goes on at the new place."
+        await page.goto(f"{base}/lab?topic=flights")
+        await page.fill("[name=expression]", "dep_delay > 229")
+        await page.wait_for_selector("#result table")
+        assert "dep_delay" in await page.inner_text("#result table")
+        await page.click("a[hreflang=zh]")
+        assert await page.get_attribute("html", "lang") == "zh"
+        await browser.close()

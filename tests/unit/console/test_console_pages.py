@@ -1,0 +1,231 @@
+"""Pages before an embedded cluster and before a large one that is made up: what they show, who may
+change what, and that text from messages stays text.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from console_app import SECRETS, Browser, browsing
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.console.accounts import Role
+from sluicemq.console.app import HEADERS
+from sluicemq.errors import NameServerUnreachableError
+from sluicemq.model.topic import GroupConfig
+from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from sluicemq.wire import bodies
+
+PROBE = "\"'><script>alert(1)</script>"
+CHANGES = {
+    "/topics": {"topic": "fresh", "queues": "2", "perm": "6", "type": "normal"},
+    "/topics/flights/change": {"perm": "4"},
+    "/topics/flights/delete": {"typed": "flights"},
+    "/groups/late/reset": {"topic": "flights", "place": "first"},
+}
+NEEDED = dict.fromkeys(CHANGES, Role.ADMIN) | {"/groups/late/reset": Role.OPERATE}
+
+
+def connect_to(mq: EmbeddedSluice) -> Any:
+    return lambda credentials: mq.servers.client(credentials=credentials)
+
+
+@pytest.fixture
+async def mq() -> AsyncIterator[EmbeddedSluice]:
+    async with embedded() as made:
+        await made.admin.create_topic("flights", queues=2)
+        await made.admin.create_group(GroupConfig("late"))
+        yield made
+
+
+@pytest.fixture
+async def browser(mq: EmbeddedSluice, tmp_path: Path) -> AsyncIterator[Browser]:
+    async with browsing(connect_to(mq), tmp_path) as made:
+        await made.enter()
+        yield made
+
+
+async def test_every_answer_has_the_headers_of_safety(browser: Browser) -> None:
+    for path in ("/", "/topics", "/sign-in", "/nowhere", "/static/htmx.min.js"):
+        answer = await browser.get(path)
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert "unsafe" not in answer.headers["content-security-policy"]
+    assert (await browser.get("/")).headers["cache-control"] == "no-store"
+
+
+async def test_a_message_with_markup_everywhere_is_shown_as_text(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
+    sent = await mq.send(
+        "flights", PROBE.encode(), tag=PROBE, keys=["<b>key"], properties={"note": PROBE}
+    )
+    for path in (
+        f"/messages/flights/{sent.message_id}",
+        f"/messages/flights/{sent.message_id}?as=text",
+        f"/messages/flights/{sent.message_id}/explain",
+        f"/messages?topic=flights&by=time&where={PROBE}",
+        "/messages?topic=flights&by=time",
+        f"/messages?topic={PROBE}&by=key&text={PROBE}",
+        f"/topics?q={PROBE}",
+        f"/topics/{PROBE}",
+        f"/groups/{PROBE}",
+        f"/trace?id={PROBE}",
+        f"/lab?topic=flights&expression={PROBE}",
+        "/lab?topic=flights&expression=note%20IS%20NOT%20NULL",
+        f"/groups/late/reset?topic={PROBE}&place=first",
+    ):
+        text = (await browser.get(path)).text
+        assert "<script>alert" not in text, path
+        assert "<b>key" not in text, path
+    shown = (await browser.get(f"/messages/flights/{sent.message_id}?as=text")).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
+
+
+@pytest.mark.parametrize("path", CHANGES)
+async def test_a_form_without_its_token_changes_nothing(browser: Browser, path: str) -> None:
+    data, token = CHANGES[path], await browser.form_token()
+    assert (await browser.post(path, data)).status_code == 403
+    assert (await browser.post(path, data | {"form_token": "x" + token[1:]})).status_code == 403
+    from_elsewhere = await browser.post(
+        path, data | {"form_token": token}, origin="http://evil.test"
+    )
+    assert from_elsewhere.status_code == 403
+    assert (await browser.get(path)).status_code in (200, 404, 405)
+
+
+async def test_each_role_changes_what_it_may_and_no_more(
+    mq: EmbeddedSluice, tmp_path: Path
+) -> None:
+    async with browsing(connect_to(mq), tmp_path, roles=True) as browser:
+        for role in (Role.READ, Role.OPERATE):
+            await browser.sign_in(role.name.lower(), SECRETS[role])
+            for path, needed in NEEDED.items():
+                answer = await browser.submit(path, **CHANGES[path])
+                assert (answer.status_code == 403) is (role < needed), (role, path)
+            assert "Create a topic" not in (await browser.get("/topics")).text
+    assert "fresh" not in await mq.admin.topics()
+    assert "flights" in await mq.admin.topics()
+
+
+async def test_a_read_only_console_changes_nothing(mq: EmbeddedSluice, tmp_path: Path) -> None:
+    async with browsing(connect_to(mq), tmp_path, is_read_only=True) as browser:
+        await browser.enter()
+        for path, data in CHANGES.items():
+            assert (await browser.submit(path, **data)).status_code == 403
+        assert "form_token" in (await browser.get("/topics")).text  # to sign out
+        assert "Create a topic" not in (await browser.get("/topics")).text
+
+
+async def test_changes_are_done_and_noted_before_and_after(
+    browser: Browser, mq: EmbeddedSluice, tmp_path: Path
+) -> None:
+    made = await browser.submit("/topics", **CHANGES["/topics"])
+    assert made.headers["location"] == "/topics/fresh?done=created"
+    wrong = await browser.submit("/topics/fresh/delete", typed="fish")
+    assert wrong.status_code == 400
+    assert "fresh" in await mq.admin.topics()
+    await browser.submit("/topics/fresh/delete", typed="fresh")
+    assert "fresh" not in await mq.admin.topics()
+    lines = [orjson.loads(line) for line in (tmp_path / "audit.jsonl").read_bytes().splitlines()]
+    events = [(line["event"], line["state"]) for line in lines[1:]]
+    assert events == [
+        ("create topic", "begun"), ("create topic", "done"), ("delete topic", "begun"),
+        ("delete topic", "failed"), ("delete topic", "begun"), ("delete topic", "done"),
+    ]  # fmt: skip
+    assert lines[1]["account"] == "owner"
+    assert "form_token" not in (tmp_path / "audit.jsonl").read_text()
+
+
+async def test_a_message_is_found_by_key_id_time_and_properties(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
+    ids = [
+        (await mq.send("flights", b"{}", keys=[f"k{n}"], properties={"n": str(n)})).message_id
+        for n in range(8)
+    ]
+    by_key = (await browser.get("/messages?topic=flights&by=key&text=k3")).text
+    assert ids[3] in by_key
+    assert ids[4] not in by_key
+    by_id = await browser.get(f"/messages?by=id&text={ids[5]}")
+    assert by_id.headers["location"] == f"/messages/flights/{ids[5]}"
+    by_time = (await browser.get("/messages?topic=flights&by=time&where=n%20%3E%205")).text
+    assert [one for one in ids if one in by_time] == ids[6:]
+    long_ago = "&begin=2001-01-01T00:00&end=2001-01-02T00:00"
+    assert "No such message" in (await browser.get(f"/messages?topic=flights{long_ago}")).text
+    assert (await browser.get("/messages?topic=flights&begin=never")).status_code == 400
+
+
+async def test_the_lab_counts_without_a_page_around_it(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
+    for number in range(10):
+        await mq.send("flights", b"x", properties={"n": str(number)})
+    live = await browser.get("/lab?topic=flights&expression=n%20%3E%206", live=True)
+    assert "<html" not in live.text
+    assert "30.0 %" in live.text
+    broken = await browser.get("/lab?topic=flights&expression=n%20%3E", live=True)
+    assert broken.status_code == 200
+    assert "finding" in broken.text
+
+
+async def test_language_and_theme_are_kept(browser: Browser) -> None:
+    answer = await browser.get("/topics?language=zh&theme=dark&q=a")
+    assert answer.headers["location"] == "/topics?q=a"
+    text = (await browser.get("/topics")).text
+    assert 'lang="zh" data-theme="dark"' in text
+    assert "主题" in text
+
+
+class LargeAdmin:
+    """10,000 topics and 2,000 groups."""
+
+    async def topics(self) -> list[str]:
+        return [f"topic-{number:05}" for number in range(10_000)]
+
+    async def groups(self) -> dict[str, GroupConfig]:
+        names = (f"group-{number:04}" for number in range(2_000))
+        return {name: GroupConfig(name) for name in names}
+
+    async def cluster_info(self) -> bodies.ClusterInfo:
+        return bodies.ClusterInfo({}, {})
+
+
+class Unreachable:
+    async def topics(self) -> list[str]:
+        raise NameServerUnreachableError("no name server answers.", cure="Start one.")
+
+
+class Fake:
+    def __init__(self, admin: object) -> None:
+        self.admin = admin
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_the_first_page_of_a_large_cluster_comes_soon(tmp_path: Path) -> None:
+    async with browsing(lambda _: Fake(LargeAdmin()), tmp_path) as browser:  # type: ignore[arg-type, return-value]
+        await browser.enter()
+        for path, last in (("/topics", "topic-00049"), ("/groups", "group-0049")):
+            spans = []
+            for _ in range(5):
+                browser.console.cached.forget()
+                begun_s = SYSTEM_CLOCK.monotonic_s()
+                text = (await browser.get(path)).text
+                spans.append(SYSTEM_CLOCK.monotonic_s() - begun_s)
+                assert last in text
+            assert min(spans) < 0.3
+        assert "topic-09999" in (await browser.get("/topics?page=200")).text
+        assert "topic-00777" in (await browser.get("/topics?q=777")).text
+
+
+async def test_an_error_is_its_sentence_and_cure(tmp_path: Path) -> None:
+    async with browsing(lambda _: Fake(Unreachable()), tmp_path) as browser:  # type: ignore[arg-type, return-value]
+        await browser.enter()
+        answer = await browser.get("/topics")
+        assert answer.status_code == 502
+        assert "no name server answers" in answer.text
+        assert "Start one." in answer.text
+        assert "Traceback" not in answer.text
