@@ -297,3 +297,13 @@ async def start_proxy(
     stack.push_async_callback(proxy.close)
     await proxy.start()
     return proxy.address
+
+
+async def start_console(name_server: str, stack: contextlib.AsyncExitStack) -> str:
+    """Starts the console of a cluster at a free port; the stack ends it. Returns the link to open.
+    Raises ConfigurationError."""
+    options = ["--nameserver", name_server]
+    console = ServerChild("console", "console", options, free_ports(1)[0], PROXY_PAUSE_S)
+    stack.push_async_callback(console.close)
+    await console.start()
+    return console.address

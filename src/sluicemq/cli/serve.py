@@ -105,6 +105,9 @@ _replicas_option = click.option(
     "--replicas", type=click.IntRange(2, REPLICAS_MAX),
     help="So many brokers of one name, processes of their own, which fail over; for a trial.",
 )  # fmt: skip
+_console_option = click.option(
+    "--console", is_flag=True, help="Show the cluster in the browser too, by a process of its own."
+)
 log_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
     callback=_start_log, expose_value=False, help="What is logged to stderr.",
@@ -181,6 +184,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 @_store_option
 @_read_only_option
 @_replicas_option
+@_console_option
 @log_option
 def up(
     path: str | None,
@@ -188,6 +192,7 @@ def up(
     no_proxy: bool,
     read_only: bool,
     replicas: int | None,
+    console: bool,
     **keys: Any,
 ) -> None:
     """Run name server, broker and proxy in one process until SIGTERM or Ctrl-C.
@@ -196,7 +201,7 @@ def up(
     bindAddress says otherwise; the name server keeps its files in the store's directory. The proxy
     is left out when it lacks its port or its package, unless its port was given; with a broker at a
     free port it is there only when its port was given. With --replicas, etcd, each broker and the
-    proxy are processes below this one.
+    proxy are processes below this one; so is the console, which listens at 127.0.0.1.
     """
     if no_proxy and keys["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
@@ -226,9 +231,14 @@ def up(
                 replicas, Path(store.root), address, config.listen_port, given, stack
             )
             found = start_proxy(config, address, _proxy_port(config), stack)
-            return f"nameserver={address} {await _with_proxy(text, proxy, found)}"
-        here = replace(config, name_server_addresses=(address,))
-        text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
+            text = await _with_proxy(text, proxy, found)
+        else:
+            here = replace(config, name_server_addresses=(address,))
+            text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
+        if console:
+            from sluicemq.cli.replicas import start_console  # noqa: PLC0415 - not for `--help`
+
+            text = f"{text} console={await start_console(address, stack)}"
         return f"nameserver={address} {text}"
 
     run_servers(start)
