@@ -15,9 +15,11 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from peer.beside import side_by_side
 from peer.drivers import Driver
 from peer.names import own
 from peer.replicas import FILE_BYTES, OURS, Replica, Replicas, until
@@ -33,23 +35,21 @@ MESSAGES = 400
 """Of half a kilobyte: several files of the log."""
 
 
-@pytest.fixture(params=MIXES, ids="-before-".join)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Pair"]:
-    with (
-        missing_tool_is_a_reason(),
-        Replicas(tmp_path, inSyncReplicas="2", slaveTimeout="1000") as replicas,
-    ):
-        yield Pair(replicas, *request.param)
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+    with side_by_side({
+        "-before-".join(mix): partial(follow, tmp_path_factory, *mix) for mix in MIXES
+    }) as found:  # fmt: skip
+        yield found
 
 
 class Pair:
     """A master that has something, and a slave to be."""
 
-    def __init__(self, replicas: Replicas, master: str, slave: str) -> None:
+    def __init__(self, replicas: Replicas, master: str) -> None:
         self.replicas = replicas
         self.topic = own("Replicated")
         self.master = replicas.start(master, "SYNC_MASTER")
-        self.slave_kind = slave
         self.slave: Replica
 
     def send(self, count: int) -> Counter[str]:
@@ -110,24 +110,34 @@ class Pair:
         assert until(is_dispatched), (self.master.queues(), self.slave.queues())
 
 
-def test_a_slave_has_its_masters_log_and_comes_back_to_it(pair: Pair) -> None:
-    answers = pair.send(MESSAGES)
-    assert "OK" not in answers, "there is no slave yet"
-    master = pair.master
-    last_file = max(master.log())
-    pair.slave = pair.replicas.start(pair.slave_kind, "SLAVE", 1)
-    pair.send_until_safe()
-    pair.agree()
-    is_whole = (master.kind, pair.slave_kind) == (OURS, OURS)
-    begin = min(pair.slave.log())
-    assert begin == 0 if is_whole else begin >= last_file > FILE_BYTES
-    assert pair.send(50) == Counter(OK=50)
-    pair.replicas.kill(pair.slave)
-    assert "OK" not in pair.send(1)
-    pair.slave = pair.replicas.again(pair.slave)
-    pair.send_until_safe()
-    pair.agree()
-    assert min(pair.slave.log()) == begin
+@pytest.mark.parametrize("mix", ["-before-".join(mix) for mix in MIXES])
+def test_a_slave_has_its_masters_log_and_comes_back_to_it(
+    followed: Callable[[str], None], mix: str
+) -> None:
+    with missing_tool_is_a_reason():
+        followed(mix)
+
+
+def follow(paths: pytest.TempPathFactory, master_kind: str, slave_kind: str) -> None:
+    settings = {"inSyncReplicas": "2", "slaveTimeout": "1000"}
+    with Replicas(paths.mktemp("replicas"), **settings) as replicas:
+        pair = Pair(replicas, master_kind)
+        answers = pair.send(MESSAGES)
+        assert "OK" not in answers, "there is no slave yet"
+        last_file = max(pair.master.log())
+        pair.slave = replicas.start(slave_kind, "SLAVE", 1)
+        pair.send_until_safe()
+        pair.agree()
+        is_whole = (master_kind, slave_kind) == (OURS, OURS)
+        begin = min(pair.slave.log())
+        assert begin == 0 if is_whole else begin >= last_file > FILE_BYTES
+        assert pair.send(50) == Counter(OK=50)
+        replicas.kill(pair.slave)
+        assert "OK" not in pair.send(1)
+        pair.slave = replicas.again(pair.slave)
+        pair.send_until_safe()
+        pair.agree()
+        assert min(pair.slave.log()) == begin
 
 
 def test_mqadmin_shows_master_and_slave(tmp_path: Path, driver: Callable[[str], Driver]) -> None:
@@ -135,7 +145,7 @@ def test_mqadmin_shows_master_and_slave(tmp_path: Path, driver: Callable[[str], 
     master."""
     tools = [driver(release) for release in ("java-5.3.3", "java-5.5.0")]
     with Replicas(tmp_path) as replicas:
-        pair = Pair(replicas, OURS, OURS)
+        pair = Pair(replicas, OURS)
         pair.slave = replicas.start(OURS, "SLAVE", 1)
         pair.send_until_safe()
 
