@@ -44,8 +44,9 @@ JAVA_OPENINGS = tuple(
     ]
 )
 # Every second the real broker compares all 37 MiB of its timer wheel with the disk, which takes up
-# to a fifth of a core from the tests: in those that do not look at the wheel, more seldom.
-CALM = {"timerFlushIntervalMs": "10000"}
+# to a fifth of a core from the tests: in those that do not look at the wheel, more seldom. And it
+# refuses sends that a busy machine has left lying for 200 ms.
+CALM = {"timerFlushIntervalMs": "10000", "waitTimeMillsInSendQueue": "5000"}
 SMALL_HEAP = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=384m", "-XX:+UseSerialGC")
 
 

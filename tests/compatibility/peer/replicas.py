@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from peer.clusters import (
+    CALM,
     SMALL_HEAP,
     SOURCE,
     await_line,
@@ -126,6 +127,7 @@ class Replicas:
         settings = (
             java_broker_settings(directory, self.name_server_port, port)
             | SMALL_FILES
+            | ({} if kind == OURS else CALM)
             | {"brokerRole": role, "brokerId": str(broker_id), "registerNameServerPeriod": "10000",
                "haListenPort": str(port + 1)}
             | self._settings
