@@ -414,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of faults, each")
     parser.add_argument("--sink", choices=(CLASSES, SPARK), help="in all, not by seed")
     parser.add_argument("--mutant", default="", help="a fault of histories.mutants in every broker")
-    parser.add_argument("--report", type=Path, help="where to write what was run, in JSON")
+    parser.add_argument("--report", type=Path, help="the file (JSON) to add what was run to")
     options = parser.parse_args(arguments)
     if reason := available():
         sys.stdout.write(f"skipped: {reason}\n")

@@ -12,8 +12,8 @@ from histories.history import History, Outcome
 
 @dataclass
 class Report:
-    """Counts of what has come to an end, right or wrong; in a file, if `path` is given, after each
-    history."""
+    """Counts of what has come to an end, right or wrong. In a file, if `path` is given, after each
+    history: a list of batches, of which this is the last."""
 
     replicas: int
     seconds: float
@@ -24,6 +24,11 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     sinks: dict[str, Counter[str]] = field(default_factory=dict)
     _begun_s: float = field(default_factory=time.monotonic)
+    _before: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path.exists():
+            self._before = json.loads(self.path.read_text())
 
     def add(self, seed: int, history: History, story: list[str], sink: str, *, wrong: bool) -> None:
         """One history. `story` are its faults, each with its kind first; `sink`: "" without one."""
@@ -49,10 +54,9 @@ class Report:
                 rowsStaged=sum(len(epoch.staged) for epoch in history.epochs),
                 rowsCommitted=sum(len(epoch.offers[0]) for epoch in committed),
             )
-
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self._values(), indent=2) + "\n")
+            batches = [*self._before, self._values()]
+            self.path.write_text(json.dumps(batches, indent=2) + "\n")
 
     @property
     def told(self) -> str:
