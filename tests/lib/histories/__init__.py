@@ -6,5 +6,6 @@
                time (`world`), each of its rules with a switch: one off is a mutant to be caught
 
 The same checker judges the model, the simulated cluster (`simulation.replicas`) and real processes
-in network namespaces (`histories.namespaces`).
+in network namespaces (`histories.namespaces`, `histories.processes`), some of which have an
+exactly-once sink (`histories.sinks`).
 """
