@@ -135,8 +135,16 @@ async def test_groups_are_made_shown_and_deleted(tool: Tool, tmp_path: Path) -> 
     )
 
 
-async def test_who_consumes_and_how_far_they_are(tool: Tool) -> None:
+async def test_who_consumes_and_how_far_they_are(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what members say is written where one stands
     async with member(tool):
+        listed = await tool(f"consumerStatus -g {GROUP}")
+        assert listed.startswith("#Index     #ClientId ")
+        assert listed.endswith("Rebalance OK\n")
+        (written,) = tmp_path.glob("*/*")
+        assert written.read_text().startswith("#Consumer Properties#")
         connections = await tool(f"consumerConnection -g {GROUP}")
         assert "Below is subscription:" in connections
         assert "ConsumeType: CONSUME_PASSIVELY\nMessageModel: CLUSTERING\n" in connections

@@ -1,5 +1,7 @@
 """How mqadmin's words are read, and how its values look."""
 
+from pathlib import Path
+
 import pytest
 
 from sluicemq.client.core.requests import request_error
@@ -9,6 +11,7 @@ from sluicemq.operate.mqadmin import java
 from sluicemq.operate.mqadmin.commands import (
     Command,
     Given,
+    Session,
     WrongFlagsError,
     failure,
     find,
@@ -155,3 +158,13 @@ def test_numbers_and_truths() -> None:
     assert not given.truth("none")
     with pytest.raises(ConfigurationError, match="Give a number"):
         given.number("bad")
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "/etc/x", "a/../b", "plain"])
+def test_a_name_that_somebody_else_chose_stays_in_its_directory(tmp_path: Path, name: str) -> None:
+    session = Session(None, None, print)  # type: ignore[arg-type]
+    path = Path(session.save(f"{tmp_path}/out", name, b"body"))
+    assert path.resolve().parent == tmp_path / "out"
+    assert path.read_bytes() == b"body"
+    session.save(f"{tmp_path}/out", name, b"b")
+    assert path.read_bytes() == b"b"

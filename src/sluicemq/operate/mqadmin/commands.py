@@ -22,6 +22,7 @@ from sluicemq.model.topic import MASTER_ID
 
 WIDTH: Final = 110
 _FLAG: Final = re.compile(r"(?P<group>\()?(?P<short>\w*):(?P<long>\w+)(?P<value>=?)(?P<must>!?)")
+_UNSAFE: Final = re.compile(r"^\.+|[/\0]")
 _COMMON: Final = "h:help n:namesrvAddr="
 
 
@@ -91,16 +92,17 @@ class Session:
         self.make_producer = make_producer
         self.write = write
 
-    def save(self, path: str, data: bytes) -> None:
-        """A file, in its directory, which is made where it is missing."""
-        directory = path.rpartition("/")[0]
-        if directory:
-            SYSTEM_FILES.make_directory(directory, durable=False)
+    def save(self, directory: str, name: str, data: bytes) -> str:
+        """A file in a directory, which is made where it is missing; its path. `name` may come from
+        whoever made a message or a client: nothing of it leads to another directory."""
+        path = f"{directory}/{_UNSAFE.sub('_', name)}"
+        SYSTEM_FILES.make_directory(directory, durable=False)
         if SYSTEM_FILES.exists(path):
             SYSTEM_FILES.remove(path)
         file = SYSTEM_FILES.open(path, create=True)
         file.pwrite(data, 0)
         file.close()
+        return path
 
     def say(self, line: str = "") -> None:
         """A line."""

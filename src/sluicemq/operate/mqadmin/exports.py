@@ -38,8 +38,7 @@ SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def _save(session: Session, given: Given, name: str, value: object) -> None:
-    path = f"{given.get('filePath', EXPORT)}/{name}.json"
-    session.save(path, java.pretty(value).encode())
+    path = session.save(given.get("filePath", EXPORT), f"{name}.json", java.pretty(value).encode())
     session.write(f"export {path} success")
 
 

@@ -235,8 +235,8 @@ def consumer_status(session: Session, given: Given) -> None:
     known: dict[str, bodies.RunningInfo] = {}
     for one in found.connections:
         info = session.admin.running_info(group, one.client_id, stack=stack)
-        path = f"{now_ms}/{one.client_id}"
-        session.save(path, "".join(f"{line}\n" for line in running_lines(info)).encode())
+        text = "".join(f"{line}\n" for line in running_lines(info))
+        path = session.save(str(now_ms), one.client_id, text.encode())
         known[one.client_id] = info
         session.say(row(len(known), one.client_id, java.version(one.version), path))
     if not known:

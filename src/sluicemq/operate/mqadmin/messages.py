@@ -31,8 +31,7 @@ def show_message(
     bounds: tuple[int, int] | None = None,
 ) -> None:
     """All of one, where its body was put, and what became of it in each group."""
-    path = f"{BODIES}/{message.message_id}"
-    session.save(path, message.body)
+    path = session.save(BODIES, message.message_id, message.body)
     fields = {
         "OffsetID": message.offset_message_id, "Topic": message.topic,
         "Tags": f"[{java.shown(message.tag)}]",
