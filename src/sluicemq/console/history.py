@@ -38,7 +38,7 @@ def rate(text: str) -> float:
 def lag_of(queues: "list[QueueLag]") -> dict[str, Any]:
     """What a group has before it: `lag`, `matching` of it (None: not known), `eta_ms` until
     nothing is left (None: not known, or never), `at_risk` and `lost` messages."""
-    counts = [one.matching for one in queues]
+    counts = [one.matching if one.lag else 0 for one in queues]
     spans = [one.eta_ms for one in queues if one.matching]
     return {
         LAG: sum(one.lag for one in queues),

@@ -17,6 +17,7 @@ from sluicemq.console.pages.topics import selected
 from sluicemq.console.parts import Part, parts
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.topic import CONTRACT
+from sluicemq.wire.bodies import ConsumerConnections
 
 CHART_S: Final = 3600.0
 PLACES: Final = {"first": EARLIEST_MS, "last": LATEST_MS}
@@ -53,6 +54,8 @@ async def show(context: Context) -> Answer:
             "explained": admin.explain_group(group),
         }
     )
+    masters = (await context.listed("masters", admin.masters)).values()
+    connected = await parts({at: admin.group_connections(group, at) for at in masters})
     lags: list[QueueLag] = told["lag"].value or []
     contracts: list[GroupContract] = told["contract"].value or []
     ring = context.history.watch(group, lags)
@@ -67,7 +70,11 @@ async def show(context: Context) -> Answer:
             "told": told,
             "lags": lags,
             "total": lag_of(lags),
-            "subscriptions": subscriptions(told["matching"].value or [], contracts),
+            "subscriptions": subscriptions(
+                told["matching"].value or [],
+                contracts,
+                [one.value for one in connected.values() if one.value is not None],
+            ),
             "refused": {who: why for one in contracts for who, why in one.refused.items()},
             "findings": told["explained"].value.findings if told["explained"].value else (),
             "chart": ring.chart(LAG, MATCHING, since_s=since_s),
@@ -113,7 +120,9 @@ def _reset_time(context: Context) -> int:
 
 
 def subscriptions(
-    matching: list[TopicMatching], contracts: list[GroupContract]
+    matching: list[TopicMatching],
+    contracts: list[GroupContract],
+    connected: list[ConsumerConnections],
 ) -> list[dict[str, Any]]:
     """What the group wants of each topic, a row a lane, with what the filter did."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -129,8 +138,15 @@ def subscriptions(
                 row["matched"] += one.matched
                 row["filtered"] += one.filtered
                 row["errors"] += sum(one.errors.values())
-    popped = {(topic, *wish) for one in contracts for topic, wish in one.pops.items()}
-    for topic, kind, expression in sorted(popped):
+    # What RocketMQ's brokers tell: the last member's word; and what is popped.
+    told = {(topic, *wish) for one in contracts for topic, wish in one.pops.items()}
+    if not matching:
+        told |= {
+            (one.topic, one.kind or "TAG", one.expression)
+            for connections in connected
+            for one in connections.subscriptions.values()
+        }
+    for topic, kind, expression in sorted(told):
         found.setdefault(
             (topic, "", expression),
             {"topic": topic, "lane": "", "kind": kind, "expression": expression,

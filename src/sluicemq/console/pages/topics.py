@@ -1,14 +1,16 @@
 """Topics: the list, and one with its queues, settings and groups."""
 
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from urllib.parse import quote
 
 from sluicemq.console import shown
 from sluicemq.console.context import Answer, Context, Paged
-from sluicemq.console.parts import Part, parts
+from sluicemq.console.parts import Part, part, parts
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
-from sluicemq.model.topic import MESSAGE_TYPE, MESSAGE_TYPES, TopicConfig
+from sluicemq.model.topic import MASTER_ID, MESSAGE_TYPE, MESSAGE_TYPES, TopicConfig, TopicRoute
 
+HOUR_MS: Final = 3_600_000
 KINDS = "normal", "retry", "dead", "system", "all"
 
 
@@ -40,6 +42,20 @@ async def show_all(context: Context) -> Answer:
         told = await parts({name: context.admin.topic_configs(name) for name in paged.rows})
         details = {name: _in_short(one.value) for name, one in told.items() if one.value}
     return Answer({"paged": paged, "details": details, "types": MESSAGE_TYPES, **values})
+
+
+async def retention_ms(context: Context, route: TopicRoute) -> int:
+    """The least of its brokers (fileReservedTime); 0 when none tells. A broker deletes by age what
+    its log holds of all topics."""
+    found = []
+    for broker in route.brokers:
+        address = broker.addresses.get(MASTER_ID)
+        if address is not None:
+            ask = partial(context.admin.broker_settings, address)
+            told = await part(context.listed(f"settings {address}", ask))
+            hours = (told.value or {}).get("fileReservedTime", "")
+            found += [int(hours) * HOUR_MS] if hours.isdigit() else []
+    return min(found, default=0)
 
 
 def _in_short(configs: dict[str, TopicConfig]) -> dict[str, Any]:
@@ -79,6 +95,7 @@ async def show(context: Context) -> Answer:
             "type": next((_in_short(configs)["type"] for _ in configs), None),
             "told": told,
             "groups": told["groups"].value or [],
+            "retention_ms": await retention_ms(context, told["route"].value),
         }
     )
 

@@ -6,13 +6,14 @@
   const short = (value) => value === null || value === undefined ? "–" : value.toLocaleString("en", { notation: value >= 1e5 ? "compact" : "standard", maximumFractionDigits: 1 });
   function draw(figure) {
     const points = JSON.parse(figure.dataset.points), names = JSON.parse(figure.dataset.names);
+    const last = points[0].at(-1) ?? Date.now() / 1e3, first = Math.min(points[0][0] ?? last, last - 600);
     const colours = [style("--accent"), style("--second")];
     const axis = { stroke: style("--quiet"), grid: { stroke: style("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
     const series = names.map((label, i) => ({ label, stroke: colours[i], width: 2, points: { show: points[0].length < 3 }, value: (_, v) => short(v) }));
     const chart = new uPlot({
       width: Math.max(200, figure.clientWidth), height: 180, cursor: { y: false }, legend: { live: true },
       tzDate: (s) => uPlot.tzDate(new Date(s * 1e3), "Etc/UTC"),
-      scales: { x: { range: (_, low, high) => [Math.min(low, high - 600), high] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
+      scales: { x: { range: () => [first, last] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
       axes: [{ ...axis, space: 70, values: (_, all) => all.map((s) => new Date(s * 1e3).toISOString().slice(11, 16)) }, { ...axis, size: 60, values: (_, all) => all.map(short) }],
       series: [{ label: "UTC", value: "{HH}:{mm}:{ss}" }, ...series],
     }, points, figure);

@@ -1,0 +1,92 @@
+"""The rings of the last hours: they are bounded, and a question that fails leaves a gap."""
+
+from typing import Any
+
+from sluicemq.client.core.operations.groups import QueueLag
+from sluicemq.console.history import GROUPS_MAX, POINTS_MAX, History, Ring, lag_of, rate
+from sluicemq.errors import RequestTimeoutError
+from sluicemq.model.topic import MessageQueue
+
+QUEUE = MessageQueue("flights", "broker-a", 0)
+
+
+class HandClock:
+    """Goes when it is told."""
+
+    now_s = 1000.0
+
+    def now_ms(self) -> int:
+        return int(self.now_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+def queue_lag(matching: int | None, eta_ms: int | None = None) -> QueueLag:
+    return QueueLag("late", QUEUE, 10, 0, 30, matching=matching, eta_ms=eta_ms)
+
+
+class Scripted:
+    """A cluster of one broker; `is_there` says whether it answers."""
+
+    is_there = True
+
+    async def masters(self) -> dict[str, str]:
+        return {"broker-a": "127.0.0.1:1"}
+
+    async def runtime(self, _address: str) -> dict[str, str]:
+        if not self.is_there:
+            raise RequestTimeoutError("no answer within 5 s.")
+        return {"putTps": "3.0 2.0 1.0", "getTransferredTps": "7.5 0 0"}
+
+    async def lag(self, _group: str) -> list[QueueLag]:
+        return [queue_lag(4)]
+
+
+def test_a_ring_forgets_its_oldest_points() -> None:
+    ring = Ring()
+    for second in range(POINTS_MAX + 5):
+        ring.add(second, {"in": second})
+    times, values = ring.chart("in")
+    assert len(times) == POINTS_MAX
+    assert times[0] == values[0] == 5
+    assert ring.chart("in", since_s=POINTS_MAX)[0] == list(range(POINTS_MAX, POINTS_MAX + 5))
+    assert ring.chart("other")[1][0] is None
+
+
+def test_rates_and_lag() -> None:
+    assert rate("3.5 2 1") == 3.5
+    assert rate("") == rate("none") == 0
+    known = lag_of([queue_lag(3, 2000), queue_lag(5, 4000)])
+    assert (known["lag"], known["matching"], known["eta_ms"]) == (40, 8, 4000)
+    assert lag_of([queue_lag(3), queue_lag(None)])["matching"] is None
+    assert lag_of([queue_lag(3)])["eta_ms"] is None
+    assert lag_of([])["eta_ms"] == 0
+    passed = QueueLag("late", QUEUE, 30, 0, 30)
+    assert lag_of([passed, queue_lag(3)])["matching"] == 3  # nothing of nothing
+
+
+async def test_it_looks_at_the_cluster_and_at_groups_that_are_watched() -> None:
+    clock, cluster = HandClock(), Scripted()
+    admin: Any = cluster
+    history = History(clock)
+    history.watch("late", [queue_lag(9)])
+    clock.now_s += 10
+    await history.look(admin)
+    cluster.is_there = False
+    clock.now_s += 10
+    await history.look(admin)
+    assert history.cluster.chart("in", "out") == [[1010.0], [3.0], [7.5]]
+    assert history.groups["late"].chart("lag", "matching") == [
+        [1000.0, 1010.0, 1020.0], [20, 20, 20], [9, 4, 4],
+    ]  # fmt: skip
+
+
+def test_the_groups_watched_last_are_kept() -> None:
+    history = History(HandClock())
+    for number in range(GROUPS_MAX + 1):
+        history.watch(f"group {number}", [])
+        history.watch("always", [])
+    assert "always" in history.groups
+    assert "group 0" not in history.groups
+    assert len(history.groups) == GROUPS_MAX
