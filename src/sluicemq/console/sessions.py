@@ -117,5 +117,8 @@ class Throttle:
             self._failures[key] = count, now_s + wait_s
 
     def succeeded(self, name: str, address: str) -> None:
-        """Forgets this name's."""
+        """The last one was none; the name's others are forgotten."""
         self._failures.pop((name, address), None)
+        count, end_s = self._failures.pop(("", address), (0, 0.0))
+        if count > 1:
+            self._failures["", address] = count - 1, min(end_s, self._clock.monotonic_s())

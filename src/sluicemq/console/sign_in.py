@@ -71,13 +71,13 @@ async def sign_in(console: Console, request: Request) -> Response:
     if console.throttle.wait_s(name, address) > 0:
         console.audit.write("sign-in", {}, state="throttled", **said)
         return console.render(request, "sign_in.html", 429, failure="sign_in.wait", name=name)
+    console.throttle.failed(name, address)  # before it is known: tries may come side by side
     try:
         check = by_key if kind == "key" else by_account
         session = await check(console, name, secret)
     except SluiceError as error:
         return console.failed(request, error, None)
     if session is None:
-        console.throttle.failed(name, address)
         console.audit.write("sign-in", {}, state="refused", **said)
         return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name=name)
     console.throttle.succeeded(name, address)

@@ -1,5 +1,6 @@
 """Who gets in, and as whom: accounts, links, throttling, forms of other sites."""
 
+import asyncio
 import stat
 from pathlib import Path
 
@@ -143,6 +144,18 @@ async def test_wrong_secrets_are_throttled_and_noted(browser: Browser, tmp_path:
     lines = [orjson.loads(line) for line in (tmp_path / "audit.jsonl").read_bytes().splitlines()]
     assert [line["state"] for line in lines] == ["refused"] * FAILURES_FREE + ["throttled"]
     assert "wrong" not in (tmp_path / "audit.jsonl").read_text()
+
+
+async def test_tries_side_by_side_are_throttled_too(browser: Browser) -> None:
+    answers = await asyncio.gather(*(browser.sign_in("read", "wrong") for _ in range(12)))
+    codes = [answer.status_code for answer in answers]
+    assert codes.count(401) == FAILURES_FREE
+    assert codes.count(429) == 12 - FAILURES_FREE
+
+
+async def test_who_knows_the_secret_never_waits(browser: Browser) -> None:
+    for _ in range(FAILURES_FREE * 5):
+        assert (await browser.sign_in("read", SECRETS[Role.READ])).status_code == 303
 
 
 async def test_a_removed_account_is_out_at_once(browser: Browser) -> None:
