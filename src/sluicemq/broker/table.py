@@ -15,7 +15,9 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.access import AccessAdmin
 from sluicemq.broker.admin.metadata import Metadata
 from sluicemq.broker.admin.queries import Queries
+from sluicemq.broker.admin.refused import SENTENCES, Refused
 from sluicemq.broker.admin.retention import Cleaning
+from sluicemq.broker.admin.statistics import Statistics
 from sluicemq.broker.admin.status import Admin
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.heartbeat import Heartbeats
@@ -157,6 +159,15 @@ TABLE: Final[dict[int, Row]] = {
     ),
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: Row(None, AccessAdmin.listed),
     Code.SLUICE_ACCESS_STATUS: Row(None, AccessAdmin.status),
+    # --- lists and counts over all, and what only other brokers have
+    Code.VIEW_BROKER_STATS_DATA: Row(h.StatisticsRequest, Statistics.view),
+    Code.GET_BROKER_CONSUME_STATS: Row(h.GetConsumeStatsOfBrokerRequest, Statistics.of_broker),
+    Code.GET_ALL_PRODUCER_INFO: Row(None, Statistics.all_producers),
+    Code.QUERY_TOPICS_BY_CONSUMER: Row(h.TopicsOfGroupRequest, Statistics.topics_of_group),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Row(h.TopicGroupRequest, Statistics.subscription),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Row(h.GroupForbiddenRequest, Statistics.forbidden),
+    Code.POP_ROLLBACK: Row(None, Refused.nothing_to_move),
+    **{code: Row(None, Refused.refuse) for code in SENTENCES},
 }
 """A handler belongs to the family of its class; see `families`."""
 
@@ -178,10 +189,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
         Metadata(settings, topics, groups, offsets, store, b.turns.end),
-        Admin(
-            settings, topics, offsets, consumers, b.producers, store, b.runtime, b.rates, b.watch,
-            b.in_flight.unfinished, b.files, clock,
-        ),
+        b.status, b.statistics, Refused(),
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),

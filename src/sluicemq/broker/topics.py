@@ -436,6 +436,16 @@ class Groups(Table[GroupConfig, GroupConfig]):
                 f"subscription group [{name}] does not exist.",
             )
 
+    def forbid(self, group: str, topic: str, *, is_forbidden: bool) -> None:
+        """Keeps a group from a topic or lets it again; in the file with its next writing."""
+        bits = self.forbidden.get(group, {}).get(topic, 0) & ~PERM_READ
+        changed = {**self.forbidden.get(group, {}), topic: bits | (PERM_READ * is_forbidden)}
+        changed = {name: it for name, it in changed.items() if it}
+        self.forbidden = {name: it for name, it in self.forbidden.items() if name != group}
+        if changed:
+            self.forbidden[group] = changed
+        self._bump()
+
     def may_read(self, group: str, topic: str) -> bool:
         """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""
         return not self.forbidden.get(group, {}).get(topic, 0) & PERM_READ

@@ -315,6 +315,16 @@ class ConsumeStats:
 
 
 @body
+class ConsumeStatsOfBroker:
+    """317's answer: for each group its topics."""
+
+    address: str = json("brokerAddr")
+    stats: list[dict[str, list[ConsumeStats]]] = json("consumeStatsList")
+    behind: int = json("totalDiff")
+    in_flight: int = json("totalInflightDiff")
+
+
+@body
 class TimeSpan:
     """303: a queue's first, consumed and last store time (ms), and how long a group is behind."""
 
@@ -354,6 +364,7 @@ encode_consume_stats, decode_consume_stats = body_codec(ConsumeStats, "consume s
 decode_consume_stats_list = member_codec(
     "consumeStatsList", list[dict[str, list[ConsumeStats]]], "consume statistics"
 )[1]
+encode_consume_stats_of_broker = body_codec(ConsumeStatsOfBroker, "consume statistics")[0]
 encode_time_spans, decode_time_spans = member_codec(
     "consumeTimeSpanSet", list[TimeSpan], "time spans"
 )

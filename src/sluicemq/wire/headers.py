@@ -470,6 +470,19 @@ class GetConsumeStatsOfBrokerRequest:
     ordered: bool = boolean("isOrder", default=False)
 
 
+@request(Code.QUERY_TOPICS_BY_CONSUMER)
+class TopicsOfGroupRequest:
+    group: str = text("group")
+
+
+@request(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)
+class GroupForbiddenRequest(TopicRequest):
+    """Without `readable` it only asks."""
+
+    group: str = text("group")
+    is_readable: bool | None = boolean("readable", default=None)
+
+
 @request(Code.RESET_MASTER_FLUSH_OFFSET)
 class ResetFlushedRequest:
     offset: int | None = int64("masterFlushOffset", default=None)

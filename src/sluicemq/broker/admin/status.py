@@ -12,7 +12,7 @@ counting is done.
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
@@ -70,8 +70,9 @@ class Rates:
 
     __slots__ = ("_histories", "_times")
 
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=WINDOWS_S[-1] + 1)
+    def __init__(self, count: int = WINDOWS_S[-1] + 1) -> None:
+        """Remembers `count` samples."""
+        self._times: deque[float] = deque(maxlen=count)
         self._histories: dict[str, deque[tuple[float, int]]] = {}
 
     def sample(self, now_s: float, counters: Mapping[str, int]) -> None:
@@ -100,6 +101,18 @@ class Rates:
         counted = history[-1][1] - (history[index - 1][1] if index else 0)
         seconds = self._times[-1] - begin_s
         return counted / seconds if seconds > 0 else 0.0
+
+    def newest(self, name: str) -> tuple[float, int | None]:
+        """When it was sampled last, and what it was; None for a counter that is not known."""
+        history = self._histories.get(name)
+        return (self._times[-1] if self._times else 0.0), history[-1][1] if history else None
+
+    def oldest(self, name: str) -> tuple[float, int]:
+        """When the first sample that is remembered was taken, and what it was then; 0 before it
+        began."""
+        history = self._histories.get(name, ())
+        index = bisect_right(history, self._times[0], key=itemgetter(0))
+        return self._times[0], history[index - 1][1] if index else 0
 
     def text(self, *names: str) -> str:
         """Three rates of the sum of the counters, as in code 28: `10s 60s 600s`."""
@@ -313,20 +326,25 @@ class Admin:
             names = self.offsets.topics_of(header.group)
             group = self.consumers.groups.get(header.group)
             names |= set(group.watches) if group is not None else set()
+        stats = self.progress(header.group, sorted(names))
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))
+
+    def progress(self, group: str, names: Sequence[str]) -> bodies.ConsumeStats:
+        """How far a group is in these topics."""
         queues: dict[MessageQueue, bodies.QueueProgress] = {}
-        for name in sorted(names):
+        for name in names:
             topic = self.topics.get(name)
             if topic is None:
-                log.info("group %s has offsets of topic %s, which is gone", header.group, name)
+                log.info("group %s has offsets of topic %s, which is gone", group, name)
                 continue
             for queue_id in range(topic.config.read_queues):
                 end = self.store.queue_offsets(name, queue_id)[1]
-                known = self.offsets.committed(header.group, name, queue_id)
+                known = self.offsets.committed(group, name, queue_id)
                 risk = self.watch.risk(name, queue_id, known)
                 committed = max(known, 0)
                 time_ms = self.store.reader.store_time_ms(name, queue_id, committed - 1)
-                start, in_flight, extra = self.unfinished(header.group, name, queue_id)
-                fetched = max(start, committed, self.offsets.fetched(header.group, name, queue_id))
+                start, in_flight, extra = self.unfinished(group, name, queue_id)
+                fetched = max(start, committed, self.offsets.fetched(group, name, queue_id))
                 extra -= max(start, 0) - committed
                 queues[MessageQueue(name, self.settings.broker.broker_name, queue_id)] = (
                     bodies.QueueProgress(
@@ -334,9 +352,8 @@ class Admin:
                         extra,
                     )
                 )  # fmt: skip
-        rate = sum(self.rates.rate(f"out:{name}@{header.group}", 60) for name in names)
-        stats = bodies.ConsumeStats(queues, rate)
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))
+        rate = sum(self.rates.rate(f"out:{name}@{group}", 60) for name in names)
+        return bodies.ConsumeStats(queues, rate)
 
     def groups_of_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """300: groups that subscribe to the topic now or have offsets of it."""

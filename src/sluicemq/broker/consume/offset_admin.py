@@ -236,12 +236,18 @@ class OffsetAdmin:
         wanted = watch.subscription if watch is not None else None
         codes = wanted.codes if wanted is not None else ()
 
+        filter_text = None
+        if header.group:
+            filter_text = "null" if watch else f"{header.group}@{topic.name} is not online!"
+
         def encoded() -> bytes:
             found = [
                 bodies.QueueUnit(position, size, code, not codes or code in codes)
                 for position, size, code in UNIT.iter_unpack(data)
             ]
-            return bodies.encode_queue_units(bodies.QueueUnits(low, high, found, wanted))
+            return bodies.encode_queue_units(
+                bodies.QueueUnits(low, high, found, wanted, filter_text)
+            )
 
         def steps() -> Steps[Command]:
             return Command(ResponseCode.SUCCESS, body=(yield encoded))

@@ -1,0 +1,171 @@
+"""Lists and counts over the whole broker, and what is refused with a sentence."""
+
+import pytest
+
+from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
+from sluicemq.broker.admin.refused import SENTENCES
+from sluicemq.broker.admin.statistics import Spans
+from sluicemq.model.subscription import Subscription
+from sluicemq.wire import bodies, fastjson
+
+STATISTICS, OF_BROKER, PRODUCERS, TOPICS, SUBSCRIPTION, FORBIDDEN = 315, 317, 328, 343, 345, 353
+PULL, COMMIT, UNITS = 11, 15, 321
+
+
+def join(client: SteppedClient) -> None:
+    subscription = Subscription("T", "*", version=3)
+    data = bodies.ConsumerData("G", subscriptions=(subscription,))
+    beat = bodies.Heartbeat("the client", ("P",), (data,))
+    client.call(34, {}, bodies.encode_heartbeat(beat))
+
+
+def commit(client: SteppedClient, offset: int) -> None:
+    fields = {"consumerGroup": "G", "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+    assert client.call(COMMIT, fields).code == 0
+
+
+def pass_s(broker: SteppedBroker, seconds: int) -> None:
+    for _ in range(seconds):
+        broker.clock.advance(1)
+        broker.core.second()
+
+
+def counted(client: SteppedClient, name: str, key: str) -> dict[str, dict[str, float]]:
+    answer = client.call(STATISTICS, {"statsName": name, "statsKey": key})
+    assert answer.code == 0, answer.remark
+    found: dict[str, dict[str, float]] = fastjson.loads(answer.body)
+    return found
+
+
+def test_spans_forget_what_is_past_and_ask_for_counters_when_a_sample_is_due() -> None:
+    spans, asked, value = Spans(), [0], 0
+
+    def counters() -> dict[str, int]:
+        asked[0] += 1
+        return {"n": value}
+
+    for second in range(2 * 86_400):
+        value = second
+        spans.sample(float(second), counters)
+    found = spans.counted("n")
+    assert found is not None
+    assert asked[0] == 2 * 8640
+    assert [found[span][0] for span in ("statsMinute", "statsHour", "statsDay")] == [
+        60, 4190, 89990,
+    ]  # fmt: skip
+    assert found["statsMinute"][1] == pytest.approx(1)
+    assert spans.counted("other") is None
+
+
+def test_messages_are_counted_by_minute_hour_and_day(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    pass_s(broker, 1)
+    for _ in range(5):
+        client.call(310, send_fields(), b"x" * 10)
+    pass_s(broker, 10)
+    found = counted(client, "TOPIC_PUT_NUMS", "T")
+    assert [found[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [5, 5, 5]
+    assert found["statsMinute"]["tps"] == pytest.approx(0.5)
+    assert found["statsMinute"]["avgpt"] == 1
+    size = counted(client, "TOPIC_PUT_SIZE", "T")["statsDay"]
+    assert size["sum"] == size["avgpt"] * 5
+    pass_s(broker, 120)
+    found = counted(client, "TOPIC_PUT_NUMS", "T")
+    assert (found["statsMinute"]["sum"], found["statsHour"]["sum"]) == (0, 5)
+    assert counted(client, "BROKER_PUT_NUMS", broker.settings.broker.cluster_name)
+
+
+def test_what_a_group_gets_is_counted(broker: SteppedBroker, client: SteppedClient) -> None:
+    join(client)
+    pass_s(broker, 1)
+    client.call(310, send_fields(), b"x")
+    client.call(PULL, pull_fields())
+    pass_s(broker, 11)
+    assert counted(client, "GROUP_GET_NUMS", "T@G")["statsMinute"]["sum"] == 1
+
+
+def test_a_count_that_nobody_knows_is_refused_as_by_rocketmq(client: SteppedClient) -> None:
+    answer = client.call(STATISTICS, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "nowhere"})
+    assert (answer.code, answer.remark) == (1, "The stats <TOPIC_PUT_NUMS> <nowhere> not exist")
+
+
+def test_how_far_all_groups_are(client: SteppedClient) -> None:
+    join(client)
+    for _ in range(3):
+        client.call(310, send_fields(), b"x")
+    commit(client, 1)
+    answer = client.call(OF_BROKER, {"isOrder": "false"})
+    (groups,) = bodies.decode_consume_stats_list(answer.body)
+    (stats,) = groups["G"]
+    assert {queue.topic for queue in stats.queues} == {"T"}
+    assert b'"totalDiff":2' in answer.body
+    answer = client.call(OF_BROKER, {"isOrder": "true"})
+    assert bodies.decode_consume_stats_list(answer.body) == []
+
+
+def test_producers_of_all_groups(client: SteppedClient) -> None:
+    join(client)
+    (member,) = fastjson.loads(client.call(PRODUCERS).body)["data"]["P"]
+    assert member["clientId"] == "the client"
+    assert member["remoteIP"].startswith("/")
+
+
+def test_topics_and_subscription_of_a_group(client: SteppedClient) -> None:
+    join(client)
+    commit(client, 0)
+    assert fastjson.loads(client.call(TOPICS, {"group": "G"}).body)["topicList"] == ["T"]
+    fields = {"group": "G", "topic": "T"}
+    found = fastjson.loads(client.call(SUBSCRIPTION, fields).body)
+    assert found["subscriptionData"]["subString"] == "*"
+    nothing = fastjson.loads(client.call(SUBSCRIPTION, {**fields, "group": "other"}).body)
+    assert nothing == {"group": "other", "topic": "T"}
+
+
+def test_a_group_is_kept_from_a_topic_and_let_again(client: SteppedClient) -> None:
+    join(client)
+    client.call(310, send_fields(), b"x")
+    fields = {"group": "G", "topic": "T"}
+
+    def ask(**more: str) -> bool:
+        return bool(fastjson.loads(client.call(FORBIDDEN, {**fields, **more}).body)["readable"])
+
+    assert ask()
+    assert not ask(readable="false")
+    assert not ask(), "asking changes nothing"
+    assert client.call(PULL, pull_fields()).code == 16
+    assert b'"forbiddenTable":{"G":{"T":4}}' in client.call(201).body
+    assert ask(readable="true")
+    assert client.call(PULL, pull_fields()).code == 0
+
+
+def test_units_say_what_became_of_the_filter(client: SteppedClient) -> None:
+    client.call(310, send_fields(), b"x")
+    fields = {"topic": "T", "queueId": "0", "index": "0", "count": "1", "consumerGroup": "G"}
+    found = bodies.decode_queue_units(client.call(UNITS, fields).body)
+    assert (found.filter_text, found.units[0].is_wanted) == ("G@T is not online!", True)
+    join(client)
+    assert bodies.decode_queue_units(client.call(UNITS, fields).body).filter_text == "null"
+
+
+@pytest.mark.parametrize("code", sorted(SENTENCES))
+def test_what_only_other_brokers_have_is_refused_with_a_sentence(
+    client: SteppedClient, code: int
+) -> None:
+    answer = client.call(code)
+    assert (answer.code, answer.remark) == (3, SENTENCES[code])
+
+
+def test_there_is_nothing_to_move_out_of_rocksdb(client: SteppedClient) -> None:
+    assert client.call(200056).code == 0
+
+
+def test_no_configuration_answer_shows_the_environment(
+    client: SteppedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """26 shows settings; a value that a request brings is taken as it is written."""
+    monkeypatch.setenv("SLUICE_TEST_SECRET", "hunter2")
+    assert b"hunter2" not in client.call(26).body
+    for value in ("$SLUICE_TEST_SECRET", "${SLUICE_TEST_SECRET}", "~/x"):
+        assert client.call(25, None, f"brokerName={value}\n".encode()).code == 1
+        assert b"hunter2" not in client.call(26).body
