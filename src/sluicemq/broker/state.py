@@ -8,8 +8,7 @@ from typing import Any, Final
 from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
-from sluicemq.broker.admin.statistics import Spans, Statistics
-from sluicemq.broker.admin.status import Admin, Days, Rates, RuntimeInfo
+from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, CallLater, Offload, in_place
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
 from sluicemq.broker.consume.delivered import Deliveries
@@ -162,15 +161,6 @@ class BrokerState:
             topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,
             (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
-        self.status = Admin(
-            settings, topics, offsets, consumers, self.producers, store, self.runtime, self.rates,
-            self.watch, self.in_flight.unfinished, files, clock,
-        )  # fmt: skip
-        self.spans = Spans()
-        self.statistics = Statistics(
-            settings, topics, groups, offsets, consumers, self.producers, self.pull, self.spans,
-            self.status,
-        )  # fmt: skip
 
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
@@ -309,7 +299,7 @@ class BrokerState:
         counters = self.runtime.counters()
         self.rates.sample(self.clock.monotonic_s(), counters)
         self.days.sample(self.clock.now_ms(), counters)
-        self.spans.sample(self.clock.monotonic_s(), self.statistics.counters)
+        self.runtime.spans.sample(self.clock.monotonic_s(), self.runtime.statistics)
 
     def expire_clients(self) -> None:
         """Now and then: closes the connections of clients that have stopped their heartbeats."""

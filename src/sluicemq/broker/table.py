@@ -163,7 +163,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.VIEW_BROKER_STATS_DATA: Row(h.StatisticsRequest, Statistics.view),
     Code.GET_BROKER_CONSUME_STATS: Row(h.GetConsumeStatsOfBrokerRequest, Statistics.of_broker),
     Code.GET_ALL_PRODUCER_INFO: Row(None, Statistics.all_producers),
-    Code.QUERY_TOPICS_BY_CONSUMER: Row(h.TopicsOfGroupRequest, Statistics.topics_of_group),
+    Code.QUERY_TOPICS_BY_CONSUMER: Row(h.GetGroupConfigRequest, Statistics.topics_of_group),
     Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Row(h.TopicGroupRequest, Statistics.subscription),
     Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Row(h.GroupForbiddenRequest, Statistics.forbidden),
     Code.POP_ROLLBACK: Row(None, Refused.nothing_to_move),
@@ -176,6 +176,10 @@ def families(b: BrokerState) -> tuple[object, ...]:
     """What has handlers in one broker."""
     settings, topics, groups, offsets, store = b.settings, b.topics, b.groups, b.offsets, b.store
     clock, consumers = b.clock, b.consumers
+    admin = Admin(
+        settings, topics, offsets, consumers, b.producers, store, b.runtime, b.rates, b.watch,
+        b.in_flight.unfinished, b.files, clock,
+    )  # fmt: skip
     return (
         b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning, b.assignments,
         b.filter_watch, b.in_flight,
@@ -189,7 +193,10 @@ def families(b: BrokerState) -> tuple[object, ...]:
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
         Metadata(settings, topics, groups, offsets, store, b.turns.end),
-        b.status, b.statistics, Refused(),
+        admin, Refused(),
+        Statistics(
+            settings, topics, groups, offsets, consumers, b.producers, b.runtime, admin,
+        ),
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),

@@ -362,7 +362,7 @@ class GetAllGroupsResponse:
     group_count: int | None = int32("totalGroupNum", default=None)
 
 
-@request(Code.GET_SUBSCRIPTIONGROUP_CONFIG)
+@request(Code.GET_SUBSCRIPTIONGROUP_CONFIG, Code.QUERY_TOPICS_BY_CONSUMER)
 class GetGroupConfigRequest:
     group: str = text("group")
 
@@ -470,22 +470,11 @@ class GetConsumeStatsOfBrokerRequest:
     ordered: bool = boolean("isOrder", default=False)
 
 
-@request(Code.QUERY_TOPICS_BY_CONSUMER)
-class TopicsOfGroupRequest:
-    group: str = text("group")
-
-
 @request(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)
-class GroupForbiddenRequest(TopicRequest):
+class GroupForbiddenRequest(TopicGroupRequest):
     """Without `readable` it only asks."""
 
-    group: str = text("group")
     is_readable: bool | None = boolean("readable", default=None)
-
-
-@request(Code.RESET_MASTER_FLUSH_OFFSET)
-class ResetFlushedRequest:
-    offset: int | None = int64("masterFlushOffset", default=None)
 
 
 @request(Code.UPDATE_AND_CREATE_ACL_CONFIG)

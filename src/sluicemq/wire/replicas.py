@@ -24,6 +24,11 @@ class BrokerHeartbeatRequest:
     election_priority: int | None = int32("electionPriority", default=None)
 
 
+@request(Code.RESET_MASTER_FLUSH_OFFSET)
+class ResetFlushedRequest:
+    offset: int | None = int64("masterFlushOffset", default=None)
+
+
 @request(Code.GET_BROKER_MEMBER_GROUP)
 class GetBrokerMemberGroupRequest:
     cluster: str = text("clusterName")

@@ -4,7 +4,7 @@ import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.admin.refused import SENTENCES
-from sluicemq.broker.admin.statistics import Spans
+from sluicemq.broker.admin.status import Spans
 from sluicemq.model.subscription import Subscription
 from sluicemq.wire import bodies, fastjson
 

@@ -137,6 +137,42 @@ class Days:
             self._day = day
 
 
+SPANS: Final = (("statsMinute", 10, 7), ("statsHour", 600, 7), ("statsDay", 3600, 25))
+"""Name in the answer, seconds between two samples, how many are kept."""
+Counters = Callable[[], Mapping[str, int]]
+
+
+class Spans:
+    """Counters as they were during the last minute, hour and day: sampled each ten seconds, ten
+    minutes and hour. Only those that have changed take room."""
+
+    def __init__(self) -> None:
+        self._samples = {name: Rates(count) for name, _, count in SPANS}
+        self._next_s = dict.fromkeys(self._samples, float("-inf"))
+
+    def sample(self, now_s: float, counters: Counters) -> None:
+        """Call this once a second; `counters` is asked when a sample is due."""
+        due = [span for span in SPANS if now_s >= self._next_s[span[0]]]
+        if due:
+            found = counters()
+            for name, period_s, _ in due:
+                self._next_s[name] = now_s + period_s
+                self._samples[name].sample(now_s, found)
+
+    def counted(self, name: str) -> dict[str, tuple[int, float]] | None:
+        """(What it has counted, a second) of each span; None for a counter that is not known."""
+        newest_s, newest = self._samples[SPANS[0][0]].newest(name)
+        if newest is None:
+            return None
+        found = {}
+        for span, samples in self._samples.items():
+            oldest_s, oldest = samples.oldest(name)
+            seconds = newest_s - oldest_s
+            count = newest - oldest
+            found[span] = (count, count / seconds if seconds > 0 else 0.0)
+        return found
+
+
 @dataclass(slots=True, eq=False)
 class RuntimeInfo:
     """Collects the table when somebody asks. `more`: parts of it that others know."""
@@ -150,6 +186,22 @@ class RuntimeInfo:
     rates: Rates
     days: Days
     more: Collection[Callable[[], dict[str, str]]] = ()
+    spans: Spans = field(default_factory=Spans)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters by RocketMQ's name and key of them; those of the broker have none."""
+        found = {"BROKER_PUT_NUMS ": 0, "BROKER_GET_NUMS ": 0}
+        for topic in self.topics:
+            if topic.messages_in:
+                found["BROKER_PUT_NUMS "] += topic.messages_in
+                found[f"TOPIC_PUT_NUMS {topic.name}"] = topic.messages_in
+                found[f"TOPIC_PUT_SIZE {topic.name}"] = topic.bytes_in
+        for (name, group), delivered in self.pull.delivered.items():
+            if delivered.messages_out:
+                found["BROKER_GET_NUMS "] += delivered.messages_out
+                found[f"GROUP_GET_NUMS {name}@{group}"] = delivered.messages_out
+                found[f"GROUP_GET_SIZE {name}@{group}"] = delivered.bytes_out
+        return found
 
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""

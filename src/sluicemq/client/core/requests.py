@@ -33,7 +33,7 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicConfig,
 )
-from sluicemq.wire import bodies, fastjson, headers, popping, tables
+from sluicemq.wire import bodies, fastjson, headers, popping, replicas, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
@@ -104,7 +104,7 @@ system_topics = _bare(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
 runtime_info = _bare(Code.GET_BROKER_RUNTIME_INFO)
 broker_settings = _bare(Code.GET_BROKER_CONFIG)
 replication_status = _bare(Code.GET_BROKER_HA_STATUS)
-reset_flushed = _of(Code.RESET_MASTER_FLUSH_OFFSET, headers.ResetFlushedRequest)
+reset_flushed = _of(Code.RESET_MASTER_FLUSH_OFFSET, replicas.ResetFlushedRequest)
 statistics = _of(Code.VIEW_BROKER_STATS_DATA, headers.StatisticsRequest)
 consume_stats_of_broker = _of(Code.GET_BROKER_CONSUME_STATS, headers.GetConsumeStatsOfBrokerRequest)
 producers = _bare(Code.GET_ALL_PRODUCER_INFO)
