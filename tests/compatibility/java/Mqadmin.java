@@ -1,11 +1,15 @@
 import java.io.BufferedReader;
 import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
+import java.io.OutputStream;
 import java.io.PrintStream;
+import java.lang.reflect.InvocationTargetException;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
 import java.security.Permission;
+import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -20,7 +24,8 @@ import org.apache.rocketmq.common.message.Message;
  * Many calls of mqadmin in one JVM, and the clients that they look at.
  *
  * <p>{@code prepare ns topic group count}: a producer sends, a push consumer takes everything, both stay.
- * {@code run ns words limit_ms}: one call; what it printed, and the code it ended with. {@code close}: the clients leave.
+ * {@code script ns lines limit_ms}: a call for each line, words apart by tabs; what each printed, and the code it ended
+ * with (-1: it did not end). {@code close}: the clients leave.
  */
 public final class Mqadmin {
     private static final PrintStream OUT = System.out;
@@ -61,7 +66,8 @@ public final class Mqadmin {
     public static void main(String[] arguments) throws Exception {
         Guard guard = new Guard();
         System.setSecurityManager(guard);
-        System.setOut(ERRORS);
+        System.setOut(new PrintStream(new Routed(), true, "UTF-8"));
+        System.setErr(System.out);
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             String[] words = line.trim().split(" ");
@@ -73,7 +79,7 @@ public final class Mqadmin {
             try {
                 switch (words[0]) {
                     case "prepare": prepare(options); break;
-                    case "run": call(options); break;
+                    case "script": script(options); break;
                     case "close": close(); break;
                     default: throw new IllegalArgumentException(words[0]);
                 }
@@ -127,44 +133,88 @@ public final class Mqadmin {
         producer = null;
     }
 
-    private static void call(Map<String, String> options) throws Exception {
-        String[] words = options.get("words").isEmpty() ? new String[0] : options.get("words").split("\n");
-        ByteArrayOutputStream printed = new ByteArrayOutputStream();
-        PrintStream capture = new PrintStream(printed, true, "UTF-8");
-        int[] code = {0};
-        Thread thread = new Thread(() -> {
+    /** Where the threads of a call print to. */
+    private static final InheritableThreadLocal<ByteArrayOutputStream> PRINTED = new InheritableThreadLocal<>();
+
+    private static final class Routed extends OutputStream {
+        @Override
+        public void write(int octet) {
+            write(new byte[] {(byte) octet}, 0, 1);
+        }
+
+        @Override
+        public void write(byte[] octets, int from, int count) {
+            ByteArrayOutputStream printed = PRINTED.get();
+            if (printed == null) ERRORS.write(octets, from, count);
+            else printed.write(octets, from, count);
+        }
+    }
+
+    /** One call of mqadmin, in a thread of its own. */
+    private static final class Call extends Thread {
+        private final String[] words;
+        private final ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        private final long begin = System.nanoTime();
+        volatile int code;
+
+        Call(String[] words) {
+            this.words = words;
+        }
+
+        @Override
+        public void run() {
+            PRINTED.set(printed);
             try {
                 Class<?> start = Class.forName("org.apache.rocketmq.tools.command.MQAdminStartup");
                 start.getMethod("main", String[].class).invoke(null, (Object) words);
-            } catch (java.lang.reflect.InvocationTargetException wrapped) {
+            } catch (InvocationTargetException wrapped) {
                 Throwable error = wrapped.getCause();
-                if (error instanceof Ended) code[0] = ((Ended) error).code;
+                if (error instanceof Ended) code = ((Ended) error).code;
                 else {
-                    error.printStackTrace(capture);
-                    code[0] = 1;
+                    error.printStackTrace();
+                    code = 1;
                 }
             } catch (ReflectiveOperationException error) {
                 throw new IllegalStateException(error);
             }
-        });
-        long begin = System.nanoTime();
-        System.setProperty("rocketmq.namesrv.addr", options.get("ns"));
-        System.setOut(capture);
-        System.setErr(capture);
-        try {
-            thread.start();
-            thread.join(Long.parseLong(options.get("limit_ms")));
-            if (thread.isAlive()) {
-                code[0] = -1;
-                thread.interrupt();
-                thread.join(3000);
-            }
-        } finally {
-            System.setOut(ERRORS);
-            System.setErr(ERRORS);
         }
-        emit("printed", "text", printed.toString("UTF-8"), "code", String.valueOf(code[0]),
-            "ms", String.valueOf((System.nanoTime() - begin) / 1_000_000));
+
+        /** Its work is done, and it only closes connections, which now and then takes three seconds. */
+        boolean isLeaving() {
+            for (StackTraceElement frame : getStackTrace()) {
+                if (frame.getMethodName().equals("shutdown") && frame.getClassName().endsWith("DefaultMQAdminExt")) return true;
+            }
+            return !isAlive();
+        }
+
+        void await(long limitMs) throws InterruptedException {
+            while (!isLeaving()) {
+                if (System.nanoTime() - begin > limitMs * 1_000_000) {
+                    code = -1;
+                    return;
+                }
+                Thread.sleep(2);
+            }
+        }
+
+        void tell() throws Exception {
+            if (code != -1) join();
+            emit("printed", "text", printed.toString("UTF-8"), "code", String.valueOf(code));
+        }
+    }
+
+    private static void script(Map<String, String> options) throws Exception {
+        System.setProperty("rocketmq.namesrv.addr", options.get("ns"));
+        List<Call> calls = new ArrayList<>();
+        for (String line : options.get("lines").split("\n")) {
+            Call call = new Call(line.split("\t"));
+            call.setDaemon(true);
+            call.start();
+            call.await(Long.parseLong(options.get("limit_ms")));
+            calls.add(call);
+            Thread.sleep(20); // the tool names its client by the millisecond
+        }
+        for (Call call : calls) call.tell();
     }
 
     private static synchronized void emit(String event, String... pairs) {

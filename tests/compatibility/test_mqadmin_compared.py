@@ -1,0 +1,78 @@
+"""Each call of one script by the real mqadmin, before a Java broker and before ours: the same
+lines, columns and exit code, or a declared reason why not (`peer/mqadmin.py`, docs/mqadmin.md).
+
+The releases 5.3.3 and 4.9.7 (which stands for 4.9.8) run with SLUICEMQ_COMPATIBILITY=all, before
+ours alone: whatever they ask is known to our broker.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from peer import clusters, mqadmin
+from peer.mqadmin import COMMANDS, Outcome
+from peer.toolchain import MissingTool
+
+RELEASES = ["client-5.3.3", "client-acl-4.9.7"]
+PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
+NAMES = {"brokerName": "broker-a", "brokerClusterName": "DefaultCluster"}
+
+
+def ours(directory: Path, release: str) -> dict[str, Outcome]:
+    directory.mkdir()
+    with clusters.sluice_cluster(directory, **NAMES) as cluster:
+        driver = mqadmin.tool(release, directory)
+        try:
+            return mqadmin.played(driver, cluster, directory)
+        finally:
+            driver.close()
+
+
+def java(directory: Path) -> dict[str, Outcome]:
+    directory.mkdir()
+    with clusters.rocketmq_cluster(directory, release="5.5.0") as cluster:
+        driver = mqadmin.tool("client-5.5.0", directory)
+        try:
+            return mqadmin.played(driver, cluster, directory)
+        finally:
+            driver.close()
+
+
+@pytest.mark.slow
+def test_what_differs_is_explained(tmp_path: Path) -> None:
+    try:
+        mqadmin.tool("client-5.5.0", tmp_path).close()  # compiled once, before both use it
+        with ThreadPoolExecutor() as pool:
+            theirs = pool.submit(java, tmp_path / "java")
+            found = pool.submit(ours, tmp_path / "ours", "client-5.5.0")
+            expected, outcomes = theirs.result(), found.result()
+    except MissingTool as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+    different = {
+        line: (expected[line], outcomes[line])
+        for line in COMMANDS
+        if expected[line] != outcomes[line] and mqadmin.verdict(line)[0] == "same"
+    }
+    assert not different
+    assert all(expected[line].code == outcomes[line].code for line in COMMANDS), (
+        "whatever a tool prints, it ends with the same code"
+    )
+
+
+@pytest.mark.skipif(os.environ.get("SLUICEMQ_COMPATIBILITY") != "all", reason="another release")
+@pytest.mark.parametrize("release", RELEASES)
+def test_whatever_an_older_tool_asks_is_known(tmp_path: Path, release: str) -> None:
+    outcomes = ours(tmp_path / "ours", release)
+    unknown = [
+        line for line, outcome in outcomes.items()
+        if "request type" in outcome.text and "-a {name_server}" not in line
+        and not line.startswith(("addBroker", "removeBroker"))
+    ]  # fmt: skip
+    assert not unknown
+
+
+def test_the_page_is_the_table() -> None:
+    assert PAGE.read_text() == mqadmin.page()
