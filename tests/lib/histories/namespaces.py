@@ -140,6 +140,8 @@ class Place:
         for name in self.processes:
             self.signal(name, signal.SIGCONT)
             self.signal(name, signal.SIGKILL)
+        # With its namespace it would go a moment later, and another cluster wants the name.
+        subprocess.run(["ip", "link", "del", self._cable], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.namespace], check=False, capture_output=True)
 
 
