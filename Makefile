@@ -69,7 +69,7 @@ format: $(STAMP) ## let ruff lay out the code
 	$(BIN)/ruff format .
 
 .PHONY: compat
-compat: $(STAMP) ## only the tests with the real Java and Go clients and the real Java broker
+compat: $(STAMP) ## only the tests with the real Java and Go clients and the real Java broker (SLUICEMQ_COMPATIBILITY=all: with the pairs that CI leaves out)
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: official

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 HERE: Final = Path(__file__).parent
 LONG: Final = (
@@ -55,6 +56,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # else those with the most tests are first
+    # How long an example takes says how busy the machine is, and nothing of the code.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
 
 
 @pytest.hookimpl(optionalhook=True)
