@@ -281,6 +281,7 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "brokerStatus": _VERSION,
     "statsAll$": f"{_OWN_TOPICS}; {_COUNTED}",
     "statsAll -a": _COUNTED,
+    "statsAll -t": _COUNTED,
     "consumerProgress$": _COUNTED,
     "getBrokerConfig": _SETTINGS,
     "getNamesrvConfig": _SETTINGS,
