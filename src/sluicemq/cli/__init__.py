@@ -53,6 +53,7 @@ COMMANDS: Final = {
     "cluster": Entry("cluster", "cluster", "Brokers and their replicas: show, switch the master."),
     "mqadmin": Entry("mqadmin", "mqadmin", "RocketMQ's mqadmin by its own names, without Java."),
     "sql": Entry("spark", "sql", "Query topics, archives, dead letters and traces with SQL."),
+    "doctor": Entry("explain", "doctor", "Say what is wrong with a cluster, and what cures it."),
     "explain": Entry("explain", "explain", "Say why a message or a group is where it is."),
     "filter": Entry("filter", "filter_group", "Check and try filter expressions."),
     "pipeline": Entry("spark", "pipeline", "Data pipelines on Spark: run, check, list."),

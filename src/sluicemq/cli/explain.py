@@ -1,5 +1,6 @@
 """`sluice explain message|group`: why a group has or has not got a message, is idle or behind;
-`sluice filter test`: what an expression would do to the messages that are stored."""
+`sluice filter test`: what an expression would do to the messages that are stored; `sluice doctor`:
+what is wrong, from the name server to the client, and what cures it."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,10 @@ from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation
 from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.topic import MESSAGE_TYPES
+from sluicemq.operate.causes import Named
+from sluicemq.operate.doctor import Diagnosis, diagnose
+from sluicemq.operate.evidence import Evidence
 
 SHOWN_SAMPLES: Final = 5
 _HIDDEN: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_KEY"})
@@ -231,3 +236,76 @@ def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str
         rows.append([sample["source"], sample["offset"], shown])
     if rows:
         print_table(title, ["queue", "offset", "properties"], rows)
+
+
+# ------------------------------------------------------------------------------------- doctor
+
+
+@click.command()
+@click.option("-t", "--topic", help="Why can it not be sent to, or read?")
+@click.option("-g", "--group", help="Why does this consumer group get nothing, or lag?")
+@click.option("-m", "--message", "message_id", metavar="ID", help="Why has it not arrived?")
+@click.option(
+    "--type", type=click.Choice([one.lower() for one in MESSAGE_TYPES]),
+    help="What producers send to the topic.",
+)  # fmt: skip
+@click.option(
+    "--broker", "brokers", metavar="HOST:PORT", multiple=True,
+    help="Ask this broker too, although no name server may know it.",
+)  # fmt: skip
+@admin_options
+def doctor(admin: Admin, as_json: bool, **options: Any) -> None:
+    """Say what is wrong with a cluster, ours or RocketMQ's, and what cures it.
+
+    Walks from the name servers to brokers, stores, groups and clients, changes nothing, and prints
+    the one cause, then what is wrong besides. Exit code 1 when something is.
+    """
+    found = diagnose(admin, **options)
+    if as_json:
+        causes = {"cause": found.cause, "also": found.also, "notes": found.notes}
+        shown = {name: _plain(value) for name, value in causes.items()}
+        print_json({"healthy": found.is_healthy, **shown, "evidence": _evidence(found.evidence)})
+    else:
+        _print_diagnosis(found)
+    if not found.is_healthy:
+        raise SystemExit(1)
+
+
+def _plain(value: Named | Sequence[Named] | None) -> object:
+    if isinstance(value, Named):
+        return {name: text for name, text in value._asdict().items() if name != "is_note"}
+    return None if value is None else [_plain(one) for one in value]
+
+
+_server = fields("address reach code remark detail")
+_broker = fields("address reach code remark detail name id skew_ms disk_percent vip runtime")
+_of_group = fields("name explained models dead dead_time_ms retried filters")
+_of_message = fields("message_id waiting offset_min born_ms")
+
+
+def _evidence(seen: Evidence) -> dict[str, Any]:
+    """What may be shown: settings have secrets."""
+    return {
+        **fields("now_ms topic type denied unseen")(seen),
+        "name_servers": [_server(one) | {"knows": one.knows} for one in seen.names],
+        "brokers": [_broker(one) for one in seen.brokers],
+        "group": seen.group and _of_group(seen.group) | {"models": sorted(seen.group.models)},
+        "message": seen.message and _of_message(seen.message),
+    }
+
+
+def _print_diagnosis(found: Diagnosis) -> None:
+    evidence = found.evidence
+    if found.cause is None:
+        names, brokers = (sum(one.is_up for one in them) for them in
+                          (evidence.names, evidence.brokers))  # fmt: skip
+        click.echo(f"healthy  {names} name servers and {brokers} brokers answer; nothing is wrong.")
+    causes = () if found.cause is None else (found.cause, *found.also)
+    rows = [*zip(("cause", *("also",) * len(found.also)), causes, strict=False),
+            *(("note", one) for one in found.notes)]  # fmt: skip
+    for word, one in rows:
+        click.echo(f"{word:<8} {one.code}: {one.what}")
+        if one.cure:
+            click.echo(f"{'':8} {one.cure}")
+    for text in evidence.unseen:
+        click.echo(f"unseen   {text}")

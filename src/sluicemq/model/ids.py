@@ -8,6 +8,7 @@ a unique id is made by the client: address, process, start, time in this month, 
 import base64
 import binascii
 import ipaddress
+import re
 import struct
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,6 +22,7 @@ _PORT = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
 HOST_BYTES_IPV4 = 8
 HOST_BYTES_IPV6 = 20
+DAY_MS: Final = 86_400_000
 
 
 class Host(NamedTuple):
@@ -114,14 +116,29 @@ class UniqueIds:
         """The next id. HOT."""
         now_ms, month_ms = self._clock.now_ms(), self._month_ms
         if now_ms not in month_ms:
-            start = datetime.fromtimestamp(now_ms / 1000, UTC).replace(
-                day=1, hour=0, minute=0, second=0, microsecond=0
-            )
+            start = _month(now_ms)
             end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
             month_ms = range(int(start.timestamp()) * 1000, int(end.timestamp()) * 1000)
             self._month_ms = month_ms
         number = next(self._numbers) & 0xFFFF
         return f"{self._prefix}{now_ms - month_ms.start:08X}{number:04X}"
+
+
+def _month(time_ms: int) -> datetime:
+    """Its first moment (UTC)."""
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def unique_time_ms(message_id: str, now_ms: int) -> int:
+    """When a UNIQ_KEY was made, in the month that ends now or the one before; 0 for another id."""
+    if re.fullmatch("[0-9A-Fa-f]{32}", message_id) is None:
+        return 0
+    month_ms = int(_month(now_ms).timestamp()) * 1000
+    time_ms = month_ms + int(message_id[20:28], 16)
+    if time_ms > now_ms + DAY_MS:
+        time_ms += int(_month(month_ms - 1).timestamp()) * 1000 - month_ms
+    return time_ms if time_ms <= now_ms + DAY_MS else 0
 
 
 _VERSION: Final = "v1"

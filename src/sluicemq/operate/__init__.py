@@ -1,1 +1,1 @@
-"""Tools that ask a cluster and say what they see; they use the client and nothing of a server."""
+"""What operators use: doctor, mqadmin, assistants' tools."""

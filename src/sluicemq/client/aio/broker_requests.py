@@ -198,6 +198,7 @@ class BrokerRequests:
             "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
             "language": "PYTHON",
             "consumerGroup": member.group,
+            "messageModel": bodies.BROADCASTING if options.broadcast else bodies.CLUSTERING,
             "consumeFromWhere": options.consume_from,
             "pullBatchSize": str(options.pull_count),
             "pullThresholdForQueue": str(options.count_max),

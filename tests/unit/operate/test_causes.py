@@ -1,0 +1,352 @@
+"""Every row of the table of causes: evidence for which it holds, and evidence close to it for which
+it does not; docs/doctor.md has the same rows."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluicemq.client.core.operations.groups import QueueLag, QueueProgress
+from sluicemq.client.core.operations.rules import (
+    Code,
+    Fate,
+    Finding,
+    GroupExplained,
+    MessageExplained,
+)
+from sluicemq.model.topic import (
+    BrokerData,
+    GroupConfig,
+    MessageQueue,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+)
+from sluicemq.net.probe import Reach
+from sluicemq.operate.causes import CAUSES, decide
+from sluicemq.operate.doctor import skew_ms
+from sluicemq.operate.evidence import (
+    BrokerSeen,
+    Evidence,
+    FilterSeen,
+    GroupSeen,
+    MemberSeen,
+    MessageSeen,
+    NameServerSeen,
+)
+from sluicemq.wire.bodies import ClusterInfo, QueueState, RunningInfo, TopicRates
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def route(perm: int = 6, *, order: str | None = None, addresses: Any = None) -> TopicRoute:
+    places = {0: "10.0.0.2:10911"} if addresses is None else addresses
+    return TopicRoute((BrokerData("a", "C", places),), (QueueData("a", 4, 4, perm),), order)
+
+
+CLUSTER = ClusterInfo({"a": BrokerData("a", "C", {0: "10.0.0.2:10911"})}, {"C": ("a",)})
+NAMES = NameServerSeen(
+    "10.0.0.1:9876", Reach.ANSWERS, cluster=CLUSTER, route=route(), knows=True, creates=True
+)
+RUNTIME = {
+    "commitLogDiskRatio": "0.5", "sluiceParkedPulls": "9",
+    "sendThreadPoolQueueHeadWaitTimeMills": "3",
+}  # fmt: skip
+CONFIG = {
+    "brokerName": "a", "brokerPermission": "6", "sluiceParkedPullsMax": "10",
+    "fileReservedTime": "72", "namesrvAddr": "10.0.0.1:9876",
+}  # fmt: skip
+BROKER = BrokerSeen(
+    "10.0.0.2:10911", Reach.ANSWERS, name="a", cluster="C", vip=Reach.ANSWERS, runtime=RUNTIME,
+    config=CONFIG, skew_ms=400, topic=TopicConfig("T", attributes={"message.type": "NORMAL"}),
+    replica={"inSyncSize": 1},
+)  # fmt: skip
+LAG = QueueLag("G", QUEUE, 5, 0, 9)
+RATES = TopicRates(done_per_second=1.0, failed_per_second=0.5)
+
+
+def says(rates: TopicRates) -> RunningInfo:
+    said = {"PROP_CONSUMEORDERLY": "true", "messageModel": "CLUSTERING"}
+    return RunningInfo(said, queues={QUEUE: QueueState(5)}, rates={"T": rates})
+
+
+INFO = says(RATES)
+MEMBER = MemberSeen("one", INFO, model="CLUSTERING", ahead_ms=900)
+GROUP = GroupSeen(
+    "G", GroupConfig("G"), GroupExplained("G", (), 4, 4), (LAG,),
+    (QueueProgress(QUEUE, 5, 9, NOW_MS - HOUR_MS),), (MEMBER,), frozenset({"CLUSTERING"}),
+    filters=(FilterSeen("T", "a > 1", 10, 1),),
+)  # fmt: skip
+MESSAGE = MessageSeen("M", born_ms=NOW_MS - 10, earliest_ms=NOW_MS - HOUR_MS)
+HEALTHY = Evidence(NOW_MS, "T", "normal", (NAMES,), (BROKER,), group=GROUP)
+
+
+def names(**changes: Any) -> Evidence:
+    return replace(HEALTHY, names=(replace(NAMES, **changes),))
+
+
+def broker(**changes: Any) -> Evidence:
+    return replace(HEALTHY, brokers=(replace(BROKER, **changes),))
+
+
+def group(**changes: Any) -> Evidence:
+    return replace(HEALTHY, group=replace(GROUP, **changes))
+
+
+def member(**changes: Any) -> Evidence:
+    return group(members=(replace(MEMBER, **changes),))
+
+
+def message(**changes: Any) -> Evidence:
+    return replace(HEALTHY, message=replace(MESSAGE, **changes))
+
+
+def counters(**changes: str) -> Evidence:
+    return broker(runtime=RUNTIME | changes)
+
+
+def denied(remark: str) -> Evidence:
+    return replace(HEALTHY, denied=(("10.0.0.2:10911", remark),))
+
+
+def no_route(**changes: Any) -> Evidence:
+    server = replace(NAMES, route=None, knows=False, **changes)
+    return replace(HEALTHY, names=(server,), brokers=(replace(BROKER, topic=None),))
+
+
+def given(told: str) -> Evidence:
+    stranger = replace(
+        BROKER, name="", address="10.0.0.9:10911", config=CONFIG | {"namesrvAddr": told}
+    )
+    return replace(HEALTHY, brokers=(stranger,))
+
+
+def place(address: str, reach: Reach, **changes: Any) -> Evidence:
+    return broker(address=address, reach=reach, runtime={}, **changes)
+
+
+def of_code(code: Code) -> Evidence:
+    found = GroupExplained("G", (Finding(code, "That is so.", "Do this."),), 4, 4)
+    return group(explained=found)
+
+
+def slaves(**changes: Any) -> Evidence:
+    slave = replace(BROKER, id=1, behind_bytes=100, replica={"inSync": True, "role": "slave"})
+    return replace(HEALTHY, brokers=(BROKER, replace(slave, **changes)))
+
+
+OUT = {"inSync": False, "role": "slave"}
+FAILS = says(TopicRates(failed_per_second=2.0))
+BROADCAST = replace(MEMBER, client_id="two", model="BROADCASTING")
+ELSEWHERE = replace(NAMES, address="10.0.0.7:9876")
+GONE = MESSAGE.earliest_ms - 1
+SKEWS = {"a": 90_000, "b": 90_300}
+SENDS_BACK = Finding(Code.DEAD_LETTER, "It was given up.", "Mend it.")
+
+# code -> (holds, close to it and does not)
+ROWS: dict[str, tuple[Evidence, Evidence]] = {
+    "name-unresolved": (names(reach=Reach.UNRESOLVED), names(reach=Reach.REFUSED)),
+    "name-server-is-broker": (names(code=3), names(code=1)),
+    "broker-is-name-server": (broker(code=3), broker(code=1)),
+    "http-server": (names(reach=Reach.HTTP), names(reach=Reach.MUTE)),
+    "grpc-server": (names(reach=Reach.GRPC), names(reach=Reach.TLS)),
+    "tls-demanded": (broker(reach=Reach.TLS), broker(reach=Reach.PLAIN)),
+    "tls-not-spoken": (names(reach=Reach.PLAIN), names(reach=Reach.TLS)),
+    "certificate-expired": (names(reach=Reach.EXPIRED), names(reach=Reach.UNTRUSTED)),
+    "certificate-wrong-name": (broker(reach=Reach.WRONG_NAME), broker(reach=Reach.EXPIRED)),
+    "certificate-untrusted": (names(reach=Reach.UNTRUSTED), names(reach=Reach.WRONG_NAME)),
+    "client-certificate": (names(reach=Reach.CLIENT_CERTIFICATE), names(reach=Reach.UNTRUSTED)),
+    "protected-mode": (denied("(protected mode), because …"), denied("signature")),
+    "access-key-missing": (
+        denied("AclException: No accessKey is configured"), denied("No acl config for one"),
+    ),
+    "access-key-unknown": (
+        denied("AclException: No acl config for one"), denied("Check signature failed for one"),
+    ),
+    "secret-key-wrong": (
+        denied("Check signature failed for accessKey=one"), denied("No permission for topic:T"),
+    ),
+    "right-missing": (denied("No permission for topic:T"), denied("No accessKey is configured")),
+    "name-server-down": (names(reach=Reach.SILENT), names(reach=Reach.UNRESOLVED)),
+    "broker-registers-elsewhere": (
+        given("10.0.0.8:9876"), given("10.0.0.8:9876;10.0.0.1:9876"),
+    ),
+    "no-broker-registered": (names(cluster=ClusterInfo()), names(cluster=None)),
+    "broker-address-wildcard": (
+        place("0.0.0.0:10911", Reach.ANSWERS), place("127.0.0.1:10911", Reach.ANSWERS),
+    ),
+    "broker-address-loopback": (
+        place("127.0.0.1:10911", Reach.REFUSED),
+        replace(place("127.0.0.1:10911", Reach.REFUSED),
+                names=(replace(NAMES, address="127.0.0.1:9876"),)),
+    ),
+    "broker-address-private": (
+        place("172.17.0.2:10911", Reach.SILENT), place("10.0.0.2:10911", Reach.SILENT),
+    ),
+    "broker-is-another": (
+        broker(config=CONFIG | {"brokerName": "b"}), broker(config={}),
+    ),
+    "broker-unresolved": (
+        place("inside:10911", Reach.UNRESOLVED), place("inside:10911", Reach.SILENT),
+    ),
+    "broker-down": (
+        place("10.0.0.2:10911", Reach.SILENT), place("172.17.0.2:10911", Reach.SILENT),
+    ),
+    "broker-mute": (broker(reach=Reach.MUTE), broker(reach=Reach.SILENT)),
+    "no-master": (
+        names(route=route(addresses={1: "10.0.0.3:10911"})),
+        names(route=route(addresses={0: "b:1"})),
+    ),
+    "clock-skew": (broker(skew_ms=-61_000), broker(skew_ms=None)),
+    "disk-full": (counters(commitLogDiskRatio="0.95"), counters(commitLogDiskRatio="0.9")),
+    "disk-forced": (counters(consumeQueueDiskRatio="0.88"), counters(commitLogDiskRatio="0.95")),
+    "disk-filling": (counters(commitLogDiskRatio="0.8"), counters(commitLogDiskRatio="-1")),
+    "broker-read-only": (
+        broker(config=CONFIG | {"brokerPermission": "4"}), broker(config={}),
+    ),
+    "write-perm-wiped": (
+        names(route=route(4)),
+        replace(names(route=route(4)), brokers=(replace(BROKER, topic=TopicConfig("T", perm=4)),)),
+    ),
+    "requests-queue": (
+        counters(sendThreadPoolQueueHeadWaitTimeMills="900"),
+        counters(sendThreadPoolQueueHeadWaitTimeMills="90"),
+    ),
+    "polls-full": (counters(sluiceParkedPulls="10"), broker(runtime={"sluiceParkedPulls": ""})),
+    "replica-not-in-sync": (slaves(replica=OUT), slaves()),
+    "replicas-too-few": (
+        broker(config=CONFIG | {"inSyncReplicas": "2"}),
+        broker(config=CONFIG | {"inSyncReplicas": "2"}, replica={"inSyncSize": 2}),
+    ),
+    "replica-behind": (slaves(behind_bytes=1 << 30), slaves(behind_bytes=1 << 30, replica=OUT)),
+    "topic-at-other-name-server": (
+        replace(HEALTHY, names=(NAMES, replace(ELSEWHERE, route=None, knows=False))),
+        replace(HEALTHY, names=(NAMES, replace(ELSEWHERE, route=None, knows=None))),
+    ),
+    "topic-not-registered": (names(route=None, knows=False), no_route()),
+    "topic-not-sent-to": (no_route(), no_route(creates=False)),
+    "topic-missing": (no_route(creates=False), no_route()),
+    "topic-closed": (names(route=route(0)), names(route=route(2))),
+    "topic-not-writable": (
+        replace(names(route=route(4)), brokers=(replace(BROKER, topic=TopicConfig("T", perm=4)),)),
+        names(route=route(4)),
+    ),
+    "topic-not-readable": (names(route=route(2)), names(route=route(6))),
+    "order-names-gone-broker": (
+        names(route=route(order="a:4;b:4")), names(route=route(order="a:4")),
+    ),
+    "wrong-type": (replace(HEALTHY, type="fifo"), replace(HEALTHY, type=None)),
+    "message-delayed": (message(waiting="delayed"), message(waiting="half")),
+    "message-half": (message(waiting="half"), message(waiting="delayed")),
+    "message-expired": (message(born_ms=GONE), message(born_ms=GONE, waiting="delayed")),
+    "message-unknown": (message(), message(born_ms=GONE)),
+    "client-clock-skew": (member(ahead_ms=60_000), member(ahead_ms=4_000)),
+    "models-mixed": (
+        group(members=(MEMBER, BROADCAST)), group(members=(BROADCAST,), models=frozenset()),
+    ),
+    "pop-and-pull": (group(pops=frozenset({"T"})), group(pops=frozenset({"U"}))),
+    "message-poisoned": (group(retried={"M": 3}), group(retried={"M": 2})),
+    "queue-blocked": (
+        member(info=FAILS),
+        replace(HEALTHY, group=replace(GROUP, members=(replace(MEMBER, info=FAILS),), lags=())),
+    ),
+    "retention-lost": (
+        group(lags=(replace(LAG, offset_min=7),)),
+        group(lags=(replace(LAG, offset_min=7, committed=0),)),
+    ),
+    "retention-near": (
+        group(progress=(QueueProgress(QUEUE, 5, 9, NOW_MS - 70 * HOUR_MS),)),
+        group(progress=(QueueProgress(QUEUE, 9, 9, NOW_MS - 70 * HOUR_MS),)),
+    ),
+    "member-mute": (
+        member(is_mute=True),
+        replace(HEALTHY, group=replace(GROUP, members=(replace(MEMBER, is_mute=True),), lags=())),
+    ),
+    "filter-matches-nothing": (
+        group(filters=(FilterSeen("T", "a > 1", 10, 0, ("a > 1",)),)),
+        group(filters=(FilterSeen("T", "a > 1", 0, 0),)),
+    ),
+    "dead-letters": (
+        group(dead=3, dead_time_ms=NOW_MS - 10), group(dead=3, dead_time_ms=NOW_MS - 2 * HOUR_MS),
+    ),
+    "vip-port": (broker(vip=Reach.REFUSED), broker(vip=None)),
+}  # fmt: skip
+EXPLAINED = [row.code for row in CAUSES if row.what == "{it.what}"]
+
+
+def codes(e: Evidence) -> list[str]:
+    return [one.code for one in decide(e)]
+
+
+def test_nothing_holds_of_a_healthy_cluster_or_without_evidence() -> None:
+    assert codes(HEALTHY) == []
+    assert codes(Evidence(NOW_MS)) == []
+
+
+def test_every_row_has_its_cases() -> None:
+    assert [*ROWS] == [row.code for row in CAUSES if row.code not in EXPLAINED]
+
+
+@pytest.mark.parametrize("code", ROWS)
+def test_a_row_holds_and_does_not_hold_close_by(code: str) -> None:
+    holds, close = ROWS[code]
+    found = next(one for one in decide(holds) if one.code == code)
+    assert found.what
+    assert found.cure
+    assert not re.search(r"[{}]|None", found.what + found.cure)
+    assert code not in codes(close)
+
+
+@pytest.mark.parametrize("code", EXPLAINED)
+def test_what_explain_finds_is_a_cause_with_its_words(code: str) -> None:
+    found = next(one for one in decide(of_code(Code(code))) if one.code == code)
+    assert (found.what, found.cure) == ("That is so.", "Do this.")
+    assert code not in codes(HEALTHY)
+
+
+@pytest.mark.parametrize("fate", [Fate.DEAD, Fate.CONSUMED])
+def test_what_became_of_a_message_counts_unless_it_was_consumed(fate: Fate) -> None:
+    explained = (MessageExplained("G", fate, (SENDS_BACK,)),)
+    found = codes(message(waiting="told", explained=explained))
+    assert found == (["dead-letter"] if fate is Fate.DEAD else [])
+
+
+def test_the_first_that_holds_is_the_cause_and_notes_come_last() -> None:
+    both = replace(broker(skew_ms=70_000, vip=Reach.REFUSED), type="fifo")
+    assert codes(both) == ["clock-skew", "wrong-type", "vip-port"]
+
+
+def test_when_all_brokers_agree_it_is_this_machine_whose_clock_is_wrong() -> None:
+    late = [replace(BROKER, name=name, config={}, skew_ms=ms) for name, ms in SKEWS.items()]
+    e = replace(HEALTHY, brokers=late)
+    assert [one.what for one in decide(e)] == ["The clock of this machine is -90 s off."]
+
+
+def test_a_misspelt_topic_gets_a_hint() -> None:
+    e = replace(no_route(creates=False), topic="ordres")
+    assert "Is orders meant?" in decide(e, ["flights", "orders"])[0].what
+
+
+def test_the_time_of_a_broker_is_when_it_opened_and_for_how_long() -> None:
+    table = {
+        "bootTimestamp": str(NOW_MS),
+        "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]",
+    }
+    open_ms = (((24 + 2) * 60 + 3) * 60 + 4) * 1000
+    assert skew_ms(table, NOW_MS + open_ms) == 500
+    assert skew_ms({}, NOW_MS) is None
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)`( \(note\))? \| (.+?) \| (.+) \|$", page, re.MULTILINE)
+    expected = []
+    for row in CAUSES:
+        cure = re.sub(r"\{[^}]+\}", "…", row.cure)
+        shown = "as `sluice explain` says" if row.code in EXPLAINED else cure
+        expected.append((row.code, " (note)" if row.is_note else "", shown))
+    assert [(code, note, cure) for code, note, _, cure in rows] == expected
