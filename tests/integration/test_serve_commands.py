@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.wire.frames import Command, decode, encode
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -364,3 +365,58 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
     assert "no proxy for gRPC clients: The proxy needs the package protobuf. " in done.stderr
     assert "Install the extra 'grpc'" in done.stderr
     assert done.stderr.count("ConfigurationError: The proxy needs") == 1
+
+
+def test_an_edited_file_is_taken_up_on_sighup_and_a_wrong_one_is_not(
+    processes: Processes, tmp_path: Path
+) -> None:
+    conf, log = tmp_path / "broker.conf", tmp_path / "logs" / "broker.log"
+    conf.write_text("traceOn=true\nregionId=here\n")
+    process, line = processes.ready(
+        "broker", "--host", "127.0.0.1", "--port", "0", "--store", str(tmp_path / "store"),
+        "-c", str(conf), "--log-file", str(log), "--log-format", "json",
+    )  # fmt: skip
+    address = address_in(line, "broker")
+
+    def reread(text: str, said: str) -> bytes:
+        conf.write_text(text)
+        process.send_signal(signal.SIGHUP)
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + TIMEOUT_S
+        while said not in log.read_text():
+            assert SYSTEM_CLOCK.monotonic_s() < deadline_s
+            select.select([], [], [], 0.05)
+        return ask(address, Command(26))
+
+    told = reread("traceOn=false\nregionId=there\nbrokerName=other\n", "was read again")
+    assert b"traceOn=false\n" in told
+    assert b"regionId=there\n" in told
+    assert b"sluicePending.brokerName=other\n" in told, "it waits for the next start"
+    told = reread("traceOn=perhaps\nregionId=nowhere\n", "was not taken up")
+    assert b"regionId=there\n" in told
+    messages = [json.loads(one)["message"] for one in log.read_text().splitlines()]
+    assert any("traceOn" in one and "perhaps" in one for one in messages)
+    assert any("boot success" in one for one in messages)
+
+
+def test_rocketmqs_names_run_log_where_rocketmq_does_and_end(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "HOME": str(tmp_path)}
+    environment.pop("ROCKETMQ_HOME", None)
+
+    def sh(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+
+    names = tmp_path / "bin"
+    with sh(sys.executable, "-m", "sluicemq", "install-names", str(names)) as installer:
+        installer.communicate(timeout=TIMEOUT_S)
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("listenPort=0\nbindAddress=127.0.0.1\n")
+    server = sh("sh", str(names / "mqnamesrv"), "-c", str(conf))
+    assert server.stdout is not None
+    assert server.stdout.readline().startswith("ready nameserver=")
+    log = (tmp_path / "logs/rocketmqlogs/namesrv.log").read_text()
+    assert "The Name Server boot success" in log
+    with sh("sh", str(names / "mqshutdown"), "namesrv") as shutdown:
+        told = shutdown.communicate(timeout=TIMEOUT_S)[0]
+    assert f"Send shutdown request to mqnamesrv({server.pid}) OK" in told
+    assert server.wait(TIMEOUT_S) == 0
+    server.stdout.close()

@@ -37,7 +37,7 @@ from typing import Any, Final, Protocol, TypeVar
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.limits import Shares
+from sluicemq.net.limits import Shares, note_slow
 from sluicemq.store.gather import Judgement
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -157,8 +157,10 @@ class Background:
             )
         found: list[Command | Exception] = []
         is_late = False
+        begin_s = self._clock.monotonic_s()
 
         def ended(outcome: Command | Exception) -> None:
+            self._note(command, peer, begin_s)
             if is_late:
                 peer.write(finish_answer(_answer_of(outcome, command), command))
             else:
@@ -174,8 +176,10 @@ class Background:
 
     def take(self, steps: Steps[Any], command: Command, peer: Peer) -> None:
         """A request whose handler needs steps; what they return is its outcome."""
+        begin_s = self._clock.monotonic_s()
 
         def ended(outcome: Any) -> None:
+            self._note(command, peer, begin_s)
             if isinstance(outcome, Command | Exception):
                 outcome = finish_answer(_answer_of(outcome, command), command)
             if isinstance(outcome, bytes):
@@ -193,6 +197,11 @@ class Background:
                 log.error("work in the background failed: %s", outcome, exc_info=outcome)
 
         self._begin(_Work(steps, peer, ended))
+
+    def _note(self, command: Command, peer: Peer, begin_s: float) -> None:
+        passed_s = self._clock.monotonic_s() - begin_s
+        if passed_s > self._shares.slow_s:
+            note_slow(command.code, peer, passed_s, "in the background")
 
     def _begin(self, work: _Work) -> None:
         self._works.add(work)

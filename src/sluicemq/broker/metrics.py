@@ -4,8 +4,8 @@ The hot paths count in plain integers (topic.messages_in, pull.delivered …); o
 Prometheus objects of them. prometheus-client is imported when the port is opened: it is part of the
 extra `server`, and a broker without it runs without the port.
 
-A scrape runs in the thread of prometheus-client's own HTTP server and reads tables that the loop
-changes, so it copies a table before it walks through it.
+A scrape runs in a thread of its own and reads tables that the loop changes, so it copies a table
+before it walks through it. Beside them the port answers probes: `/health` and `/ready`.
 """
 
 import logging
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sluicemq.broker.registration import Registration
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
 from sluicemq.broker.turns import LATENCY_BOUNDS_S
@@ -313,30 +314,69 @@ class BrokerCollector:
         return []
 
 
-def serve(collector: Any, config: MeasuredConfig) -> tuple[int, Callable[[], None]] | None:
+Probe = Callable[[], list[str]]
+"""What is amiss, a sentence each; nothing: all is well."""
+STILL_S: Final = 30.0
+"""A loop that has not turned for so long hangs."""
+
+
+def unhealthy(b: BrokerState) -> list[str]:
+    """Why the process ought to be started anew."""
+    still_s = b.clock.monotonic_s() - b.sampled_s
+    return [f"the event loop has not turned for {still_s:.0f} s."] if still_s > STILL_S else []
+
+
+def unready(b: BrokerState, registration: Registration) -> list[str]:
+    """Why clients are better served elsewhere for now."""
+    servers = registration.name_servers
+    found = []
+    if b.store.retention.is_refusing:
+        found.append("the disk is full, so sends are refused.")
+    if b.in_sync is not None and b.in_sync.refusal is not None:
+        found.append(f"sends are refused: {b.in_sync.refusal.remark}")
+    if servers and not any(it.is_known and not it.failures for it in servers):
+        found.append("no name server takes its registration, so clients do not find it.")
+    return found
+
+
+def serve(
+    collector: Any, config: MeasuredConfig, *, health: Probe = list, readiness: Probe = list
+) -> tuple[int, Callable[[], None]] | None:
     """Opens the port for what is collected; returns it with a function that closes it. None, with a
-    warning in the log, when it cannot be had: servers live without their metrics."""
+    warning in the log, when it cannot be had: servers live without their metrics.
+
+    `/health` answers 200 while the process is worth keeping, `/ready` while clients should come;
+    else 503 with the reasons. Every other path is `/metrics`.
+    """
     host = config.metrics_host or ("127.0.0.1" if config.is_protected else config.listen_address)
     try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
     except ImportError:
         log.warning("no metrics: prometheus-client is missing. %s", install_extra("server"))
         return None
+    from sluicemq.net import wsgi  # noqa: PLC0415 - many brokers of tests have no metrics
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    metrics = make_wsgi_app(registry)
+    probes = {"/health": health, "/ready": readiness}
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        probe = probes.get(environ["PATH_INFO"])
+        if probe is None:
+            return metrics(environ, start)
+        reasons = probe()
+        status = "503 Service Unavailable" if reasons else "200 OK"
+        start(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return ["\n".join(reasons or ["ok"]).encode() + b"\n"]
+
     try:
-        server, thread = start_http_server(config.metrics_port, host, registry)
+        port, close = wsgi.serve(host, config.metrics_port, answer)
     except OSError as error:
         log.warning(
             "no metrics: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
             "or metricsExporterType=DISABLE.", config.metrics_port, error,
         )  # fmt: skip
         return None
-
-    def close() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-
-    log.info("metrics at http://%s/metrics", join(host, server.server_port))
-    return server.server_port, close
+    log.info("metrics at http://%s/metrics", join(host, port))
+    return port, close

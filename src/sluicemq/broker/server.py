@@ -22,7 +22,7 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.background import in_executor, quick_switches
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
-from sluicemq.broker.metrics import BrokerCollector, serve
+from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
@@ -40,9 +40,9 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.config import BrokerConfig, Change, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError
-from sluicemq.files import SYSTEM_FILES, Files, SystemFiles
+from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import Kept, warn_of_protection
@@ -177,6 +177,12 @@ class Broker:
                 one.close()
             raise
 
+    def reread_config(self) -> Change:
+        """Takes up what was edited in its file. Raises ConfigurationError, and then nothing
+        has changed."""
+        path = self.settings.broker.config_path
+        return self.settings.reread(read_text(self._files, path) or "")
+
     def decided(self, term: Term) -> None:
         """The consensus has this term now, and this replica is its master as before: the in-sync
         set is another, or a proposal came to nothing."""
@@ -237,6 +243,7 @@ class Broker:
 
     async def _open(self, kept: Kept) -> None:
         self._loop = loop = asyncio.get_running_loop()
+        self.settings.forget_listeners()
         if self.settings.is_failover:
             master_id = self.term.master_id if self.term is not None else None
             self.settings.is_slave = master_id != self.settings.broker.broker_id
@@ -386,7 +393,12 @@ class Broker:
                 log.warning("no VIP port, which only old clients use: %s", error)
 
     def _open_metrics(self) -> Callable[[], None] | None:
-        opened = serve(BrokerCollector(lambda: self.core), self.settings.broker)
+        opened = serve(
+            BrokerCollector(lambda: self.core),
+            self.settings.broker,
+            health=lambda: unhealthy(self.core),
+            readiness=lambda: unready(self.core, self.registration),
+        )
         if opened is not None:
             self.metrics_port = opened[0]
         return opened and opened[1]

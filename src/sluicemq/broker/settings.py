@@ -7,7 +7,7 @@ Who precomputes something from them asks to be told (`on_change`).
 
 from collections.abc import Callable
 
-from sluicemq.config import BrokerConfig, Change, Configs, Part, StoreConfig
+from sluicemq.config import BrokerConfig, Change, Configs, Part, StoreConfig, reread_settings
 from sluicemq.model.ids import Host, encode_host
 
 
@@ -63,8 +63,19 @@ class Settings:
         self._at_next_start = change.at_next_start
         self.replace(change.in_force[Part.BROKER], change.in_force[Part.STORE])
 
+    def reread(self, text: str) -> Change:
+        """Takes up what was edited in the file. Raises ConfigurationError, and then nothing has
+        changed."""
+        change = reread_settings(self.in_force, self.at_next_start, text)
+        self.apply(change)
+        return change
+
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
+
+    def forget_listeners(self) -> None:
+        """The parts that asked are gone: another role begins."""
+        self._listeners.clear()
 
     def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
         self.broker = broker

@@ -1,6 +1,7 @@
 """All parts of a broker but its sockets and its waiting: what `server.py` serves and a test or a
 simulator steps."""
 
+import math
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, Final
@@ -61,6 +62,9 @@ class BrokerState:
     """Who decides about the role, when that is not the file."""
     side: Any = None
     """What runs here for the other replicas (`replicas/sides.py`)."""
+
+    sampled_s = math.inf
+    """When `second` ran last; a loop that hangs is known by it."""
 
     def __init__(
         self,
@@ -162,12 +166,19 @@ class BrokerState:
             (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
 
+    def _take_up(self) -> None:
+        """Settings that others hold copies of."""
+        slow_ms = self.settings.broker.slow_request_ms
+        self.shares.slow_s = self.turns.slow_s = slow_ms / 1000 if slow_ms else math.inf
+
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
 
         Raises StoreDamagedError, ConfigurationError (access rules), StoreError for an error of the
         file system, with path and cure.
         """
+        self.settings.on_change(self._take_up)
+        self._take_up()
         store, is_read_only = self.store, self.settings.is_read_only
         is_slave = self.settings.is_slave
         try:
@@ -297,7 +308,8 @@ class BrokerState:
         """Once a second: samples for rates, and what lanes have to do."""
         self.lanes.run()
         counters = self.runtime.counters()
-        self.rates.sample(self.clock.monotonic_s(), counters)
+        self.sampled_s = self.clock.monotonic_s()
+        self.rates.sample(self.sampled_s, counters)
         self.days.sample(self.clock.now_ms(), counters)
         self.runtime.spans.sample(self.clock.monotonic_s(), self.runtime.statistics)
 

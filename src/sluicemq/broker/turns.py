@@ -31,6 +31,7 @@ No asyncio here: the loop is two callables, so a test or a simulator can step it
 """
 
 import logging
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -41,7 +42,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.dispatch import Peer
-from sluicemq.wire.codes import ResponseCode
+from sluicemq.net.limits import note_slow
+from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
 log = logging.getLogger(__name__)
@@ -240,6 +242,8 @@ class Turns:
         self.latency_sum_s = 0.0
         self.turns = 0
         self.commits_failed = 0
+        self.slow_s = math.inf
+        """A turn that takes longer goes into the log."""
         # Who waits is woken when the store is done: what goes wrong there is no failed commit.
         store.on_visible = self._visible.extend
 
@@ -348,6 +352,10 @@ class Turns:
             seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
             self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
             self.latency_sum_s += seconds * count
+            if seconds > self.slow_s:
+                who = next(iter(answers.frames), None)
+                text = f"until {count} sends were safe"
+                note_slow(RequestCode.SEND_MESSAGE_V2, who, seconds, text)
         if self._visible:
             queues = self._visible[:]
             self._visible.clear()

@@ -5,8 +5,9 @@ lark or pyarrow before a command needs it. Errors of ours become one sentence wi
 stderr and exit code 1; wrong usage is click's exit code 2.
 """
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicemq import __version__
@@ -59,6 +60,7 @@ COMMANDS: Final = {
     "pipeline": Entry("spark", "pipeline", "Data pipelines on Spark: run, check, list."),
     "acl": Entry("acl", "acl", "Access rules: try them, check them, see how they stand."),
     "store": Entry("store", "store", "Look into a store directory, without a broker."),
+    "install-names": Entry("names", "install_names", "Write mqbroker, mqnamesrv and the like."),
 }
 
 
@@ -80,6 +82,16 @@ class LazyGroup(click.Group):
         return command
 
 
+@contextlib.contextmanager
+def speaking(program: str) -> Iterator[None]:
+    """Errors of ours become one sentence on stderr, and exit code 1."""
+    try:
+        yield
+    except SluiceError as error:
+        click.echo(f"{program}: {error}", err=True)
+        raise SystemExit(1) from None
+
+
 class _Main(LazyGroup):
     entries = COMMANDS
 
@@ -88,11 +100,8 @@ class _Main(LazyGroup):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with speaking("sluice"):
             return super().invoke(ctx)
-        except SluiceError as error:
-            click.echo(f"sluice: {error}", err=True)
-            ctx.exit(1)
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})

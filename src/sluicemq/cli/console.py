@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from sluicemq.cli.logs import log_options
 from sluicemq.cli.output import Access, client_options, json_option, print_records
-from sluicemq.cli.serve import log_option, run_servers
+from sluicemq.cli.serve import run_servers
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Accounts, Role
 from sluicemq.errors import ConfigurationError, install_extra
@@ -40,7 +41,7 @@ _accounts_option = click.option(
 @click.option(
     "--audit", type=click.Path(dir_okay=False), help="File for the audit log (else the log)."
 )
-@log_option
+@log_options("console")
 def console(
     access: Access, host: str, port: int, read_only: bool, path: str | None, audit: str | None
 ) -> None:

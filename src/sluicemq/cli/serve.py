@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
+from sluicemq.cli.logs import log_options
 from sluicemq.cli.output import (
     Access,
     client_options,
@@ -37,6 +37,7 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
+    Change,
     NameServerConfig,
     StoreConfig,
     decode_properties_file,
@@ -46,12 +47,17 @@ from sluicemq.config import (
     parse_properties,
 )
 from sluicemq.config.keys import Part, ServerConfig, TlsConfig
-from sluicemq.config.load import DEFAULT_TLS_FILE, java_options, key_files, tls_entries
+from sluicemq.config.load import (
+    DEFAULT_TLS_FILE,
+    java_options,
+    key_files,
+    settings_text,
+    tls_entries,
+)
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import is_wildcard, join
-from sluicemq.net.limits import LogLimit
 from sluicemq.net.tls import Tls
 from sluicemq.proxy import STATUS
 from sluicemq.wire.signature import sign_call
@@ -65,22 +71,31 @@ PROXY_PORT = 8081
 REPLICAS_MAX = 9
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
-LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("sluicemq.cli")
 
-Started = Callable[[contextlib.AsyncExitStack], Awaitable[str]]
+
+class Running(contextlib.AsyncExitStack):
+    """Servers that run, and end with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rereads: dict[str, Callable[[], Change]] = {}
+        """What takes up the edited file, by its path: on SIGHUP."""
+
+    def reread(self) -> None:
+        """Each server takes up its file. What is wrong there is logged, and nothing changes."""
+        for path, take_up in self.rereads.items():
+            try:
+                change = take_up()
+            except (ConfigurationError, OSError) as error:
+                log.error("%s was not taken up: %s", path, error)
+            else:
+                log.info("%s was read again: %s", path, ", ".join(change.entries) or "no change")
+                _log_warnings(path, change.warnings)
+
+
+Started = Callable[[Running], Awaitable[str]]
 """Starts servers, hands their closing to the stack, and returns the text after `ready`."""
-
-
-def _start_log(_context: click.Context, _option: click.Parameter, level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogLimit())
 
 
 # Options that are settings have the names of their keys.
@@ -108,10 +123,6 @@ _replicas_option = click.option(
 _console_option = click.option(
     "--console", is_flag=True, help="Show the cluster in the browser too, by a process of its own."
 )
-log_option = click.option(
-    "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
-    callback=_start_log, expose_value=False, help="What is logged to stderr.",
-)  # fmt: skip
 
 
 # --------------------------------------------------------------------------------- commands
@@ -121,7 +132,7 @@ log_option = click.option(
 @_config_option
 @_host_option
 @_port_option("--port", "listenPort", help="Port to listen at (9876); 0 takes a free one.")
-@log_option
+@log_options("namesrv")
 def nameserver(path: str | None, **keys: Any) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
     path = path or _changes_file(NameServerConfig().config_path)
@@ -130,7 +141,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
     config, warnings = load_name_server_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
-    async def start(stack: contextlib.AsyncExitStack) -> str:
+    async def start(stack: Running) -> str:
         return f"nameserver={await start_name_server(config, stack)}"
 
     run_servers(start)
@@ -152,7 +163,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
     "--id", "brokerId", type=click.IntRange(1), help="Which of the replicas it is (brokerId)."
 )
 @_read_only_option
-@log_option
+@log_options("broker")
 def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -185,7 +196,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 @_read_only_option
 @_replicas_option
 @_console_option
-@log_option
+@log_options("broker")
 def up(
     path: str | None,
     nameserver_port: int,
@@ -217,7 +228,7 @@ def up(
             "serves others", LOOPBACK,
         )  # fmt: skip
 
-    async def start(stack: contextlib.AsyncExitStack) -> str:
+    async def start(stack: Running) -> str:
         names = name_server_of(config, store, nameserver_port)
         address = await start_name_server(names, stack, read_only=read_only)
         if replicas:
@@ -252,7 +263,7 @@ def up(
 )  # fmt: skip
 @_host_option
 @_port_option("--port", "grpcServerPort", help="Port to listen at (8081); 0 takes a free one.")
-@log_option
+@log_options("proxy")
 def proxy(access: Access, path: str | None, **keys: Any) -> None:
     """Run a proxy for gRPC clients before a cluster, ours or RocketMQ's, until SIGTERM or Ctrl-C.
 
@@ -275,7 +286,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
     if config.name_server_addresses and not is_said:
         name_servers = ";".join(config.name_server_addresses)
 
-    async def start(stack: contextlib.AsyncExitStack) -> str:
+    async def start(stack: Running) -> str:
         from sluicemq.proxy.cluster import stand_alone  # noqa: PLC0415 - protobuf may be missing
 
         served = stand_alone(config, name_servers, access.credentials)
@@ -365,7 +376,7 @@ def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameS
 
 
 async def start_name_server(
-    config: NameServerConfig, stack: contextlib.AsyncExitStack, *, read_only: bool = False
+    config: NameServerConfig, stack: Running, *, read_only: bool = False
 ) -> str:
     """Start one whose closing the stack does; its address from this machine."""
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
@@ -375,13 +386,16 @@ async def start_name_server(
     server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
     await server.start()
     stack.push_async_callback(server.close)
+    if config.config_path:
+        stack.rereads[config.config_path] = server.requests.reread_config
+    log.info("The Name Server boot success. serializeType=JSON, address %s", _here(config))
     return join(_here(config), server.port)
 
 
 async def start_broker(
     config: BrokerConfig,
     store: StoreConfig,
-    stack: contextlib.AsyncExitStack,
+    stack: Running,
     *,
     read_only: bool = False,
     proxy: bool | None = False,
@@ -401,6 +415,11 @@ async def start_broker(
         server = Broker(config, store, read_only=read_only)
         await server.start()
         stack.push_async_callback(server.close)
+    if config.config_path and not read_only:
+        stack.rereads[config.config_path] = server.reread_config
+    log.info(
+        "The broker[%s, %s] boot success. serializeType=JSON", config.broker_name, server.address
+    )
     text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
     return await _with_proxy(text, proxy, _start_proxy(config, server, stack))
 
@@ -425,9 +444,7 @@ def _proxy_port(config: BrokerConfig) -> int:
     return PROXY_PORT if config.proxy_port is None else config.proxy_port
 
 
-async def _start_proxy(
-    config: BrokerConfig, server: "Broker", stack: contextlib.AsyncExitStack
-) -> str:
+async def _start_proxy(config: BrokerConfig, server: "Broker", stack: Running) -> str:
     """Start that of a broker; its address from this machine."""
     from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
 
@@ -450,8 +467,9 @@ def run_servers(start: Started) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        async with contextlib.AsyncExitStack() as stack:
+        async with Running() as stack:
             text = await start(stack)
+            loop.add_signal_handler(signal.SIGHUP, stack.reread)
             # What lives as long as the server is not looked at by the collector again. Requests
             # make no cycles, so young objects die by their counts: rare collections suffice.
             gc.collect()
@@ -479,6 +497,19 @@ def run_servers(start: Started) -> None:
 
 
 # ---------------------------------------------------------------------------------- options
+
+
+def settings_of(part: Part, path: str | None) -> str:
+    """Every setting of a server with this file, as it would be in force: `key=value` lines."""
+    text = _read_config(path)
+    if part is Part.NAME_SERVER:
+        names, warnings = load_name_server_config(text)
+        configs: dict[Part, Any] = {part: names}
+    else:
+        broker, store, warnings = load_broker_config(text)
+        configs = {Part.BROKER: broker, Part.STORE: store}
+    _log_warnings(path, warnings)
+    return settings_text(configs, configs)
 
 
 def _read_config(path: str | None, option: str = "-c") -> str:

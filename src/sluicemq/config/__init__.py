@@ -18,6 +18,7 @@ from sluicemq.config.load import (
     load_name_server_config,
     load_proxy_config,
     parse_properties,
+    reread_settings,
     settings_text,
 )
 from sluicemq.config.settings import (
@@ -47,5 +48,6 @@ __all__ = [
     "load_name_server_config",
     "load_proxy_config",
     "parse_properties",
+    "reread_settings",
     "settings_text",
 ]

@@ -530,6 +530,22 @@ def change_settings(
     entries = with_system_properties(parse_properties(text))
     if (ALWAYS_BLACK | set(black_list)).intersection(entries):
         raise PermissionDeniedError(NO_PERMISSION, "Can not update config in black list.")
+    return _change(in_force, at_next_start, entries)
+
+
+def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Change:
+    """What has changed in a file that was edited while its server runs. Keys that the command line
+    set stay as they are; those that are gone from the file too, until the next start.
+
+    Raises ConfigurationError as `change_settings` does.
+    """
+    fixed = ALWAYS_BLACK.union(*(config.origin.command_line for config in in_force.values()))
+    entries = with_system_properties(parse_properties(text))
+    entries = {name: value for name, value in entries.items() if name not in fixed}
+    return _change(in_force, at_next_start, entries)
+
+
+def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str]) -> Change:
     keys = {name: key for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
     changes = {
         name: value

@@ -124,6 +124,9 @@ class BrokerConfig(ReplicaConfig):
     properties_length_max: int = setting("sluicePropertiesLengthMax", 32767,
         "Bytes of a message's properties. RocketMQ's format has 15 bits for it.",
         minimum=64, maximum=32_767, live=True)
+    slow_request_ms: int = setting("sluiceSlowRequestMs", 1000,
+        "A request that takes longer is a line of the log (`sluicemq.slow`), in ms. 0: none.",
+        live=True)
     trace_topic_enable: bool = setting("traceTopicEnable", False,
         "The topic for message traces exists.")
     trace_topic_name: str = setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC",

@@ -13,10 +13,12 @@ from typing import Final, NamedTuple
 
 from sluicemq.acl.loading import Source
 from sluicemq.config import (
+    Change,
     NameServerConfig,
     Part,
     change_settings,
     edit_properties,
+    reread_settings,
     settings_text,
 )
 from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolError
@@ -327,6 +329,19 @@ class Requests:
         )
         return success(body=text.encode())
 
+    def reread_config(self) -> Change:
+        """Takes up what was edited in the file. Raises ConfigurationError, and then nothing has
+        changed."""
+        text = read_text(self._files, self.config.config_path) or ""
+        in_force, later = ({Part.NAME_SERVER: it} for it in (self.config, self.at_next_start))
+        change = reread_settings(in_force, later, text)
+        self._apply(change)
+        return change
+
+    def _apply(self, change: Change) -> None:
+        self.config = change.in_force[Part.NAME_SERVER]
+        self.at_next_start = change.at_next_start[Part.NAME_SERVER]
+
     def change_config(self, _header: None, call: Call) -> Command:
         """318: checked as a whole, written to the file, in force or kept for the next start."""
         try:
@@ -353,8 +368,7 @@ class Requests:
         log.info("%s changed the configuration: %s", call.peer.remote, changed)
         for warning in change.warnings:
             log.warning("configuration changed at run time: %s", warning)
-        self.config = change.in_force[Part.NAME_SERVER]
-        self.at_next_start = config
+        self._apply(change)
         waits = f"kept for the next start: {', '.join(change.pending)}" if change.pending else None
         return Command(ResponseCode.SUCCESS, remark=waits)
 

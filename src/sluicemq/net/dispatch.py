@@ -293,7 +293,7 @@ class Dispatcher:
                 break
             position = end
             answers.append(self._answer(command, peer))
-            last_s = shares.spent(peer, last_s)
+            last_s = shares.spent(peer, last_s, command.code)
         return position, answers[0] if len(answers) == 1 else b"".join(answers)
 
     def give(self, command: Command, peer: Peer) -> bytes:

@@ -21,6 +21,7 @@ long as its handler makes it. Longer work is cut into slices by `broker.backgrou
 
 import heapq
 import logging
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, fields
@@ -207,6 +208,7 @@ class LogLimit(logging.Filter):
 
 
 log = logging.getLogger(__name__)
+slow_log = logging.getLogger("sluicemq.slow")
 
 TURN_S: Final = 0.002
 """So much of a turn goes to requests; then those that are left have to wait for the next one."""
@@ -269,18 +271,23 @@ class Shares:
         self._full: set[Hashable] = set()
         self.before_turn: Run = lambda: None
         """What must not wait for a turn: the answers of sends."""
+        self.slow_s = math.inf
+        """A request that takes longer goes into the log."""
 
     def has_to_wait(self, who: Hashable) -> bool:
         """Is the turn's budget used up, or has this one too many works under way?"""
         return self._is_over or who in self._full
 
-    def spent(self, who: Hashable, begin_s: float) -> float:
-        """Somebody has computed since `begin_s`. Returns the time. HOT."""
+    def spent(self, who: Hashable, begin_s: float, code: int = 0) -> float:
+        """Somebody has computed since `begin_s`, for a request of this code. Returns the time.
+        HOT."""
         now_s = self.now_s()
         passed_s = now_s - begin_s
         self._used_s += passed_s
         if passed_s > NOTED_S:
             self.charge(who, passed_s)
+            if passed_s > self.slow_s:
+                note_slow(code, who, passed_s, "of computing")
         if self._used_s >= TURN_S and not self._is_over:
             self._is_over = self.is_tight = True
             self._schedule()
@@ -369,6 +376,11 @@ class Shares:
         self.is_tight = self._is_over or bool(self._full)
         if self._is_over or self._waiting:
             self._schedule()
+
+
+def note_slow(code: int, who: object, seconds: float, of_what: str) -> None:
+    """One line of the slow-request log (`sluicemq.slow`)."""
+    slow_log.warning("request %d of %s: %.0f ms %s", code, who, seconds * 1000, of_what)
 
 
 NOBODY_WAITS: Final = Shares(float, lambda run: None)

@@ -2,7 +2,9 @@
 
 import logging
 import socket
+import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,7 +14,8 @@ from simulation.lanes import ModelConsumer, Shared, balance
 from simulation.pops import POP, ack, fill, handles, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.admin.status import Days, Rates
-from sluicemq.broker.metrics import BrokerCollector, serve
+from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
+from sluicemq.broker.registration import NameServer
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import TAG
 
@@ -167,3 +170,62 @@ def test_the_first_day_has_no_morning_before_it() -> None:
     assert (days.morning, days.yesterday) == ({}, {})
     days.sample(86_400_000, {"put": 9})
     assert days.morning == {"put": 9}
+
+
+def test_probes_say_what_is_amiss(broker: SteppedBroker) -> None:
+    amiss: list[str] = []
+    config = BrokerConfig(metrics_port=0)
+    opened = serve(BrokerCollector(lambda: broker.core), config, readiness=lambda: amiss)
+    assert opened is not None
+    port, close = opened
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    assert get("/health") == get("/ready") == (200, "ok\n")
+    amiss.append("the disk is full.")
+    assert get("/ready") == (503, "the disk is full.\n")
+    assert get("/health")[0] == 200
+    close()
+
+
+def test_a_loop_that_hangs_is_unhealthy(broker: SteppedBroker) -> None:
+    broker.core.second()
+    assert unhealthy(broker.core) == []
+    broker.clock.advance(31)
+    assert "31 s" in unhealthy(broker.core)[0]
+
+
+def test_a_broker_that_clients_cannot_find_or_use_is_not_ready(
+    broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = NameServer("one:1", is_known=True)
+    registration = SimpleNamespace(name_servers=[known, NameServer("two:2", failures=3)])
+    assert unready(broker.core, registration) == []  # type: ignore[arg-type]
+    known.failures = 1
+    assert "registration" in unready(broker.core, registration)[0]  # type: ignore[arg-type]
+    monkeypatch.setattr(type(broker.store.retention), "is_refusing", True)
+    assert "disk is full" in unready(broker.core, registration)[0]  # type: ignore[arg-type]
+
+
+def test_slow_requests_are_logged_as_long_as_the_setting_says(
+    broker: SteppedBroker, client: SteppedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    shares, peer = broker.core.shares, client.peer
+    begin_s = broker.clock.monotonic_s()
+    broker.clock.advance(1.5)
+    with caplog.at_level(logging.WARNING, "sluicemq.slow"):
+        shares.spent(peer, begin_s, 11)
+        assert f"request 11 of {peer!r}: 1500 ms" in caplog.text
+        caplog.clear()
+        broker.change(slow_request_ms=2000)
+        shares.spent(peer, begin_s, 11)
+        broker.change(slow_request_ms=0)
+        broker.clock.advance(100)
+        shares.spent(peer, begin_s, 11)
+    assert not caplog.text

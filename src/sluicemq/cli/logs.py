@@ -1,0 +1,194 @@
+"""What servers log, where and in which form: options of every serving command.
+
+Without `--log-file` a server logs to stderr and writes no file unasked. With it, the file is
+replaced when it is full (`FILE.1` … `FILE.10`, the oldest goes), so that no disk fills up. Text is
+for people; `json` is one object a line, for collectors. RocketMQ's habit is a `logback.xml`
+(`rmq.broker.logback.xml` and so on): `--log-config` reads of it what is asked of it most, the level
+and the file with its size and count; everything else in it is without effect.
+
+Only the names that `sluice install-names` makes log to `~/logs/rocketmqlogs` by themselves.
+"""
+
+import functools
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import orjson
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.net.limits import LogLimit
+
+F = TypeVar("F", bound=Callable[..., Any])
+LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
+FILE_BYTES_MAX: Final = 128 * 1024 * 1024
+FILES_KEPT: Final = 10
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_VARIABLE: Final = re.compile(r"\$\{([^}:]*)(?::-([^}]*))?\}")
+_SIZE: Final = re.compile(r"([0-9]+) *(KB|MB|GB)?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Where a server's log goes. `path` "": to stderr."""
+
+    level: str = "info"
+    form: str = "text"
+    path: str = ""
+    bytes_max: int = FILE_BYTES_MAX
+    kept: int = FILES_KEPT
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time (ISO 8601, UTC), level, logger, message, error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(told).decode()
+
+
+def start_log(config: LogConfig) -> None:
+    """Log from now on as `config` says. Raises ConfigurationError for a file that cannot be
+    written."""
+    handler: logging.Handler
+    if config.path:
+        from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - `sluice up` starts fast
+
+        try:
+            Path(config.path).parent.mkdir(parents=True, exist_ok=True)
+            handler = RotatingFileHandler(
+                config.path, maxBytes=config.bytes_max, backupCount=config.kept, encoding="utf-8"
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"the log cannot be written to {config.path}: {error.strerror}.",
+                cure="Name another file with --log-file, or give this user the right to write it.",
+            ) from error
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if config.form == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.addFilter(LogLimit())
+    logging.basicConfig(level=config.level.upper(), handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
+
+
+def of_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
+    """What RocketMQ's logback.xml says of the server `name` (broker, namesrv, proxy): the level of
+    its logger (`RocketmqBroker`), else of the root; the file `NAME.log` of its appenders.
+
+    `properties`: what variables stand for (`user.home` …). Raises ConfigurationError for text that
+    is no XML, and for a variable that nothing gives a value to.
+    """
+    from xml.etree import ElementTree  # noqa: PLC0415 - rarely asked for
+
+    try:
+        tree = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise ConfigurationError(
+            f"the log's configuration is no XML: {error}.", cure="Mend it, or leave it out."
+        ) from error
+    known = {"file.separator": "/", **properties}
+    for one in tree.iter("property"):
+        known[one.get("name", "")] = _resolved(one.get("value", ""), known)
+    config = LogConfig()
+    levels = {one.get("name", "root").lower(): one.get("level", "")
+              for one in (*tree.iter("root"), *tree.iter("logger"))}  # fmt: skip
+    level = (levels.get(f"rocketmq{name}") or levels.get("root") or config.level).lower()
+    level = {"trace": "debug", "warn": "warning", "all": "debug", "off": "error"}.get(level, level)
+    if level in LEVELS:
+        config = replace(config, level=level)
+    for appender in tree.iter("appender"):
+        path = _resolved(appender.findtext("file", "").strip(), known)
+        if Path(path).name != f"{name}.log":
+            continue
+        size = _SIZE.fullmatch(appender.findtext(".//maxFileSize", "").strip())
+        kept = appender.findtext(".//maxIndex", "").strip()
+        return replace(
+            config,
+            path=path,
+            bytes_max=int(size[1]) * _UNITS[(size[2] or "").upper()] if size else config.bytes_max,
+            kept=int(kept) if kept.isdigit() else config.kept,
+        )
+    return config
+
+
+def _resolved(text: str, known: Mapping[str, str]) -> str:
+    """With its variables replaced."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] in known:
+            return known[found[1]]
+        if found[2] is None:
+            raise ConfigurationError(
+                f"the log's configuration names {found[0]}, which has no value.",
+                cure=f"Give it one: ${{{found[1]}:-value}}.",
+            )
+        return found[2]
+
+    while (replaced := _VARIABLE.sub(value, text)) != text:
+        text = replaced
+    return text
+
+
+def log_options(name: str) -> Callable[[F], F]:
+    """The options of a server's log, which starts before the command runs."""
+
+    def with_log(function: F) -> F:
+        @functools.wraps(function)
+        def start(
+            *arguments: Any,
+            log_level: str | None,
+            log_format: str,
+            log_file: str | None,
+            log_config: str | None,
+            **named: Any,
+        ) -> Any:
+            config = LogConfig()
+            if log_config is not None:
+                home = os.environ | {"user.home": str(Path.home())}
+                config = of_logback(Path(log_config).read_text("utf-8"), name, home)
+            level, path = log_level or config.level, log_file or config.path
+            start_log(replace(config, level=level, form=log_format, path=path))
+            return function(*arguments, **named)
+
+        for option in _OPTIONS:
+            start = option(start)
+        return start  # type: ignore[return-value]
+
+    return with_log
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--log-config", type=click.Path(exists=True, dir_okay=False),
+        help="RocketMQ's logback.xml: level and file are read from it.",
+    ),
+    click.option(
+        "--log-file", envvar="SLUICE_LOG_FILE", type=click.Path(dir_okay=False),
+        help="Log to this file instead of stderr; ten old ones of 128 MiB are kept.",
+    ),
+    click.option(
+        "--log-format", envvar="SLUICE_LOG_FORMAT", type=click.Choice(FORMATS), default="text",
+        show_default=True, help="Lines for people, or a JSON object each.",
+    ),
+    click.option(
+        "--log-level", envvar="SLUICE_LOG_LEVEL", type=click.Choice(LEVELS),
+        help="What is logged (info).",
+    ),
+)  # fmt: skip

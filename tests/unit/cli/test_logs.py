@@ -1,0 +1,72 @@
+"""What servers log, where and in which form."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluicemq.cli.logs import JsonLines, LogConfig, of_logback
+from sluicemq.errors import ConfigurationError
+
+LOGBACK = """<?xml version="1.0" encoding="UTF-8"?>
+<configuration scan="true">
+  <property name="base" value="${user.home}${file.separator}logs"/>
+  <appender name="Remoting" class="RollingFileAppender"><file>${base}/remoting.log</file></appender>
+  <appender name="Broker" class="RollingFileAppender">
+    <file>${base}/${brokerLogDir:-rocketmqlogs}/broker.log</file>
+    <rollingPolicy class="FixedWindowRollingPolicy"><maxIndex>20</maxIndex></rollingPolicy>
+    <triggeringPolicy class="Size"><maxFileSize>500MB</maxFileSize></triggeringPolicy>
+  </appender>
+  <logger name="RocketmqBroker" level="WARN"><appender-ref ref="Broker"/></logger>
+  <root level="DEBUG"/>
+</configuration>"""
+HOME = {"user.home": "/home/mq"}
+
+
+def test_level_and_file_of_rocketmqs_logback_are_taken() -> None:
+    told = of_logback(LOGBACK, "broker", HOME)
+    path = "/home/mq/logs/rocketmqlogs/broker.log"
+    assert told == LogConfig("warning", "text", path, 500 * 1024 * 1024, 20)
+
+
+def test_a_server_without_an_appender_logs_to_stderr_at_the_level_of_the_root() -> None:
+    assert of_logback(LOGBACK, "proxy", HOME) == LogConfig("debug")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("<configuration>", "no XML"), (LOGBACK.replace("${base}", "${BASE}", 1), "BASE")],
+)
+def test_what_cannot_be_read_is_said(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        of_logback(text, "broker", HOME)
+
+
+def test_a_record_is_one_object_whatever_is_in_it() -> None:
+    try:
+        int("a\nb")
+    except ValueError:
+        record = logging.LogRecord("x", 30, "f", 1, "%s\n%d", ("<é>", 3), sys.exc_info())
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert (told["level"], told["message"]) == ("warning", "<é>\n3")
+    assert "ValueError: invalid literal" in told["error"]
+
+
+def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "broker.log"
+    program = (
+        "import logging; from sluicemq.cli.logs import LogConfig, start_log;"
+        f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, kept=2));"
+        "[logging.getLogger(f'x{n}').info('line %d', n) for n in range(200)]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert sorted(it.name for it in path.parent.iterdir()) == [
+        "broker.log", "broker.log.1", "broker.log.2",
+    ]  # fmt: skip
+    assert json.loads(path.read_text().splitlines()[-1])["message"] == "line 199"
+    assert all(it.stat().st_size <= 2000 for it in path.parent.iterdir())
