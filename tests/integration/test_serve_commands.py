@@ -339,15 +339,15 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError(name='google.protobuf')")
     code = (
-        "from sluicemq.cli.serve import LOOPBACK, start_broker\n"
+        "from sluicemq.cli.serve import LOOPBACK, Running, start_broker\n"
         "from sluicemq.config import load_broker_config\n"
-        "import asyncio, contextlib, logging\n"
+        "import asyncio, logging\n"
         "logging.basicConfig()\n"
         f"keys = {{'storePathRootDir': {str(tmp_path / 'store')!r}, 'listenPort': '0',"
         " 'bindAddress': LOOPBACK, 'metricsExporterType': 'DISABLE'}\n"
         "config, store, _ = load_broker_config('', overrides=keys)\n"
         "async def main(proxy):\n"
-        "    async with contextlib.AsyncExitStack() as stack:\n"
+        "    async with Running() as stack:\n"
         "        print(await start_broker(config, store, stack, proxy=proxy))\n"
         "asyncio.run(main(None))\n"
         "asyncio.run(main(True))\n"

@@ -364,7 +364,7 @@ def serve(
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         probe = probes.get(environ["PATH_INFO"])
         if probe is None:
-            return metrics(environ, start)
+            return metrics(environ, start)  # type: ignore[no-any-return]
         reasons = probe()
         status = "503 Service Unavailable" if reasons else "200 OK"
         start(status, [("Content-Type", "text/plain; charset=utf-8")])
