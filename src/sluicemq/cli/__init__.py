@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "broker": Entry("serve", "broker", "Run a broker."),
     "proxy": Entry("serve", "proxy", "Run a proxy for gRPC clients before a cluster; look at one."),
     "console": Entry("console", "console", "Show a cluster in the browser."),
+    "mcp": Entry("mcp", "mcp", "Answer an assistant's questions (Model Context Protocol)."),
     "produce": Entry("traffic", "produce", "Send messages."),
     "consume": Entry("traffic", "consume", "Receive messages."),
     "message": Entry("message", "message", "Find stored messages by key or id."),
