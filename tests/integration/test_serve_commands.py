@@ -203,7 +203,8 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_pa
 
 def test_what_serves_imports_nothing_heavy() -> None:
     heavy = "{'rich', 'lark', 'pyarrow', 'pyspark', 'structlog', 'pandas', 'difflib'}"
-    modules = "sluicemq.cli, sluicemq.cli.serve, sluicemq.nameserver.server, sluicemq.broker.server"
+    names = ("cli", "cli.servers.serve", "nameserver.server", "broker.server")
+    modules = ", ".join(f"sluicemq.{name}" for name in names)
     code = f"import sys, {modules}; print(sorted({heavy} & sys.modules.keys()))"
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -339,7 +340,7 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError(name='google.protobuf')")
     code = (
-        "from sluicemq.cli.serve import LOOPBACK, Running, start_broker\n"
+        "from sluicemq.cli.servers.serve import LOOPBACK, Running, start_broker\n"
         "from sluicemq.config import load_broker_config\n"
         "import asyncio, logging\n"
         "logging.basicConfig()\n"

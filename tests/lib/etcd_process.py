@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from sluicemq.cli.replicas import etcd_command, free_ports
+from sluicemq.cli.servers.replicas import etcd_command, free_ports
 
 START_S: Final = 20.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluicemq.cli.output import chosen_tls
-from sluicemq.cli.serve import _read_config, _tls_file, name_server_of
+from sluicemq.cli.servers.serve import _read_config, _tls_file, name_server_of
 from sluicemq.config import (
     NameServerConfig,
     load_broker_config,

@@ -37,12 +37,12 @@ class Entry(NamedTuple):
 
 
 COMMANDS: Final = {
-    "up": Entry("serve", "up", "Run a name server and a broker in one process."),
-    "nameserver": Entry("serve", "nameserver", "Run a name server."),
-    "broker": Entry("serve", "broker", "Run a broker."),
-    "proxy": Entry("serve", "proxy", "Run a proxy for gRPC clients before a cluster; look at one."),
-    "console": Entry("console", "console", "Show a cluster in the browser."),
-    "mcp": Entry("mcp", "mcp", "Answer an assistant's questions (Model Context Protocol)."),
+    "up": Entry("servers.serve", "up", "Run a name server and a broker in one process."),
+    "nameserver": Entry("servers.serve", "nameserver", "Run a name server."),
+    "broker": Entry("servers.serve", "broker", "Run a broker."),
+    "proxy": Entry("servers.serve", "proxy", "Run a proxy for gRPC clients; look at one."),
+    "console": Entry("servers.console", "console", "Show a cluster in the browser."),
+    "mcp": Entry("servers.mcp", "mcp", "Answer an assistant's questions (Model Context Protocol)."),
     "produce": Entry("traffic", "produce", "Send messages."),
     "consume": Entry("traffic", "consume", "Receive messages."),
     "message": Entry("message", "message", "Find stored messages by key or id."),
@@ -61,7 +61,9 @@ COMMANDS: Final = {
     "pipeline": Entry("spark", "pipeline", "Data pipelines on Spark: run, check, list."),
     "acl": Entry("acl", "acl", "Access rules: try them, check them, see how they stand."),
     "store": Entry("store", "store", "Look into a store directory, without a broker."),
-    "install-names": Entry("names", "install_names", "Write mqbroker, mqnamesrv and the like."),
+    "install-names": Entry(
+        "servers.names", "install_names", "Write mqbroker, mqadmin and the like."
+    ),
 }
 
 

@@ -23,7 +23,7 @@ from sluicemq.cli.output import (
     print_result,
     show_time,
 )
-from sluicemq.cli.serve import print_proxy_clients, proxy_status
+from sluicemq.cli.servers.serve import print_proxy_clients, proxy_status
 from sluicemq.client.core.operations.groups import (
     EARLIEST_MS,
     LATEST_MS,

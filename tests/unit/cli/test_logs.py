@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.cli.logs import JsonLines, LogConfig, of_logback
+from sluicemq.cli.servers.logs import JsonLines, LogConfig, of_logback
 from sluicemq.errors import ConfigurationError
 
 LOGBACK = """<?xml version="1.0" encoding="UTF-8"?>
@@ -60,7 +60,7 @@ def test_a_record_is_one_object_whatever_is_in_it() -> None:
 def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "broker.log"
     program = (
-        "import logging; from sluicemq.cli.logs import LogConfig, start_log;"
+        "import logging; from sluicemq.cli.servers.logs import LogConfig, start_log;"
         f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, kept=2));"
         "[logging.getLogger(f'x{n}').info('line %d', n) for n in range(200)]"
     )

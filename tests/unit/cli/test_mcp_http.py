@@ -11,7 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("mcp")
 
 from sluicemq.cli import main
-from sluicemq.cli.mcp import SignedIn
+from sluicemq.cli.servers.mcp import SignedIn
 from sluicemq.console.accounts import Accounts, Role
 
 

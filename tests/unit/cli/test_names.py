@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from sluicemq.cli import main
-from sluicemq.cli.names import NAMES
+from sluicemq.cli.servers.names import NAMES
 
 
 def test_the_names_are_installed_twice_but_never_over_what_is_not_ours(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sluicemq.cli import COMMANDS, main
-from sluicemq.cli.serve import name_server_of
+from sluicemq.cli.servers.serve import name_server_of
 from sluicemq.config import BrokerConfig, StoreConfig
 
 SOURCE = Path(__file__).parents[3] / "src"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from etcd_process import EtcdProcess
-from sluicemq.cli.replicas import etcd_binary
+from sluicemq.cli.servers.replicas import etcd_binary
 from sluicemq.errors import ConfigurationError, ConsensusError
 from sluicemq.replication.consensus import Consensus, Entries, Swap
 from sluicemq.replication.etcd import Etcd

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from sluicemq.cli.logs import log_options
 from sluicemq.cli.output import (
     Access,
     client_options,
@@ -33,6 +32,7 @@ from sluicemq.cli.output import (
     print_records,
     server_options,
 )
+from sluicemq.cli.servers.logs import log_options
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
     CHANGES_FILE,
@@ -232,7 +232,7 @@ def up(
         names = name_server_of(config, store, nameserver_port)
         address = await start_name_server(names, stack, read_only=read_only)
         if replicas:
-            from sluicemq.cli.replicas import (  # noqa: PLC0415 - not for `--help`
+            from sluicemq.cli.servers.replicas import (  # noqa: PLC0415 - not for `--help`
                 start_proxy,
                 start_replicas,
             )
@@ -247,7 +247,7 @@ def up(
             here = replace(config, name_server_addresses=(address,))
             text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
         if console:
-            from sluicemq.cli.replicas import start_console  # noqa: PLC0415 - not for `--help`
+            from sluicemq.cli.servers.replicas import start_console  # noqa: PLC0415 - not for `--help`
 
             text = f"{text} console={await start_console(address, stack)}"
         return f"nameserver={address} {text}"

@@ -21,7 +21,7 @@ from sluicemq.cli import main, speaking
 from sluicemq.config.keys import Part
 from sluicemq.errors import ConfigurationError
 
-MODULE: Final = "sluicemq.cli.names"
+MODULE: Final = "sluicemq.cli.servers.names"
 LOGS: Final = "~/logs/rocketmqlogs"
 LOCAL, CLUSTER = "local", "cluster"
 _MARK: Final = "# written by sluice install-names"
@@ -144,7 +144,7 @@ def _serve(name: str, words: list[str]) -> None:
 
 def _print_settings(part: Part, path: str | None) -> None:
     """Every setting as it would be in force, `key=value`. Does not return."""
-    from sluicemq.cli.serve import settings_of  # noqa: PLC0415 - not for mqadmin
+    from sluicemq.cli.servers.serve import settings_of  # noqa: PLC0415 - not for mqadmin
 
     click.echo(settings_of(part, path), nl=False)
     raise SystemExit(0)

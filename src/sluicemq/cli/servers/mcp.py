@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from sluicemq.cli.console import default_path
 from sluicemq.cli.output import Access, client_options
+from sluicemq.cli.servers.console import default_path
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Accounts
 from sluicemq.errors import ConfigurationError, install_extra

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from sluicemq.cli.logs import log_options
 from sluicemq.cli.output import Access, client_options, json_option, print_records
-from sluicemq.cli.serve import run_servers
+from sluicemq.cli.servers.logs import log_options
+from sluicemq.cli.servers.serve import run_servers
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Accounts, Role
 from sluicemq.errors import ConfigurationError, install_extra
