@@ -355,6 +355,7 @@ class Broker:
             ),
         )  # fmt: skip
         self.registration.on_master, core.behind = side.told, side.lag
+        core.pull.has_master = side.follows
         return side
 
     async def _stand_in(self, core: BrokerState) -> None:

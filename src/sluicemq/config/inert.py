@@ -65,7 +65,7 @@ _REASONS: Final = {
     """,
     "a slave has the whole log of its master and its state as it changes": """
         duplicationEnable isBrokerContainer isInBrokerContainer lockInStrictMode
-        maxSlaveResendLength offsetCheckInSlave syncBrokerMetadataPeriod syncFromLastFile
+        maxSlaveResendLength syncBrokerMetadataPeriod syncFromLastFile
         syncMasterFlushOffsetWhenStartup
     """,
     "the one loop delivers delayed and timed messages, exactly and until it succeeds": """

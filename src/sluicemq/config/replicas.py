@@ -74,6 +74,9 @@ class ReplicaConfig(MeasuredConfig):
         "in-sync set.", minimum=100)
     slave_read: bool = setting("slaveReadEnable", False,
         "Consumers that are far behind are sent to a slave, and a slave serves them.", live=True)
+    offset_check_in_slave: bool = setting("offsetCheckInSlave", False,
+        "A slave moves the offset of a reader that is outside of its queue, as a master does; else "
+        "the reader waits or goes to the master.", live=True)
     acting_master: bool = setting("enableSlaveActingMaster", False,
         "When the master is gone, the slave with the least id does what must go on: reads, "
         "delayed and timed messages, checks of transactions, POP.")

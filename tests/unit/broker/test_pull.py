@@ -402,3 +402,52 @@ def test_who_is_slow_is_sent_to_a_slave_where_slaves_serve_readers(
     assert suggested() == "1"
     broker.change(slave_read=False)
     assert suggested() == "0"
+
+
+def asked_of_a_slave(broker: SteppedBroker, *, has_master: bool, **changes: object) -> None:
+    """The broker is one that serves readers; its log is the shorter one."""
+    broker.change(slave_read=True, **changes)
+    broker.core.settings.is_slave = True
+    broker.core.pull.has_master = lambda: has_master
+
+
+def answered(client: SteppedClient, offset: int, sys_flag: int = 0x4) -> tuple[int, int, int]:
+    """Code, next offset, and who is suggested."""
+    answer = client.call(11, pull_fields(queueOffset=offset, sysFlag=sys_flag))
+    fields = answer.fields or {}
+    return answer.code, int(fields["nextBeginOffset"]), int(fields["suggestWhichBrokerId"])
+
+
+def test_a_slave_sends_who_is_not_behind_back_to_the_master(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 2)
+    asked_of_a_slave(broker, has_master=True)
+    assert answered(client, 0) == (0, 2, 0)
+    for offset in (2, 9):
+        assert answered(client, offset, 0x6) == (20, offset, 0), "at once, and where it is"
+    broker.core.store.reader._memory_bytes = 1
+    assert answered(client, 0) == (0, 2, 1), "it is behind"
+    assert answered(client, 2, 0x6) == (20, 2, 0)
+
+
+def test_a_slave_without_a_master_lets_readers_wait_where_they_are(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 2)
+    asked_of_a_slave(broker, has_master=False)
+    assert answered(client, 2) == (19, 2, 0)
+    assert answered(client, 9) == (19, 9, 0), "the master may have more"
+    broker.change(offset_check_in_slave=True)
+    assert answered(client, 9) == (21, 2, 0)
+
+
+def test_with_a_consensus_a_slave_is_never_asked_at_once_again(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """Routes that are older than a switch name it as the master."""
+    fill(client, 2)
+    asked_of_a_slave(broker, has_master=True)
+    broker.core.settings.is_failover = True
+    assert answered(client, 2) == (19, 2, 0)
+    assert answered(client, 9) == (19, 9, 0)

@@ -8,6 +8,11 @@ A member of a group with lanes asks its lane first what to do (`lanes/table.py`)
 lane's rule wants. A read does not go over the border between two rules: the next pull goes on
 behind it.
 
+A slave that serves readers (slaveReadEnable) moves nobody's offset, since its log may be the
+shorter one, unless offsetCheckInSlave says so. Whoever is not behind is sent back to the master
+while that is there (spec/ha.md §4). With sluiceConsensus it waits with them instead: clients whose
+routes are old take it for the master, and would ask it again and again.
+
 `sluiceBulk=true` is our own: the answer holds up to `maxMsgBytes` (at most
 sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
 """
@@ -34,7 +39,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
-from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
+from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.gather import PostponedError, Reach
 from sluicemq.store.read import ReadResult, ReadStatus
@@ -74,6 +79,7 @@ _CODES: Final = {
     ReadStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     ReadStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+_SCANNED: Final = ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING
 _OF_EMPTY: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND)
 """Answers by what the store says; an empty queue's depends on the offset asked for: is it 0?"""
 
@@ -146,6 +152,8 @@ class Pull:
     background: Background
     delivered: Deliveries
     filters: RequestFilters
+    has_master: Callable[[], bool] = lambda: False
+    """Of a slave: does it follow a master now?"""
     found: int = 0
     missed: int = 0
     _given: dict[Peer, int] = field(default_factory=dict)
@@ -197,7 +205,7 @@ class Pull:
         """The pull waits, if it may. HOT."""
         if result.judgement is not None:
             return Postponed(after(result.judgement, partial(self.pull, command, reading.peer)))
-        code = _CODES.get(result.status) or _OF_EMPTY[reading.offset == 0]
+        code = self._code_of(reading, result, reading.offset)
         if code != ResponseCode.PULL_NOT_FOUND or not reading.sys_flag & SUSPEND:
             return self._not_found(reading, command.opaque, code, result)
         wait_ms = min(max(int(reading.fields["suspendTimeoutMillis"]), 0), SUSPEND_MS_MAX)
@@ -448,7 +456,7 @@ class Pull:
         self, reading: Reading, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
         """It goes on waiting, or looking when it was not through."""
-        code = _CODES.get(result.status) or _OF_EMPTY[parked.scan_offset == 0]
+        code = self._code_of(reading, result, parked.scan_offset)
         if not is_last:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
@@ -465,6 +473,22 @@ class Pull:
         return self._not_found(reading, parked.command.opaque, code, result)
 
     # ------------------------------------------------------------------------------- answers
+
+    def _code_of(self, reading: Reading, result: ReadResult, offset: int) -> int:
+        """By what the store says, and on a slave by whom to ask instead; `next_offset` may change.
+        HOT."""
+        code = _CODES.get(result.status) or _OF_EMPTY[offset == 0]
+        settings = self.settings
+        if not settings.is_slave:
+            return code
+        if code == ResponseCode.PULL_OFFSET_MOVED and not settings.broker.offset_check_in_slave:
+            result.next_offset, code = offset, ResponseCode.PULL_NOT_FOUND
+        is_behind = result.status in _SCANNED and not self.store.reader.is_near(
+            *reading.queue, offset
+        )
+        if is_behind or settings.is_failover or not self.has_master():
+            return code
+        return ResponseCode.PULL_RETRY_IMMEDIATELY
 
     def _found(self, reading: Reading, opaque: int, result: ReadResult) -> list[bytes | memoryview]:
         """The answer with messages, in pieces. HOT."""
@@ -504,6 +528,8 @@ class Pull:
         """Whom to ask next: another broker for what is likely no more in memory (spec/ha.md §4)."""
         group = self.groups.config_of(reading.group) or GroupConfig(reading.group)
         is_near = self.store.reader.is_near(*reading.queue, reading.offset)
+        if is_near and self.settings.is_slave and self.has_master():
+            return MASTER_ID
         return group.broker_id if is_near else group.broker_id_when_slow
 
 

@@ -39,6 +39,7 @@ from sluicemq.net.stream import Stream, StreamUser
 from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
+from sluicemq.wire.ha import State
 
 log = logging.getLogger("sluicemq.broker")
 
@@ -278,6 +279,10 @@ class SlaveSide:
             self.state.run(pool, lambda: self.master),
             *([self.acting.run()] if self.acting is not None else ()),
         ]
+
+    def follows(self) -> bool:
+        """Is it connected to a master?"""
+        return self.follower.state is State.TRANSFER
 
     def lag(self) -> tuple[int | None, int | None]:
         """How far it is behind, in bytes and ms; None: the master alone knows."""
