@@ -170,7 +170,7 @@ def test_mqadmin_shows_master_and_slave(tmp_path: Path, driver: Callable[[str], 
 
 @pytest.mark.parametrize("secret", ["the-right-one", "another-one"])
 def test_under_access_control_a_slave_has_to_sign(tmp_path: Path, secret: str) -> None:
-    """... and nobody gets the log who has not asked for the state with a signature before."""
+    """... and nobody else gets the log, from whatever address."""
     rules = tmp_path / "plain_acl.yml"
     rules.write_text(
         "accounts:\n- accessKey: replicas\n  secretKey: the-right-one\n  admin: true\n"
@@ -197,7 +197,13 @@ def test_under_access_control_a_slave_has_to_sign(tmp_path: Path, secret: str) -
         slave = replicas.start(OURS, "SLAVE", 1)
         log = slave.directory / "broker.log"
         if secret == "the-right-one":
-            assert until(is_let_in), "of this machine, as the slave: it is known by its address"
+
+            async def send() -> bool:
+                async with Sluice(replicas.name_server, credentials=("replicas", secret)) as mq:
+                    result = await mq.send(own("Signed"), b"for those who may")
+                    return str(result.status.name) == "OK"
+
+            assert until(lambda: asyncio.run(send())), "the slave has it"
         else:
             assert until(lambda: "Check signature failed" in log.read_text())
-            assert not is_let_in()
+        assert not is_let_in(), "of this machine, as the slave: its address alone is nothing"

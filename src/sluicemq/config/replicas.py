@@ -42,7 +42,7 @@ class ReplicaConfig(MeasuredConfig):
     ha_peers: tuple[str, ...] = setting("sluiceReplicaPeers", (),
         "Addresses that may connect to haListenPort, as in plain_acl.yml's white list "
         "(`10.0.0.7;10.0.1.*`). Default: every one that the listening rule lets in; with "
-        "aclEnable those alone that have asked for the state with a signature, as our slaves do.")
+        "aclEnable slaves of ours alone, which have asked for the state with a signature.")
     ha_heartbeat_ms: int = setting("haSendHeartbeatInterval", 5000,
         "Master and slave say something every so many ms.", minimum=10)
     ha_housekeeping_ms: int = setting("haHousekeepingInterval", 20_000,

@@ -13,7 +13,8 @@ A frame of no bytes is a heartbeat: it says where the next one will begin. The b
 handed on as they arrive: neither side waits for a whole frame, which may lie anywhere in a record.
 
 `FROM_START` is ours alone, in a first report to a master that is ours as well: this slave has
-nothing and wants the log from its first byte. (RocketMQ takes 0 for "from your last file".)
+nothing and wants the log from its first byte. (RocketMQ takes 0 for "from your last file".) So is
+a ticket, before everything else: | TICKET 8 | 16 bytes |, which shows that the slave may come.
 """
 
 import struct
@@ -28,6 +29,11 @@ BODY_BYTES_MAX: Final = 4 * 1024 * 1024 - 64
 EPOCHS_MAX: Final = 1000
 """RocketMQ's master has room for so many in its handshake."""
 FROM_START: Final = -1
+TICKET_BYTES: Final = 16
+TICKET_FRAME_BYTES: Final = 8 + TICKET_BYTES
+FIRST_BYTES_MIN: Final = 8
+"""Of whatever a slave says first."""
+_TICKET: Final = (-2).to_bytes(8, signed=True)
 
 
 class State(IntEnum):
@@ -37,6 +43,17 @@ class State(IntEnum):
     HANDSHAKE = 1
     TRANSFER = 2
     SHUTDOWN = 3
+
+
+def encode_ticket(ticket: bytes) -> bytes:
+    """What comes before the first frame; `ticket` has TICKET_BYTES."""
+    return _TICKET + ticket
+
+
+def decode_ticket(data: bytes) -> bytes | None:
+    """The ticket that a stream begins with, perhaps not whole yet; None: it begins with a frame, or
+    nobody knows yet."""
+    return data[8:TICKET_FRAME_BYTES] if data.startswith(_TICKET) else None
 
 
 class Epoch(NamedTuple):

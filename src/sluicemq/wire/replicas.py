@@ -87,7 +87,9 @@ class SpeakForRequest:
 
 @answer(Code.SLUICE_FOLLOW_STATE)
 class FollowStateResponse:
-    """The operations in the body are of this life of the master; its log begins at `log_start`."""
+    """The operations in the body are of this life of the master; its log begins at `log_start`.
+    `ticket`: what opens its HA port, in hex; "": nothing has to be shown."""
 
     life: str = text("life")
     log_start: int = int64("logStart")
+    ticket: str = text("ticket", default="")

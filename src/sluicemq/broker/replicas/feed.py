@@ -328,28 +328,16 @@ class Admission:
     """Who may connect to the HA port, beside what the listening rule says (design/0011).
 
     With sluiceReplicaPeers those alone that it names. Without, everybody; but under access control
-    only who has asked for the state (900301) from that address, which needs a signature: the log
-    holds all messages of all topics.
+    see `admission.py`.
     """
 
-    def __init__(self, settings: Settings, *, is_guarded: bool) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._is_guarded = is_guarded
-        self._named: set[str] = set()
-
-    def name(self, address: str) -> None:
-        """A replica is there, as somebody says who may."""
-        self._named.add(address)
 
     def check(self, host: Host) -> None:
         """Raises ConfigurationError."""
-        peers = self._settings.broker.ha_peers
-        if not peers and not self._is_guarded:
-            return
-        numbers = numbers_of(host.address)
-        if not any(parse_pattern(text).matches(numbers) for text in peers) and (
-            peers or host.address not in self._named
-        ):
+        peers, numbers = self._settings.broker.ha_peers, numbers_of(host.address)
+        if peers and not any(parse_pattern(text).matches(numbers) for text in peers):
             raise ConfigurationError(
                 f"{host.address} is no replica that this broker knows.",
                 cure="Name its address in sluiceReplicaPeers.",

@@ -36,6 +36,7 @@ from sluicemq.wire.ha import (
     consistent_end,
     encode_greeting,
     encode_report,
+    encode_ticket,
 )
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Follower:
 
     `replica_id`      who we are (failover)
     `master_is_ours`  an empty log gets the master's whole one
+    `ticket`          what opens the master's door, if it has one
     `confirmed`       what is known to be
     `is_unclean`      a person has put up with a loss: confirmed bytes may be cut
     `on_incomplete`   called before the log is cut or begun anew
@@ -161,6 +163,7 @@ class Follower:
         self.fault = ""
         self.replica_id = 0
         self.master_is_ours = False
+        self.ticket = b""
         self.confirmed = 0
         self.is_unclean = False
         self.on_incomplete: Callable[[], None] = lambda: None
@@ -193,6 +196,8 @@ class Follower:
         self._read_s = self._clock.monotonic_s()
         if self._settings.store.flush_sync:
             self._store.sync()  # the first report says from where on, too
+        if self.ticket:
+            self._write(encode_ticket(self.ticket))
         if self._epochs is not None:
             self.state = State.HANDSHAKE
             self._write(encode_greeting(Greeting(self.replica_id)))

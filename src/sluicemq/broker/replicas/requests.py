@@ -63,7 +63,6 @@ class ReplicaRequests:
         if not isinstance(self._side, MasterSide):
             remark = "this replica is not master, try again."
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
-        self._side.feeds.admission.name(peer.remote.address)
         return self._side.state.follow(header, command, peer)
 
     def smallest_id(

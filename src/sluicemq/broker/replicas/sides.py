@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final, Protocol
 
@@ -18,6 +19,7 @@ from sluicemq.broker.background import Offload
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replicas.acting import Acting
+from sluicemq.broker.replicas.admission import Doorkeeper
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
@@ -39,7 +41,7 @@ from sluicemq.net.stream import Stream, StreamUser
 from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
-from sluicemq.wire.ha import State
+from sluicemq.wire.ha import TICKET_BYTES, State
 
 log = logging.getLogger("sluicemq.broker")
 
@@ -107,12 +109,14 @@ class MasterSide:
         self._listener: StreamListener | None = None
         self.ha_address = ""
         """host:port that slaves are told."""
-        admission = Admission(settings, is_guarded=core.guard is not None)
+        self._ticket = secrets.token_bytes(TICKET_BYTES) if core.guard is not None else b""
         self.feeds = Feeds(
             store, core.in_sync, epochs, settings, clock, call_soon=call_soon, offload=offload,
-            admission=admission,
+            admission=Admission(settings),
         )  # fmt: skip
-        self.state = StateRequests(mirror, core.in_sync, files, clock, lambda: store.offset_min)
+        self.state = StateRequests(
+            mirror, core.in_sync, files, clock, lambda: store.offset_min, self._ticket
+        )
         core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
 
     async def open(self, before: int) -> int:
@@ -138,7 +142,8 @@ class MasterSide:
 
     def _accept(self, stream: Stream) -> StreamUser:
         self._core.turns.on_commit = self.feeds.grown
-        return self.feeds.accept(stream)
+        is_named = bool(self._settings.broker.ha_peers)
+        return Doorkeeper(stream, self.feeds.accept, b"" if is_named else self._ticket)
 
     def run(self) -> None:
         """A few times a second."""
@@ -265,7 +270,7 @@ class SlaveSide:
         """Where its log is to be had; "" while nobody knows, or what kind of master it is."""
         fixed = self._core.settings.broker.ha_master
         is_ours = self.state.master_log_start >= 0
-        self.follower.master_is_ours = is_ours
+        self.follower.master_is_ours, self.follower.ticket = is_ours, self.state.ticket
         if self._term is not None:
             return self._term.ha_address if is_ours else ""
         if self.master is not None and not (is_ours or self.state.is_java):

@@ -54,7 +54,8 @@ class Claims(Protocol):
 
 
 class StateRequests:
-    """The master's side. `log_start` tells where its log begins."""
+    """The master's side. `log_start` tells where its log begins, `ticket` what opens the door to
+    it."""
 
     def __init__(
         self,
@@ -63,9 +64,10 @@ class StateRequests:
         files: Files,
         clock: Clock,
         log_start: Callable[[], int],
+        ticket: bytes = b"",
     ) -> None:
         self._mirror, self._claims, self._files = mirror, claims, files
-        self._clock, self._log_start = clock, log_start
+        self._clock, self._log_start, self._ticket = clock, log_start, ticket
         self._waiting: dict[Peer, tuple[float, Command]] = {}
 
     def follow(
@@ -90,7 +92,9 @@ class StateRequests:
         return None
 
     def _answer(self, operations: list[Operation]) -> Command:
-        fields = FollowStateResponse(life=self._mirror.life, log_start=self._log_start())
+        fields = FollowStateResponse(
+            life=self._mirror.life, log_start=self._log_start(), ticket=self._ticket.hex()
+        )
         body = encode_operations(operations)
         return Command(ResponseCode.SUCCESS, encode_header(fields), body)
 
@@ -146,6 +150,8 @@ class StateFollower:
         self.applier = applier
         self.master_log_start = -1
         """Where the master's log begins; -1: it has not said so, or is RocketMQ's."""
+        self.ticket = b""
+        """What opens the door to it."""
         self.is_java = False
         self._claim, self._log_end, self._sync = claim, log_end, sync
         self._in_executor, self._on_changed, self._signed = in_executor, on_changed, signed
@@ -192,6 +198,10 @@ class StateFollower:
             raise RequestError(answer.code, answer.remark or "", address=channel.address)
         header = decode_header(FollowStateResponse, answer.fields)
         self.master_log_start, self.is_java = header.log_start, False
+        try:
+            self.ticket = bytes.fromhex(header.ticket)
+        except ValueError as error:
+            raise ProtocolError(f"the master's ticket: {error}") from error
         self._said = ""
         return header
 

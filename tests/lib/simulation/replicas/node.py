@@ -160,7 +160,7 @@ class Seat:
         loop = asyncio.get_running_loop()
         self.feeds = Feeds(
             store, in_sync, self.epochs, settings, self.clock, call_soon=loop.call_soon,
-            offload=in_place, admission=Admission(settings, is_guarded=False),
+            offload=in_place, admission=Admission(settings),
         )  # fmt: skip
         in_sync.on_confirmed += [self._show, lambda end: self.feeds.grown()]
         self._requests = StateRequests(
