@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from certificates import Authority
 from served import NEW_TOPIC, call, running
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.replicas.insync import InSync, Term
@@ -17,6 +18,9 @@ from sluicemq.broker.replicas.state import Claim
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer
+from sluicemq.net.channel import dial
+from sluicemq.net.tls import broker_tls
+from sluicemq.wire.frames import Command
 from waiting import until
 
 FILE_BYTES = 1 << 20
@@ -36,11 +40,11 @@ def broker_config(names: str = "", **changes: object) -> BrokerConfig:
 
 
 @contextlib.asynccontextmanager
-async def name_server(path: Path) -> AsyncIterator[str]:
-    kv_path = str(path / "kv.json")
-    server = NameServer(
-        NameServerConfig(bind_address="127.0.0.1", listen_port=0, kv_config_path=kv_path)
-    )
+async def name_server(path: Path, **changes: object) -> AsyncIterator[str]:
+    made: dict[str, object] = {
+        "bind_address": "127.0.0.1", "listen_port": 0, "kv_config_path": str(path / "kv.json"),
+    }  # fmt: skip
+    server = NameServer(NameServerConfig(**made | changes))  # type: ignore[arg-type]
     await server.start()
     try:
         yield f"127.0.0.1:{server.port}"
@@ -137,9 +141,9 @@ async def test_who_has_cut_its_log_is_whole_when_it_is_level_with_a_master(tmp_p
             assert not mark.exists()
 
 
-def replica(path: Path, number: int, term: Term | None = None) -> Broker:
+def replica(path: Path, number: int, term: Term | None = None, **changes: object) -> Broker:
     config = broker_config(
-        broker_id=number, broker_role="SYNC_MASTER", consensus="etcd://nowhere:1"
+        broker_id=number, broker_role="SYNC_MASTER", consensus="etcd://nowhere:1", **changes
     )
     claim = Claim(number, f"disk-{number}", f"life-{number}")
     return Broker(config, store_config(path, f"r{number}"), term=term, claim=claim)
@@ -223,3 +227,96 @@ async def test_a_change_is_answered_when_the_slave_has_it(tmp_path: Path, is_sil
         )
         async with running(heir):
             assert heir.core.topics.table.keys() >= {"T0", "T1", "T2"}
+
+
+# --------------------------------------------------------------------------------------- TLS
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Settings by which nobody is served or asked who has no certificate of one authority."""
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    one = authority.issue("replica", ["127.0.0.1"])
+    return {
+        "tls_mode": "enforcing", "tls_certificate": one.path, "tls_key": one.key_path,
+        "tls_ca": authority.path, "tls_client_auth": "require", "tls_auth_server": True,
+        "tls_client_ca": authority.path, "tls_client_certificate": one.path,
+        "tls_client_key": one.key_path, "tls_test_mode": False,
+    }  # fmt: skip
+
+
+async def securely(broker: Broker, code: int, fields: dict[str, object], body: bytes = b"") -> int:
+    """The code of the answer."""
+    tls = broker_tls(broker.settings.broker)
+    channel = await dial(broker.address, tls=tls)
+    try:
+        texts = {name: str(value) for name, value in fields.items()}
+        return (await channel.call(Command(code, texts, body), 10.0)).code
+    finally:
+        await channel.close()
+
+
+async def is_served_plainly(address: str) -> bool:
+    """Whether a stranger's report gets any answer from an HA port."""
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(bytes(8))
+    try:
+        async with asyncio.timeout(5):
+            return bool(await reader.read(1))
+    except ConnectionError:
+        return False
+    finally:
+        writer.close()
+
+
+async def test_a_slave_of_the_file_follows_over_tls(
+    tmp_path: Path, secured: dict[str, object]
+) -> None:
+    served = {name: secured[name] for name in ("tls_certificate", "tls_key", "tls_ca")}
+    async with name_server(tmp_path, **served) as names:
+        master = Broker(
+            broker_config(names, broker_role="SYNC_MASTER", **secured), store_config(tmp_path, "m")
+        )
+        slave = Broker(
+            broker_config(names, broker_role="SLAVE", broker_id=1, **secured),
+            store_config(tmp_path, "s"),
+        )
+        async with running(master), running(slave):
+            assert await securely(master, 17, NEW_TOPIC) == 0
+            assert await securely(master, 310, send_fields(), b"first") in (0, 11)
+            await until(lambda: gate(master).confirmed == slave.store.written_offset > 0)
+            assert await securely(master, 310, send_fields(), b"together") == 0
+            await until(lambda: "T" in slave.core.topics)
+            await until(lambda: slave.store.queue_offsets("T", 0) == (0, 2))
+            assert not await is_served_plainly(master.registration.ha_address)
+
+
+async def test_replicas_change_places_over_tls(tmp_path: Path, secured: dict[str, object]) -> None:
+    both = {1: "disk-1", 2: "disk-2"}
+    first = Term(1, 1, "life-a", in_sync={1: "disk-1"})
+    one = replica(tmp_path, 1, first, **secured)
+    two = replica(tmp_path, 2, **secured)
+    proposed: list[frozenset[int]] = []
+    one._propose = proposed.append
+    async with running(one), running(two):
+        assert await securely(one, 17, NEW_TOPIC) == 0
+        led = first._replace(address=one.address, ha_address=one.registration.ha_address)
+        await two.become(led)
+        await until(lambda: bool(proposed))
+        one.decided(led._replace(in_sync=both))
+        assert await securely(one, 310, send_fields(), b"together") == 0
+        assert not await is_served_plainly(one.registration.ha_address)
+        one.depose("a switch")
+        second = Term(2, 2, "life-b", in_sync=both)
+        await two.become(second)
+        second = second._replace(address=two.address, ha_address=two.registration.ha_address)
+        await one.become(second)
+
+        async def is_sent() -> bool:
+            return await securely(two, 310, send_fields(), b"after") == 0
+
+        async with asyncio.timeout(10):
+            while not await is_sent():
+                await asyncio.sleep(0.05)
+        await until(lambda: one.store.queue_offsets("T", 0) == two.store.queue_offsets("T", 0))
