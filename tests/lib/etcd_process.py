@@ -4,9 +4,13 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import orjson
+
+from certificates import Certificate
 from sluicemq.cli.servers.replicas import etcd_command, free_ports
 
 START_S: Final = 20.0
@@ -15,25 +19,45 @@ START_S: Final = 20.0
 class EtcdProcess:
     """`url` is what `sluiceConsensus` takes. Its data are below `directory`."""
 
-    def __init__(self, directory: Path) -> None:
-        (self.port,) = free_ports(1)
-        self.url = f"etcd://127.0.0.1:{self.port}"
-        self._command = etcd_command(directory / "etcd", self.port)
+    def __init__(
+        self, directory: Path, *, options: Sequence[str] = (),
+        certificate: Certificate | None = None, ca: str = "",
+    ) -> None:  # fmt: skip
+        """`options` go behind those of a trial. With a `certificate` it speaks TLS alone, to those
+        that show one of `ca`."""
+        self.port, health_port = free_ports(2)
+        self.url, self._health_port = f"etcd://127.0.0.1:{self.port}", self.port
+        self._command = [*etcd_command(directory / "etcd", self.port), *options]
+        if certificate is not None:
+            self.url, self._health_port = f"etcds://127.0.0.1:{self.port}", health_port
+            client = f"https://127.0.0.1:{self.port}"
+            self._command += [
+                f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+                f"--listen-metrics-urls=http://127.0.0.1:{health_port}", "--client-cert-auth",
+                f"--cert-file={certificate.path}", f"--key-file={certificate.key_path}",
+                f"--trusted-ca-file={ca}",
+            ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Returns when it has a leader."""
         self._process = subprocess.Popen(self._command)
         end_s = time.monotonic() + START_S
+        health = f"http://127.0.0.1:{self._health_port}/health"
         while time.monotonic() < end_s:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health") as answer:
+                with urllib.request.urlopen(health) as answer:
                     if b'"true"' in answer.read():
                         return
             except OSError:
                 pass
             time.sleep(0.05)
         raise TimeoutError(f"etcd does not serve after {START_S} s")
+
+    def ask(self, path: str, **request: object) -> None:
+        """One request of the gateway, by nobody in particular."""
+        url = f"http://127.0.0.1:{self.port}/v3/{path}"
+        urllib.request.urlopen(url, orjson.dumps(request)).close()
 
     def kill(self) -> None:
         if self._process is not None:

@@ -337,6 +337,7 @@ def key_files(config: TlsConfig) -> list[str]:
     paths = [config.tls_key or config.tls_certificate]
     if isinstance(config, BrokerConfig):
         paths.append(config.tls_client_key or config.tls_client_certificate)
+        paths.append(config.consensus_key or config.consensus_certificate)
     return [path for path in dict.fromkeys(paths) if path]
 
 

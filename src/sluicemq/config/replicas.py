@@ -96,6 +96,17 @@ class ReplicaConfig(MeasuredConfig):
     consensus: str = setting("sluiceConsensus", "",
         "Who decides which replica is master: `etcd://host:port,host:port`. Default: nobody, "
         "roles are those of the file. See [replication](replication.md).")
+    consensus_user: str = setting("sluiceConsensusUser", "",
+        "Account of sluiceConsensus; its rights: read and write below `sluicemq/`.")
+    consensus_password: str = setting("sluiceConsensusPassword", "",
+        "Its password. Shown to nobody.", is_secret=True)
+    consensus_ca: str = setting("sluiceConsensusTrustCertPath", "",
+        "With `etcds://`: PEM of who signs the certificates there. Default: whom the system "
+        "trusts.", kind=PATH)
+    consensus_certificate: str = setting("sluiceConsensusCertPath", "",
+        "With `etcds://`: the certificate by which the broker shows itself, in PEM.", kind=PATH)
+    consensus_key: str = setting("sluiceConsensusKeyPath", "",
+        "Its key, in PEM. Default: in the same file.", kind=PATH)
 
     def __post_init__(self) -> None:
         if self.consensus:

@@ -1,11 +1,14 @@
 """etcd 3.4 and later as the consensus service, through its HTTP/JSON gateway.
 
-Four requests are all there is (`/v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, `/v3/watch`); keys and
-values travel in base64. A key's version is its `mod_revision`, so it is never given twice.
+Four requests are all there is (`/v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, `/v3/watch`), and one
+by which an account gets the token that they bear (`/v3/auth/authenticate`); keys and values travel
+in base64. A key's version is its `mod_revision`, so it is never given twice.
 
 - Reads are linearizable, etcd's default: a member that has lost its majority does not answer.
 - A transaction is sent once. Whatever goes wrong once it may have left is a `ConsensusError`; only
   an address that nobody answers at is passed over for the next one.
+- A token that etcd does not know any more, or that is older than a change of its accounts, is
+  refused before anything is done: then there is a new one, and the request is sent once more.
 - A watch is a door bell. When it rings, the whole prefix is read again: a few keys, always of one
   moment, and nothing to do for revisions that etcd has compacted. It is also read after `QUIET_S`
   without a ring, because half of a broken connection looks like silence.
@@ -18,12 +21,14 @@ import asyncio
 import base64
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 import orjson
 
+from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConsensusError
 from sluicemq.replication.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
 
@@ -36,15 +41,49 @@ QUIET_S: Final = 5.0
 PAUSE_S: Final = 0.2
 LEASE_NOT_FOUND: Final = 5
 """gRPC's NOT_FOUND: the only thing that a transaction or a lease of ours can miss is a lease."""
+OLD_TOKEN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
+"""What etcd says to who has to show itself anew."""
 _UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
+
+
+class Account(NamedTuple):
+    """One of etcd's users."""
+
+    name: str
+    password: str
+
+
+class Certificates(NamedTuple):
+    """Paths of PEM files, "": none. `ca`: who signs etcd's; the others are shown to it."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """Raises ConfigurationError."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key or None)
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise ConfigurationError(
+                f"the certificates for sluiceConsensus cannot be used: {error}.",
+                cure="Correct sluiceConsensusTrustCertPath, sluiceConsensusCertPath and "
+                "sluiceConsensusKeyPath; a key has no password.",
+            ) from error
+        return context
 
 
 class Etcd:
     """A `Consensus`. Connects when it is asked something."""
 
-    def __init__(self, url: str, *, quiet_s: float = QUIET_S) -> None:
-        """`url`: `etcd://host:port,host:port`; `etcds://` for TLS by the certificates that the
-        system trusts. Raises ConfigurationError."""
+    def __init__(
+        self, url: str, *, account: Account | None = None, certificates: Certificates | None = None,
+        quiet_s: float = QUIET_S,
+    ) -> None:  # fmt: skip
+        """`url`: `etcd://host:port,host:port`; `etcds://` for TLS by `certificates`, or those that
+        the system trusts. `account`: None where etcd has none. Raises ConfigurationError."""
         scheme, _, rest = url.partition("://")
         hosts = [host.strip() for host in rest.rstrip("/").split(",")]
         if scheme not in SCHEMES or not all(host.rpartition(":")[2].isdigit() for host in hosts):
@@ -52,16 +91,34 @@ class Etcd:
                 f"sluiceConsensus = {url} is not valid.", cure="Write etcd://host:port,host:port."
             )
         self._bases = [f"{SCHEMES[scheme]}://{host}/v3/" for host in hosts]
+        if certificates is not None and scheme != "etcds":
+            raise ConfigurationError(
+                f"sluiceConsensus = {url} is without TLS, and certificates are given for it.",
+                cure="Write etcds://host:port,host:port.",
+            )
+        self._account = account
         self._current = 0
         self._quiet_s = quiet_s
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, keepalive_expiry=30.0)
         # No proxy of the environment: it would be one more that can fail.
         self._http = httpx.AsyncClient(
-            timeout=timeout, limits=limits, trust_env=False, verify=scheme == "etcds"
-        )
+            timeout=timeout, limits=limits, trust_env=False,
+            verify=scheme == "etcds" if certificates is None else certificates.context(),
+        )  # fmt: skip
         self._watches: set[asyncio.Task[None]] = set()
         self._leases: list[KeptLease] = []
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> "Etcd":
+        """That of a broker. Raises ConfigurationError."""
+        account = Account(config.consensus_user, config.consensus_password)
+        paths = config.consensus_ca, config.consensus_certificate, config.consensus_key
+        return cls(
+            config.consensus,
+            account=account if account.name else None,
+            certificates=Certificates(*paths) if any(paths) else None,
+        )
 
     async def read(self, prefix: str) -> Entries:
         return (await self._read(prefix))[0]
@@ -135,6 +192,22 @@ class Etcd:
 
     async def _ask(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer; None when a lease is not there. Raises ConsensusError."""
+        try:
+            return await self._ask_once(path, request)
+        except _OldTokenError:
+            await self._authenticate()
+            return await self._ask_once(path, request)
+
+    async def _authenticate(self) -> None:
+        """A new token. Raises ConsensusError."""
+        assert self._account is not None, "who has no account is asked for no token"
+        name, password = self._account
+        self._http.headers.pop("Authorization", None)
+        answer = await self._ask_once("auth/authenticate", {"name": name, "password": password})
+        if answer is not None:
+            self._http.headers["Authorization"] = str(answer["token"])
+
+    async def _ask_once(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
         first, error = self._current, ""
         for step in range(len(self._bases)):
             self._current = (first + step) % len(self._bases)
@@ -151,8 +224,11 @@ class Etcd:
                 return found
             if found.get("code") == LEASE_NOT_FOUND:
                 return None
+            reason = str(found.get("message", answer.status_code))
+            if self._account is not None and any(text in reason for text in OLD_TOKEN):
+                raise _OldTokenError(reason)
             self._pass_over()
-            raise self._unanswered(str(found.get("message", answer.status_code)))
+            raise self._unanswered(reason)
         raise self._unanswered(error)
 
     @property
@@ -200,6 +276,10 @@ class Etcd:
                     return
                 if result.get("events"):
                     yield
+
+
+class _OldTokenError(ConsensusError):
+    """Refused, and nothing was done."""
 
 
 def _encode(key: str | bytes) -> str:

@@ -21,15 +21,12 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-import orjson
-
 from sluicemq.broker.replicas.insync import InSync, Term
 from sluicemq.broker.replicas.sides import SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
-from sluicemq.files import SYSTEM_FILES, Files, read_text, replace_text
-from sluicemq.files.machine import boot_id
+from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import broker_tls
@@ -49,6 +46,7 @@ from sluicemq.replication.election import (
     next_step,
 )
 from sluicemq.replication.forward import FORWARDED, READS, Forwarder
+from sluicemq.replication.incarnation import Incarnation
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -63,8 +61,13 @@ RETRY_S: Final = 0.2
 TURN_S: Final = 0.01
 SETTLED_S: Final = 3.0
 """A switch is given up when the slaves do not have everything after so long."""
-INCARNATION_FILE: Final = "replica.json"
 NOBODY: Final = State(0, 0, "", "", "", {})
+SET_BACK: Final = (
+    "the consensus service has an older record than it had: its data was lost or restored from an "
+    "old copy while this replica ran. Nobody is elected, and the in-sync set stays as it is. Bring "
+    "its newest data back; or start the replicas again, the last master first, which say then what "
+    f"is to be done. If nobody becomes master: {election.ELECT}."
+)
 
 
 class BrokerClosedError(SluiceError):
@@ -126,61 +129,6 @@ class Seat(Protocol):
         ...
 
 
-class Incarnation:
-    """Which life of its disk a replica is in: the file `replica.json` beside its log.
-
-    It is the same one as long as everything that was acknowledged is still there: after a stop in
-    order, after a killed process (what was written is the kernel's), and after a machine that went
-    down only if everything had been synced before it was acknowledged. Else, and when the file or
-    the log is gone, it is another one, which is in nobody's in-sync set. (A log that is wiped
-    alone, within a second of its first message, is not noticed.)
-    """
-
-    def __init__(self, files: Files, root: str, *, boot: str | None = None) -> None:
-        """`root`: storePathRootDir. `boot`: the machine's, another one after each of its starts."""
-        self._files = files
-        self._path = f"{root}/{INCARNATION_FILE}"
-        self._boot = boot_id() if boot is None else boot
-        self.text = ""
-        self._is_empty = self._is_synced = False
-
-    def begin(self, *, is_empty: bool, is_synced: bool) -> str:
-        """The incarnation of a store that has been opened; durable on return. `is_empty`: it has no
-        log. `is_synced`: nothing will be acknowledged before it is synced. Raises OSError."""
-        try:
-            found = orjson.loads(read_text(self._files, self._path) or "{}")
-        except orjson.JSONDecodeError:
-            found = None
-        if not isinstance(found, dict):
-            found = {}
-        survived = found.get("isSynced") is True or found.get("boot") == self._boot
-        if is_empty and found.get("isEmpty") is not True:
-            survived = False
-        text = found.get("incarnation")
-        self.text = text if survived and isinstance(text, str) else secrets.token_hex(8)
-        self._is_empty, self._is_synced = is_empty, is_synced
-        self._write()
-        return self.text
-
-    def grown(self) -> None:
-        """There is a log. Raises OSError."""
-        if self._is_empty:
-            self._is_empty = False
-            self._write()
-
-    def end(self) -> None:
-        """The store has been closed in order, so everything is synced. Raises OSError."""
-        self._is_synced = True
-        self._write()
-
-    def _write(self) -> None:
-        found = {
-            "incarnation": self.text, "boot": self._boot, "isSynced": self._is_synced,
-            "isEmpty": self._is_empty,
-        }  # fmt: skip
-        replace_text(self._files, self._path, orjson.dumps(found).decode())
-
-
 class Replica:
     """`run` until it is cancelled; then `close`. The broker is started before, following nobody."""
 
@@ -221,6 +169,7 @@ class Replica:
         self._news = asyncio.Event()
         self._side: asyncio.Task[None] | None = None  # a proposal, a switch
         self._is_handing_over = False
+        self._is_set_back = False
 
     # ----------------------------------------------------------------------------------- life
 
@@ -234,6 +183,8 @@ class Replica:
                 pause_s = LOOK_S
                 try:
                     await self._publish()
+                    if self._is_set_back:
+                        raise ReplicaBlockedError(self.reason)
                     pause_s = await self._act()
                     said = ""
                 except BrokerClosedError:
@@ -282,6 +233,7 @@ class Replica:
         old = self.view.state
         if old is not None and (view.state is None or view.state.version < old.version):
             view = view._replace(state=old)
+            self._published = None  # a look of its own is due: is this late, or set back?
         self.view = view
         state = view.state
         if self.is_master and state is not None:
@@ -293,6 +245,17 @@ class Replica:
         if situation != self._situation:
             self._situation, self._since_s = situation, _now_s()
         self._news.set()
+
+    def _look_back(self, known: State | None, entries: Entries) -> None:
+        """A read that was begun after `known` had been seen: nothing older comes of it, unless the
+        service has been set back. A later epoch counts all the same: somebody was elected there."""
+        with contextlib.suppress(ValueError):  # `_see` says it
+            found = election.parse(self._prefix, entries).state
+            is_set_back = known is not None and (found is None or found.version < known.version)
+            if is_set_back and found and known and found.epoch > known.epoch:
+                self.view, is_set_back = self.view._replace(state=None), False
+            if is_set_back != self._is_set_back:
+                self._is_set_back, self.reason = is_set_back, SET_BACK if is_set_back else ""
 
     @property
     def member(self) -> Member:
@@ -311,12 +274,15 @@ class Replica:
         lease = self._lease  # it may be lost meanwhile: then the swap is refused
         member, old, time_s = self.member, self._published, _now_s()
         is_same = old is not None and old._replace(end=member.end, epoch=member.epoch) == member
+        now = now or self._is_set_back
         if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
             return
         if member.end > 0:
             self._incarnation.grown()
         self._published = None
-        self._see(await self._consensus.read(self._prefix))
+        known, entries = self.view.state, await self._consensus.read(self._prefix)
+        self._look_back(known, entries)
+        self._see(entries)
         there = self.view.members.get(self._id)
         if there is not None and there.incarnation != member.incarnation:
             raise ConsensusError(

@@ -1,15 +1,19 @@
 """The port over a real etcd, beside its twin in memory: one contract, two services."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from certificates import Authority
 from etcd_process import EtcdProcess
 from sluicemq.cli.servers.replicas import etcd_binary
+from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConsensusError
 from sluicemq.replication.consensus import Consensus, Entries, Swap
-from sluicemq.replication.etcd import Etcd
+from sluicemq.replication.etcd import Account, Certificates, Etcd
 from sluicemq.testing.consensus import MemoryConsensus
 
 TTL_S = 2.0
@@ -184,6 +188,98 @@ async def test_watch_lease_and_reads_go_on_after_a_restart(server: EtcdProcess, 
     assert not lost
     await lease.close()
     await until(lambda: not seen[-1])
+
+
+# ------------------------------------------------------------------------- accounts, certificates
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[EtcdProcess]:
+    """An etcd with accounts: `replica` may read and write below `t/`."""
+    if is_missing():
+        pytest.skip("no etcd: install the extra [ha]")
+    process = EtcdProcess(tmp_path, options=["--auth-token-ttl", "2"])
+    process.start()
+    keys = {"key": base64.b64encode(b"t/").decode(), "range_end": base64.b64encode(b"t0").decode()}
+    process.ask("auth/role/add", name="below-t")
+    permission = {"permType": "READWRITE", **keys}
+    process.ask("auth/role/grant", name="below-t", perm=permission)
+    for user, role in (("root", "root"), ("replica", "below-t")):
+        process.ask("auth/user/add", name=user, password=f"of-{user}")
+        if role == "root":
+            process.ask("auth/role/add", name=role)
+        process.ask("auth/user/grant", user=user, role=role)
+    process.ask("auth/enable")
+    yield process
+    process.kill()
+
+
+async def test_an_account_shows_itself_and_again_when_its_token_is_old(
+    guarded: EtcdProcess,
+) -> None:
+    etcd = Etcd(guarded.url, account=Account("replica", "of-replica"), quiet_s=1.0)
+    seen: list[Entries] = []
+    etcd.watch("t/", seen.append)
+    lost: list[int] = []
+    lease = await etcd.lease(4, lambda: lost.append(1))
+    assert await etcd.swap([Swap("t/a", b"1", 0, lease.id)])
+    await until(lambda: seen and "t/a" in seen[-1])
+    etcd._http.headers["Authorization"] = "old"
+    assert not await etcd.swap([Swap("t/a", b"2", 0)])
+    guarded.kill()
+    await asyncio.to_thread(guarded.start)  # it knows no token any more
+    assert await etcd.swap([Swap("t/b", b"1", 0)])
+    await until(lambda: "t/b" in seen[-1])
+    with pytest.raises(ConsensusError, match="permission denied"):
+        await etcd.read("u/")
+    assert not lost
+    await lease.close()
+    assert "t/a" not in await etcd.read("t/")
+    await etcd.close()
+
+
+@pytest.mark.parametrize(
+    ("account", "says"),
+    [(None, "user name is empty"), (Account("replica", "wrong"), "authentication failed")],
+)
+async def test_who_may_not_is_told(
+    guarded: EtcdProcess, account: Account | None, says: str
+) -> None:
+    etcd = Etcd(guarded.url, account=account)
+    with pytest.raises(ConsensusError, match=says):
+        await etcd.read("t/")
+    await etcd.close()
+
+
+async def test_certificates_are_shown_and_looked_at(tmp_path: Path) -> None:
+    if is_missing():
+        pytest.skip("no etcd: install the extra [ha]")
+    authority, another = Authority(tmp_path / "ca"), Authority(tmp_path / "another")
+    one = authority.issue("etcd", ["127.0.0.1"])
+    process = EtcdProcess(tmp_path, certificate=one, ca=authority.path)
+    await asyncio.to_thread(process.start)
+    try:
+        config = BrokerConfig(
+            consensus=process.url, broker_id=1, consensus_ca=authority.path,
+            consensus_certificate=one.path, consensus_key=one.key_path,
+        )  # fmt: skip
+        etcd = Etcd.of(config)
+        assert await etcd.swap([Swap("t/a", b"1", 0)])
+        await etcd.close()
+        for wrong in (Certificates(authority.path), Certificates(another.path, *one)):
+            etcd = Etcd(process.url, certificates=wrong)
+            with pytest.raises(ConsensusError):
+                await etcd.read("t/")
+            await etcd.close()
+    finally:
+        process.kill()
+
+
+def test_certificates_that_cannot_be_used() -> None:
+    with pytest.raises(ConfigurationError, match="sluiceConsensusTrustCertPath"):
+        Etcd("etcds://h:1", certificates=Certificates("/no/such/file"))
+    with pytest.raises(ConfigurationError, match="etcds://"):
+        Etcd("etcd://h:1", certificates=Certificates())
 
 
 async def test_a_watch_outlives_compaction(server: EtcdProcess, etcd: Etcd) -> None:

@@ -13,7 +13,8 @@ from sluicemq.errors import RequestError, StoreError
 from sluicemq.replication import election
 from sluicemq.replication.consensus import Entries
 from sluicemq.replication.election import INCOMPLETE, State
-from sluicemq.replication.replica import LEASE_S, Incarnation, LogEnd, Replica
+from sluicemq.replication.incarnation import Incarnation
+from sluicemq.replication.replica import LEASE_S, LogEnd, Replica
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
@@ -394,6 +395,28 @@ async def test_a_service_that_is_down_changes_nothing(
     await asyncio.sleep(10)
     assert masters(nodes) == [1]
     assert state_of(service).epoch == 1
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+async def test_a_service_that_is_set_back_is_said_and_elects_nobody(
+    service: MemoryConsensus, nodes: list[Node], is_empty: bool
+) -> None:
+    def set_to(entries: Entries) -> None:
+        service.entries = dict(entries)
+        service._ring()
+
+    await asyncio.sleep(5)
+    old = {} if is_empty else dict(service.entries)
+    await all_in_sync(service, nodes)
+    newest = dict(service.entries)
+    set_to(old)
+    await asyncio.sleep(30)
+    assert masters(nodes) == [1]
+    assert all("older record" in node.replica.status()["reason"] for node in nodes)
+    set_to(newest)
+    await asyncio.sleep(30)
+    assert masters(nodes) == [1]
+    assert not any(node.replica.status()["reason"] for node in nodes)
 
 
 async def test_a_lease_that_ends_while_its_record_is_made_is_followed_by_another(

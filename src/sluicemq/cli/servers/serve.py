@@ -407,7 +407,7 @@ async def start_broker(
         from sluicemq.replication.etcd import Etcd  # noqa: PLC0415 - few have replicas
         from sluicemq.replication.replica import replicated  # noqa: PLC0415
 
-        consensus = Etcd(config.consensus)
+        consensus = Etcd.of(config)
         _, server = await stack.enter_async_context(replicated(config, store, consensus))
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers

@@ -13,7 +13,7 @@ from sluicemq.broker.replicas.follower import Follower
 from sluicemq.broker.replicas.insync import InSync
 from sluicemq.broker.replicas.mirror import Applier
 from sluicemq.replication.election import View
-from sluicemq.replication.replica import Incarnation
+from sluicemq.replication.incarnation import Incarnation
 from sluicemq.store.store import Store
 
 Mutant = Callable[[], Any]

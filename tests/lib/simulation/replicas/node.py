@@ -33,7 +33,8 @@ from sluicemq.model.ids import encode_host, parse_host
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
 from sluicemq.replication.election import INCOMPLETE
-from sluicemq.replication.replica import Incarnation, LogEnd, Replica
+from sluicemq.replication.incarnation import Incarnation
+from sluicemq.replication.replica import LogEnd, Replica
 from sluicemq.store.store import Store
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
