@@ -410,11 +410,11 @@ async def test_a_service_that_is_set_back_is_said_and_elects_nobody(
     await all_in_sync(service, nodes)
     newest = dict(service.entries)
     set_to(old)
-    await asyncio.sleep(30)
+    await asyncio.sleep(8)
     assert masters(nodes) == [1]
     assert all("older record" in node.replica.status()["reason"] for node in nodes)
     set_to(newest)
-    await asyncio.sleep(30)
+    await asyncio.sleep(8)
     assert masters(nodes) == [1]
     assert not any(node.replica.status()["reason"] for node in nodes)
 
