@@ -66,6 +66,7 @@ def test_what_differs_is_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_whatever_an_older_tool_asks_is_known(tmp_path: Path, release: str) -> None:
     outcomes = ours(tmp_path / "ours", release)
+    assert '"readQueueNums"' in outcomes["topicRoute -t Tscript"].text.replace(" ", "")
     unknown = [
         line for line, outcome in outcomes.items()
         if "request type" in outcome.text and "-a {name_server}" not in line

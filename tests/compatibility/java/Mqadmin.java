@@ -3,6 +3,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.lang.reflect.InvocationTargetException;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
@@ -166,6 +167,12 @@ public final class Mqadmin {
             PRINTED.set(printed);
             try {
                 Class<?> start = Class.forName("org.apache.rocketmq.tools.command.MQAdminStartup");
+                for (Field field : start.getDeclaredFields()) {
+                    if (field.getType() == List.class) { // commands of a call before keep a client that has left
+                        field.setAccessible(true);
+                        ((List<?>) field.get(null)).clear();
+                    }
+                }
                 start.getMethod("main", String[].class).invoke(null, (Object) words);
             } catch (InvocationTargetException wrapped) {
                 Throwable error = wrapped.getCause();

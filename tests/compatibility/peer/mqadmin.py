@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from peer.clusters import Cluster
+from peer.clusters import Cluster, java_home
 from peer.drivers import JVM_FLAGS, Driver, java_driver
 from peer.toolchain import HERE
 
@@ -371,7 +371,8 @@ class Outcome(NamedTuple):
 def tool(release: str, directory: Path) -> Driver:
     """The real tool: that of java/RELEASE.xml, e.g. "client-5.5.0"."""
     source = HERE / "java" / "Mqadmin.java"
-    flags = (*JVM_FLAGS, "-Djava.security.manager=allow")
+    home = java_home(directory)
+    flags = (*JVM_FLAGS, "-Djava.security.manager=allow", f"-Drocketmq.home.dir={home}")
     return java_driver(release, directory, source=source, flags=flags)
 
 
