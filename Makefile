@@ -93,6 +93,10 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 histories: $(STAMP) ## 200 histories (HISTORIES=n) of real replicas in network namespaces: kill -9, stopped, cut off, wiped, switched, with exactly-once sinks; Linux and root; the report is docs/reports/histories.json
 	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --histories $(or $(HISTORIES),200) $(if $(HISTORIES),,--report docs/reports/histories.json) $(ARGS)
 
+.PHONY: soak
+soak: $(STAMP) ## an hour (MINUTES=n) of mixed load with restarts, retention and a pipeline: what grows of memory, descriptors, latency
+	PYTHONPATH=tests/compatibility $(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
+
 .PHONY: simulate-spark
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest tests/crash/test_crash_epochs.py $(ARGS)
