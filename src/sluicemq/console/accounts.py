@@ -17,6 +17,8 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files, overwrite_text, read_text
 
 SECRET_LENGTH_MIN: Final = 12
+NAME_LENGTH_MAX: Final = 128
+"""No account has a longer name: it needs neither be checked nor noted."""
 _COST: Final = {"n": 2**15, "r": 8, "p": 1}
 _MEMORY_MAX: Final = 64 << 20
 _NOBODY: Final = "0" * 32
@@ -83,6 +85,11 @@ class Accounts:
         """Adds an account, or changes one. Raises ConfigurationError."""
         if not name or not name.isprintable() or name != name.strip():
             raise ConfigurationError(f"{name!r} is no name of an account.", cure="Use one word.")
+        if len(name) > NAME_LENGTH_MAX:
+            raise ConfigurationError(
+                f"the name has {len(name)} characters.",
+                cure=f"It may have {NAME_LENGTH_MAX} at most.",
+            )
         if len(secret) < SECRET_LENGTH_MIN:
             raise ConfigurationError(
                 f"the secret has {len(secret)} characters.",

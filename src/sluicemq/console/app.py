@@ -315,8 +315,10 @@ def cookie_name(request: Request) -> str:
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, age_s: int) -> None:
-    """One that no script reads and no other site sends along with a form."""
-    is_secure = request.url.scheme == "https"
+    """One that no script reads and no other site sends along with a form. Behind a proxy with TLS
+    it is the browser's own word that says so: headers of proxies anybody may write."""
+    origin = request.headers.get("origin", "")
+    is_secure = request.url.scheme == "https" or origin.startswith("https://")
     response.set_cookie(
         name, value, max_age=age_s, httponly=True, samesite="lax", secure=is_secure, path="/"
     )

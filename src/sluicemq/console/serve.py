@@ -42,6 +42,7 @@ async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
     listening = listen(host, port)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="on",
+        proxy_headers=False,  # who asks is who connects: what a header says anybody may write
         timeout_graceful_shutdown=CLOSE_S,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -11,8 +11,9 @@ from click.testing import CliRunner
 pytest.importorskip("mcp")
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.mcp import SignedIn
+from sluicemq.cli.servers.mcp import CHECKS_MAX, SignedIn
 from sluicemq.console.accounts import Accounts, Role
+from sluicemq.console.sessions import FAILURES_FREE
 
 
 async def status(app: Any, authorization: bytes | None) -> int:
@@ -22,7 +23,8 @@ async def status(app: Any, authorization: bytes | None) -> int:
         seen.append(message)
 
     headers = [] if authorization is None else [(b"authorization", authorization)]
-    await app({"type": "http", "headers": headers}, None, send)
+    client = ("10.0.0.1", 40_000)
+    await app({"type": "http", "headers": headers, "client": client}, None, send)
     return int(seen[0]["status"])
 
 
@@ -36,12 +38,49 @@ def basic(text: str) -> bytes:
 
 def test_with_accounts_only_they_are_let_in(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
-    app = SignedIn(inside, accounts)
+    app = SignedIn(inside, accounts, is_open=True)
     assert asyncio.run(status(app, None)) == 200, "nobody has an account yet"
     accounts.add("ann", "correct horse battery", Role.READ)
     assert asyncio.run(status(app, basic("ann:correct horse battery"))) == 200
     for wrong in (None, basic("ann:wrong"), basic("ann"), b"Bearer x", b"Basic \xff", b""):
         assert asyncio.run(status(app, wrong)) == 401
+
+
+def test_at_a_public_address_nobody_is_let_in_when_the_last_account_is_gone(tmp_path: Path) -> None:
+    accounts = Accounts(str(tmp_path / "console.json"))
+    app = SignedIn(inside, accounts, is_open=False)
+    accounts.add("ann", "correct horse battery", Role.READ)
+    assert asyncio.run(status(app, basic("ann:correct horse battery"))) == 200
+    accounts.remove("ann")
+    for authorization in (None, basic("ann:correct horse battery")):
+        assert asyncio.run(status(app, authorization)) == 401
+
+
+def test_wrong_secrets_wait_and_few_are_checked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = Accounts(str(tmp_path / "console.json"))
+    accounts.add("ann", "correct horse battery", Role.READ)
+    running, most = 0, 0
+
+    async def to_thread(_check: Any, _name: str, _secret: str) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    app = SignedIn(inside, accounts, is_open=True)
+
+    async def all_at_once() -> list[int]:
+        return await asyncio.gather(*(status(app, basic("ann:wrong")) for _ in range(20)))
+
+    codes = asyncio.run(all_at_once())
+    assert codes.count(401) == FAILURES_FREE
+    assert codes.count(429) == 20 - FAILURES_FREE
+    assert most == CHECKS_MAX
+    assert asyncio.run(status(app, basic("x" * 10_000 + ":wrong"))) == 401
 
 
 def test_others_are_not_listened_to_without_accounts(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ import click
 
 from sluicemq.cli.output import Access, client_options
 from sluicemq.cli.servers.console import default_path
-from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.console.accounts import Accounts
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.console.accounts import NAME_LENGTH_MAX, Accounts
+from sluicemq.console.sessions import Throttle
 from sluicemq.errors import ConfigurationError, install_extra
 
 PORT = 8083
+CHECKS_MAX = 2
+"""Secrets that are checked at once: each takes 32 MiB and a tenth of a second."""
 LOOPBACKS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -53,35 +56,61 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
             f"sluice mcp would listen at {host} without accounts.",
             cure="Add one with `sluice console account add`, or listen at 127.0.0.1.",
         )
-    app = SignedIn(server.streamable_http_app(host=host, stateless_http=True), accounts)
+    inner = server.streamable_http_app(host=host, stateless_http=True)
+    app = SignedIn(inner, accounts, is_open=host in LOOPBACKS)
     click.echo(f"ready mcp=http://{host}:{port}/mcp")
-    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
+    # Who asks is who connects: what a header says of it anybody may write.
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", server_header=False, proxy_headers=False
+    )
 
 
 class SignedIn:
-    """Lets in who has an account, of any role: nothing here changes anything."""
+    """Lets in who has an account, of any role: nothing here changes anything. `is_open`: while
+    there are no accounts, everybody; else nobody then, also when the last one was removed."""
 
-    def __init__(self, app: Any, accounts: Accounts) -> None:
-        self._app, self._accounts = app, accounts
+    def __init__(
+        self, app: Any, accounts: Accounts, *, is_open: bool, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._app, self._accounts, self._is_open = app, accounts, is_open
+        self._throttle, self._checks = Throttle(clock), asyncio.Semaphore(CHECKS_MAX)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI."""
-        if scope["type"] == "http" and not await asyncio.to_thread(
-            self._is_known, dict(scope["headers"])
-        ):
-            headers = [(b"www-authenticate", b'Basic realm="sluicemq"')]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": b"sign in with an account\n"})
+        status = 200
+        if scope["type"] == "http":
+            address, _ = scope.get("client") or ("", 0)
+            status = await self._status(dict(scope["headers"]), address)
+        if status == 200:
+            await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        headers = [(b"www-authenticate", b'Basic realm="sluicemq"')] if status == 401 else []
+        text = b"sign in with an account\n" if status == 401 else b"wrong too often: wait\n"
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
 
-    def _is_known(self, headers: dict[bytes, bytes]) -> bool:
-        if not self._accounts.all():
-            return True
-        kind, _, text = headers.get(b"authorization", b"").partition(b" ")
-        try:
-            name, found, secret = base64.b64decode(text, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            return False
-        is_basic = kind.lower() == b"basic" and bool(found)
-        return is_basic and self._accounts.check(name, secret) is not None
+    async def _status(self, headers: dict[bytes, bytes], address: str) -> int:
+        """200, 401 or 429, of whoever is named in the headers."""
+        if self._is_open and not self._accounts.all():
+            return 200
+        name, secret = named(headers)
+        if not name or len(name) > NAME_LENGTH_MAX:
+            return 401
+        async with self._checks:
+            if self._throttle.wait_s(name, address) > 0:
+                return 429
+            self._throttle.failed(name, address)  # before it is known: two are checked at once
+            if await asyncio.to_thread(self._accounts.check, name, secret) is None:
+                return 401
+            self._throttle.succeeded(name, address)
+            return 200
+
+
+def named(headers: dict[bytes, bytes]) -> tuple[str, str]:
+    """Name and secret of HTTP basic; empty where there are none."""
+    kind, _, text = headers.get(b"authorization", b"").partition(b" ")
+    try:
+        name, _, secret = base64.b64decode(text, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    return (name, secret) if kind.lower() == b"basic" else ("", "")
