@@ -24,10 +24,10 @@ import os
 import stat
 import struct
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from sluicemq.errors import ProtocolError, StoreDamagedError, StoreLockedError
+from sluicemq.errors import ConfigurationError, ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import descriptors
 from sluicemq.files.descriptors import DescriptorPool
 
@@ -349,6 +349,33 @@ def link(old: str, new: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def make_private_directory(path: str, *, below: str) -> None:
+    """Make a directory, and those on the way to it, in one where everybody writes (/tmp), for us
+    alone. Raises ConfigurationError when one of them is a link or of somebody else: whoever
+    prepared it would choose where files come to lie."""
+    directory = below
+    for name in path.removeprefix(f"{below}/").split("/"):
+        directory = f"{directory}/{name}"
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)  # noqa: PTH102
+        found = os.lstat(directory)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ConfigurationError(
+                f"{directory} is a link, or belongs to somebody else.",
+                cure="Remove it, or let its owner remove it: it is made again, for you alone.",
+            )
+        os.chmod(directory, 0o700)  # noqa: PTH101 - before what is in it is looked at
+
+
+def replace_private(path: str, data: bytes) -> None:
+    """A new file in the place of what has that name, a link as well; its owner alone reads it."""
+    with suppress(FileNotFoundError):
+        SYSTEM_FILES.remove(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing(SystemFile(path, os.open(path, flags, 0o600))) as file:
+        file.pwrite(data, 0)
 
 
 def _locked_error(path: str, owner: int | None) -> StoreLockedError:

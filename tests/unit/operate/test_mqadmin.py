@@ -1,5 +1,6 @@
 """How mqadmin's words are read, and how its values look."""
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from sluicemq.client.core.requests import request_error
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
-from sluicemq.operate.mqadmin import java
+from sluicemq.operate.mqadmin import commands, java
 from sluicemq.operate.mqadmin.commands import (
     Command,
     Given,
@@ -168,3 +169,48 @@ def test_a_name_that_somebody_else_chose_stays_in_its_directory(tmp_path: Path, 
     assert path.read_bytes() == b"body"
     session.save(f"{tmp_path}/out", name, b"b")
     assert path.read_bytes() == b"b"
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in the place of /tmp."""
+    monkeypatch.setattr(commands, "TEMPORARY", str(tmp_path))
+    return tmp_path
+
+
+def test_default_directories_are_their_owners_alone(shared: Path) -> None:
+    session = Session(None, None, print)  # type: ignore[arg-type]
+    (shared / "rocketmq").mkdir()
+    (shared / "rocketmq").chmod(0o777)  # as Java's tool leaves it, by the umask
+    path = Path(session.save(f"{shared}/rocketmq/msgbodys", "id", b"body"))
+    for one, mode in ((path, 0o600), (path.parent, 0o700), (path.parent.parent, 0o700)):
+        assert stat.S_IMODE(one.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("prepared", ["rocketmq", "rocketmq/msgbodys"])
+def test_a_link_that_somebody_prepared_is_refused(shared: Path, prepared: str) -> None:
+    session = Session(None, None, print)  # type: ignore[arg-type]
+    (shared / "victim/msgbodys").mkdir(parents=True)
+    (shared / prepared).parent.mkdir(exist_ok=True)
+    (shared / prepared).symlink_to(shared / "victim")
+    with pytest.raises(ConfigurationError, match="is a link"):
+        session.save(f"{shared}/rocketmq/msgbodys", "id", b"body")
+    assert not list((shared / "victim").rglob("id"))
+
+
+def test_a_default_directory_of_somebody_else_is_refused(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(None, None, print)  # type: ignore[arg-type]
+    (shared / "rocketmq").mkdir()
+    monkeypatch.setattr("os.geteuid", lambda: 12_345)
+    with pytest.raises(ConfigurationError, match="somebody else"):
+        session.save(f"{shared}/rocketmq/export", "x.json", b"{}")
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced(tmp_path: Path) -> None:
+    session = Session(None, None, print)  # type: ignore[arg-type]
+    (tmp_path / "id").symlink_to(tmp_path / "victim")
+    path = Path(session.save(str(tmp_path), "id", b"body"))
+    assert path.read_bytes() == b"body"
+    assert not (tmp_path / "victim").exists()

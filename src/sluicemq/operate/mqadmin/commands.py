@@ -17,10 +17,12 @@ from typing import Final
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
-from sluicemq.files import SYSTEM_FILES
+from sluicemq.files import SYSTEM_FILES, make_private_directory, replace_private
 from sluicemq.model.topic import MASTER_ID
 
 WIDTH: Final = 110
+TEMPORARY: Final = "/tmp"
+"""Where files go when nobody says otherwise: everybody of the machine writes there."""
 _FLAG: Final = re.compile(r"(?P<group>\()?(?P<short>\w*):(?P<long>\w+)(?P<value>=?)(?P<must>!?)")
 _UNSAFE: Final = re.compile(r"^\.+|[/\0]")
 _COMMON: Final = "h:help n:namesrvAddr="
@@ -94,14 +96,14 @@ class Session:
 
     def save(self, directory: str, name: str, data: bytes) -> str:
         """A file in a directory, which is made where it is missing; its path. `name` may come from
-        whoever made a message or a client: nothing of it leads to another directory."""
+        whoever made a message or a client: nothing of it leads to another directory. Raises
+        ConfigurationError for one of the default directories that somebody else has prepared."""
         path = f"{directory}/{_UNSAFE.sub('_', name)}"
-        SYSTEM_FILES.make_directory(directory, durable=False)
-        if SYSTEM_FILES.exists(path):
-            SYSTEM_FILES.remove(path)
-        file = SYSTEM_FILES.open(path, create=True)
-        file.pwrite(data, 0)
-        file.close()
+        if directory.startswith(f"{TEMPORARY}/rocketmq/"):
+            make_private_directory(directory, below=TEMPORARY)
+        else:
+            SYSTEM_FILES.make_directory(directory, durable=False)
+        replace_private(path, data)
         return path
 
     def say(self, line: str = "") -> None:

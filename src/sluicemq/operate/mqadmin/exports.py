@@ -6,10 +6,10 @@ from typing import Any, Final
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.operate.mqadmin import java
-from sluicemq.operate.mqadmin.commands import Given, Session, WrongFlagsError
+from sluicemq.operate.mqadmin.commands import TEMPORARY, Given, Session, WrongFlagsError
 from sluicemq.wire import tables
 
-EXPORT: Final = "/tmp/rocketmq/export"
+EXPORT: Final = f"{TEMPORARY}/rocketmq/export"
 CHOSEN: Final = [
     "brokerClusterName",
     "brokerId",

@@ -10,12 +10,12 @@ from sluicemq.filter.subscriptions import subscribe, tag_matches
 from sluicemq.model.message import KEYS, StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.operate.mqadmin import java
-from sluicemq.operate.mqadmin.commands import Given, Session
+from sluicemq.operate.mqadmin.commands import TEMPORARY, Given, Session
 from sluicemq.operate.mqadmin.groups import PUSH
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 
-BODIES: Final = "/tmp/rocketmq/msgbodys"
+BODIES: Final = f"{TEMPORARY}/rocketmq/msgbodys"
 TIME_MAX_MS: Final = (1 << 63) - 1
 _HOUR_MS: Final = 3_600_000
 _SENT: Final = "{:<32}  {:<4}  {:<20}    {}"
