@@ -5,38 +5,56 @@ values by their form. Bytes of a field are a message if they can be one to their
 else hexadecimal.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import orjson
 
 SHOWN_BYTES_MAX: Final = 64 << 10
 DEPTH_MAX: Final = 16
+"""Of what is nested; deeper it is shown as text and bytes."""
 FIELD_MAX: Final = (1 << 29) - 1
 _ROW: Final = 16
 
 
-def forms(body: bytes) -> dict[str, str]:
-    """Name of the form -> text, of the forms that it has; what is likely meant comes first."""
+def forms(body: bytes) -> dict[str, Callable[[], str]]:
+    """Name of the form -> what makes its text, of the forms that it has; what is likely meant comes
+    first. Of a body above `SHOWN_BYTES_MAX` its begin is shown, as text or hexadecimal."""
     shown = body[:SHOWN_BYTES_MAX]
-    found = {}
-    if (text := as_json(body)) is not None:
-        found["json"] = text[:SHOWN_BYTES_MAX]
-    if (text := as_text(shown, is_cut=len(shown) < len(body))) is not None:
-        found["text"] = text
-    if (lines := as_protobuf(body)) is not None:
-        found["protobuf"] = "\n".join(lines)[:SHOWN_BYTES_MAX]
-    return found | {"hex": as_hex(shown[: SHOWN_BYTES_MAX // 4])}
+    is_cut = len(shown) < len(body)
+    found: dict[str, Callable[[], str]] = {}
+    if not is_cut and (value := as_json(body)) is not None:
+        found["json"] = lambda: indented(value)[:SHOWN_BYTES_MAX]
+    if (text := as_text(shown, is_cut=is_cut)) is not None:
+        found["text"] = lambda: text
+    if not is_cut and (lines := as_protobuf(body)) is not None:
+        found["protobuf"] = lambda: "\n".join(lines)[:SHOWN_BYTES_MAX]
+    return found | {"hex": lambda: as_hex(shown[: SHOWN_BYTES_MAX // 4])}
 
 
-def as_json(body: bytes) -> str | None:
-    """Indented; None for what is no JSON object or list."""
+def as_json(body: bytes) -> Any:
+    """Its value; None for what is no JSON object or list, or one nested deeper than `DEPTH_MAX`:
+    each line of it would begin with its depth in spaces."""
     if body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
-        return orjson.dumps(orjson.loads(body), option=orjson.OPT_INDENT_2).decode()
-    except (ValueError, TypeError):
+        value = orjson.loads(body)
+    except ValueError:
         return None
+    return value if is_flat(value, DEPTH_MAX) else None
+
+
+def is_flat(value: Any, depth: int) -> bool:
+    """Is a value of JSON nested no deeper?"""
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(is_flat(item, depth - 1) for item in items)
+
+
+def indented(value: Any) -> str:
+    """Two spaces a level."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def as_text(body: bytes, *, is_cut: bool = False) -> str | None:

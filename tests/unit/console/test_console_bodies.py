@@ -8,10 +8,10 @@ from sluicemq.console import bodies
 
 def test_json_text_and_bytes() -> None:
     assert list(bodies.forms(b'{"a": 1}')) == ["json", "text", "hex"]
-    assert bodies.forms(b'{"a": 1}')["json"] == '{\n  "a": 1\n}'
-    assert bodies.forms("早".encode())["text"] == "早"
+    assert bodies.forms(b'{"a": 1}')["json"]() == '{\n  "a": 1\n}'
+    assert bodies.forms("早".encode())["text"]() == "早"
     assert list(bodies.forms(b"\xff\x00")) == ["hex"]
-    assert bodies.forms(b"AB")["hex"] == f"00000000  {'41 42':<48} AB"
+    assert bodies.forms(b"AB")["hex"]() == f"00000000  {'41 42':<48} AB"
 
 
 def test_protocol_buffers_without_a_schema() -> None:
@@ -28,9 +28,20 @@ def test_protocol_buffers_without_a_schema() -> None:
 def test_any_body_can_be_shown(body: bytes) -> None:
     found = bodies.forms(body)
     assert "hex" in found
-    assert all(isinstance(text, str) for text in found.values())
+    assert all(isinstance(text(), str) for text in found.values())
 
 
 def test_a_cut_within_a_letter_is_still_text() -> None:
     body = "é".encode() * bodies.SHOWN_BYTES_MAX
     assert "text" in bodies.forms(b"x" + body)
+
+
+def test_what_is_large_or_nested_is_neither_parsed_nor_indented() -> None:
+    pairs = b"[" + b"1," * bodies.SHOWN_BYTES_MAX + b"1]"
+    assert list(bodies.forms(pairs)) == ["text", "hex"]
+    assert list(bodies.forms(b"\x08\x00" * bodies.SHOWN_BYTES_MAX)) == ["hex"]
+    deep = b"[" * 900 + b"1," * 30_000 + b"1" + b"]" * 900  # 60 KiB: 54 MB when it is indented
+    assert list(bodies.forms(deep)) == ["text", "hex"]
+    level = b"[" * bodies.DEPTH_MAX + b"]" * bodies.DEPTH_MAX
+    assert list(bodies.forms(level)) == ["json", "text", "hex"]
+    assert list(bodies.forms(b"[" + level + b"]")) == ["text", "hex"]

@@ -65,7 +65,7 @@ async def show(context: Context) -> Answer:
         "message": message,
         "forms": list(forms),
         "form": form,
-        "body": forms[form],
+        "body": forms[form](),
         "is_cut": len(message.body) > bodies.SHOWN_BYTES_MAX,
         "own": shown.of_user(message.properties),
         "reserved": {
