@@ -57,7 +57,10 @@ class Tools:
         self, topic: str | None = None, group: str | None = None, message_id: str | None = None
     ) -> Any:
         """What is wrong with the cluster (or with one topic, consumer group or message), and what
-        cures it: walks from name servers to brokers, stores, groups and clients."""
+        cures it: walks from name servers to brokers, stores, groups and clients. A message needs
+        its topic."""
+        if message_id is not None and topic is None:
+            raise ToolError("Give the topic of the message.")
         found = self._ask(lambda it: diagnose(it, topic=topic, group=group, message_id=message_id))
         return plain(
             {
@@ -110,10 +113,12 @@ class Tools:
         self, message_id: str, group: str | None = None, topic: str | None = None
     ) -> Any:
         """Where a message is, and why a consumer group (or each that reads its topic) has or has
-        not got it."""
+        not got it. Without a topic only ids that a broker made are found."""
 
         def ask(admin: Admin) -> Any:
-            about, found = admin.explain_message(message_id, group=group, topic=topic)
+            about, found = admin.explain_message(
+                message_id, group=group, topic=topic, anywhere=False
+            )
             return {"message": told(about.message), "groups": found}
 
         return plain(self._ask(ask))

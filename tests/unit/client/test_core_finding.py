@@ -3,6 +3,7 @@
 import pytest
 
 from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.operations import explain
 from sluicemq.client.core.operations import messages as finding
 from sluicemq.client.core.talks import BlockingShell, Call
 from sluicemq.clock import SYSTEM_CLOCK
@@ -104,6 +105,17 @@ def test_an_id_of_a_producer_is_looked_for_in_every_topic_or_in_the_one(topic: s
     answers = Answers({(str(B), 12): Command(0, body=there)})
     assert answers.by_id(" C0A8 ", topic).topic == "U"
     assert answers.asked.count((str(A), 12)) == (1 if topic else 2)
+
+
+@pytest.mark.parametrize("message_id", ["C0A8", "C0A8" * 8])
+def test_topics_are_not_all_walked_through_for_others(message_id: str) -> None:
+    """Java makes unique keys of 32 digits: read as a place, they are none."""
+    for talk in (finding.message_by_id, finding.trace, explain.explain_message):
+        answers = Answers({})
+        with pytest.raises(MessageNotFoundError):
+            answers.run(talk(answers.directory, message_id, anywhere=False))
+        assert {code for _, code in answers.asked} <= {106, 33, 12}
+        assert 206 not in {code for _, code in answers.asked}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ async def search(context: Context) -> Answer:
     found: list[StoredMessage] | None = None
     read = 0
     if by == "id" and text:
-        message = await context.admin.message_by_id(text, topic=topic or None)
+        message = await context.admin.message_by_id(text, topic=topic or None, anywhere=False)
         return Answer(redirect=address(message))
     if by == "key" and topic and text:
         found = await context.admin.messages_by_key(topic, text, begin_ms=0)
@@ -109,7 +109,7 @@ async def trace(context: Context) -> Answer:
     message_id = context.query.get("id", "").strip()
     if not message_id:
         return Answer({"id": "", "told": None, "bars": []})
-    told = await context.admin.trace(message_id)
+    told = await context.admin.trace(message_id, anywhere=False)
     begin_ms = min((step.time_ms for step in told.steps), default=0)
     end_ms = max((step.time_ms + (step.cost_ms or 0) for step in told.steps), default=0)
     scale = CHART_PX / max(1, end_ms - begin_ms)

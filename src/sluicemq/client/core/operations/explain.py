@@ -110,11 +110,12 @@ def explain_message(
     group: str | None = None,
     topic: str | None = None,
     trace_topic: str = DEFAULT_TRACE_TOPIC,
+    anywhere: bool = True,
 ) -> Talk[tuple[MessageFacts, list[MessageExplained]]]:
     """Where a message is stored, and what became of it in a group (None: in each that reads its
-    topic), with the causes. Raises MessageNotFoundError."""
+    topic), with the causes. `anywhere` as in `message_by_id`. Raises MessageNotFoundError."""
     now_ms = directory.clock.now_ms()
-    message = yield from message_by_id(directory, message_id, topic=topic)
+    message = yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere)
     brokers = yield from masters(directory)
     routed = yield from _routed(directory, message.topic)
     queue = MessageQueue(message.topic, message.broker, message.queue_id)

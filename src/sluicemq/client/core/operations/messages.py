@@ -156,11 +156,12 @@ def messages_with_id(
 
 
 def message_by_id(
-    directory: Directory, message_id: str, *, topic: str | None = None
+    directory: Directory, message_id: str, *, topic: str | None = None, anywhere: bool = True
 ) -> Talk[StoredMessage]:
     """The message with this id, that of its producer or that of its broker.
 
-    Without `topic` the first kind is looked for in all topics. Raises MessageNotFoundError.
+    Without `topic` the first kind is looked for in all topics of all brokers, unless `anywhere` is
+    False: of who asks for others that is too much. Raises MessageNotFoundError.
     """
     text = message_id.strip()
     brokers = yield from masters(directory)
@@ -175,6 +176,11 @@ def message_by_id(
         for message in (yield from _messages(dict([broker]), command, None)):
             if message.offset_message_id == text.upper():
                 return message
+    if topic is None and not anywhere:
+        raise MessageNotFoundError(
+            f"no broker has a message at {text}.",
+            cure="Name its topic: the id that a producer made is looked for in one.",
+        )
     for name in [topic] if topic is not None else (yield from topics(directory)):
         for message in (yield from messages_by_id(brokers, name, text)):
             return message
@@ -462,10 +468,14 @@ def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, F
 
 
 def trace(
-    directory: Directory, message_id: str, *, trace_topic: str = DEFAULT_TRACE_TOPIC
+    directory: Directory,
+    message_id: str,
+    *,
+    trace_topic: str = DEFAULT_TRACE_TOPIC,
+    anywhere: bool = True,
 ) -> Talk[Timeline]:
     """What happened to a message, as far as clients have traced it; by the id of its producer or of
-    its broker.
+    its broker. `anywhere` as in `message_by_id`, for one whose topic no trace names.
 
     Raises MessageNotFoundError without a trace, RouteNotFoundError without the topic.
     """
@@ -473,13 +483,13 @@ def trace(
     traces = yield from _traces(directory, wanted, trace_topic)
     stored = None
     if not traces:
-        stored = yield from _stored(directory, wanted, None)
+        stored = yield from _stored(directory, wanted, None, anywhere)
         if stored is not None and stored.message_id != wanted:
             wanted = stored.message_id
             traces = yield from _traces(directory, wanted, trace_topic)
     records, unread = _records(traces, wanted, None)
     if not any(isinstance(record, Published) for record in records):
-        stored = stored or (yield from _stored(directory, wanted, None))
+        stored = stored or (yield from _stored(directory, wanted, None, anywhere))
         if stored is not None:
             late = yield from _batch_traces(directory, stored, trace_topic)
             records += _records(late, wanted, stored.offset_message_id)[0]
@@ -493,7 +503,7 @@ def trace(
         )
     if stored is None:
         topic = next((r.topic for r in records if isinstance(r, Published | Ended)), None)
-        stored = yield from _stored(directory, wanted, topic)
+        stored = yield from _stored(directory, wanted, topic, anywhere)
     found = timeline(wanted, records, stored, unread)
     if stored is not None:
         known = {group.group for group in found.groups}
@@ -566,10 +576,12 @@ def _batch_traces(
     return found
 
 
-def _stored(directory: Directory, message_id: str, topic: str | None) -> Talk[StoredMessage | None]:
+def _stored(
+    directory: Directory, message_id: str, topic: str | None, anywhere: bool
+) -> Talk[StoredMessage | None]:
     """The message itself, if it is still there."""
     try:
-        return (yield from message_by_id(directory, message_id, topic=topic))
+        return (yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere))
     except MessageNotFoundError:
         return None
 
