@@ -35,9 +35,12 @@ def rate(text: str) -> float:
         return 0.0
 
 
-def lag_of(queues: "list[QueueLag]") -> dict[str, Any]:
+def lag_of(queues: "list[QueueLag] | None") -> dict[str, Any]:
     """What a group has before it: `lag`, `matching` of it (None: not known), `eta_ms` until
-    nothing is left (None: not known, or never), `at_risk` and `lost` messages."""
+    nothing is left (None: not known, or never), `at_risk` and `lost` messages. Of queues that
+    nobody told, all None: that is not 0."""
+    if queues is None:
+        return dict.fromkeys((LAG, MATCHING, "eta_ms", "at_risk", "lost"))
     counts = [one.matching if one.lag else 0 for one in queues]
     spans = [one.eta_ms for one in queues if one.matching]
     return {

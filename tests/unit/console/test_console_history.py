@@ -62,6 +62,7 @@ def test_rates_and_lag() -> None:
     assert lag_of([queue_lag(3), queue_lag(None)])["matching"] is None
     assert lag_of([queue_lag(3)])["eta_ms"] is None
     assert lag_of([])["eta_ms"] == 0
+    assert set(lag_of(None).values()) == {None}
     passed = QueueLag("late", QUEUE, 30, 0, 30)
     assert lag_of([passed, queue_lag(3)])["matching"] == 3  # nothing of nothing
 

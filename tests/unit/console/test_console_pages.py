@@ -2,6 +2,7 @@
 change what, and that text from messages stays text.
 """
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from console_app import SECRETS, Browser, browsing
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Role
 from sluicemq.console.app import HEADERS
-from sluicemq.errors import NameServerUnreachableError
+from sluicemq.errors import NameServerUnreachableError, PermissionDeniedError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire import bodies
@@ -179,6 +180,22 @@ async def test_language_and_theme_are_kept(browser: Browser) -> None:
     text = (await browser.get("/topics")).text
     assert 'lang="zh" data-theme="dark"' in text
     assert "主题" in text
+
+
+async def test_a_lag_that_is_refused_is_no_0_and_no_point_of_the_chart(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_admin: object, _group: str) -> None:
+        raise PermissionDeniedError(16, "no rights on the group.")
+
+    await browser.get("/groups/late")
+    ring = browser.console.history.groups["late"]
+    before = ring.chart("lag")
+    monkeypatch.setattr(type(browser.console.client(None).admin), "lag", refused)
+    text = (await browser.get("/groups/late", live=True)).text
+    assert "no rights on the group" in text
+    assert re.search(r"<dt>Lag</dt>\s*<dd[^>]*>\s*–", text)
+    assert ring.chart("lag") == before
 
 
 class LargeAdmin:

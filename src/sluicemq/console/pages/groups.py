@@ -12,7 +12,7 @@ from sluicemq.client.core.operations.groups import (
 )
 from sluicemq.console import shown
 from sluicemq.console.context import Answer, Context
-from sluicemq.console.history import LAG, MATCHING, lag_of
+from sluicemq.console.history import LAG, MATCHING, Ring, lag_of
 from sluicemq.console.pages.topics import selected
 from sluicemq.console.parts import Part, parts
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
@@ -32,7 +32,7 @@ async def show_all(context: Context) -> Answer:
         lags = await parts({name: context.admin.lag(name) for name in paged.rows})
         online = await parts({name: context.admin.members(name) for name in paged.rows})
         for name in paged.rows:
-            details[name] = lag_of(lags[name].value or [])
+            details[name] = lag_of(lags[name].value)
             details[name]["members"] = len(online[name].value or [])
             details[name]["reason"] = lags[name].reason or online[name].reason
     configs = {name: known[name] for name in paged.rows}
@@ -56,9 +56,10 @@ async def show(context: Context) -> Answer:
     )
     masters = (await context.listed("masters", admin.masters)).values()
     connected = await parts({at: admin.group_connections(group, at) for at in masters})
-    lags: list[QueueLag] = told["lag"].value or []
+    lags: list[QueueLag] | None = told["lag"].value
     contracts: list[GroupContract] = told["contract"].value or []
-    ring = context.history.watch(group, lags)
+    # Who is refused the lag sees none of before either; a question that fails leaves a gap.
+    ring = Ring() if lags is None else context.history.watch(group, lags)
     since_s = context.history.now_s - CHART_S
     return Answer(
         {
@@ -68,7 +69,7 @@ async def show(context: Context) -> Answer:
             "contract": known[group].attributes.get(CONTRACT)
             or next((one.contract for one in contracts), None),
             "told": told,
-            "lags": lags,
+            "lags": lags or [],
             "total": lag_of(lags),
             "subscriptions": subscriptions(
                 told["matching"].value or [],
