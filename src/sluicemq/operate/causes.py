@@ -242,21 +242,27 @@ def blocked_queues(e: Evidence) -> Iterator[tuple[str, MessageQueue, int, float]
 
 
 def expiring(e: Evidence) -> Iterator[tuple[MessageQueue, int, float]]:
-    """Queues whose unread messages go with the next files: ours tell; else by the store time of
-    what was read last, and fileReservedTime."""
-    if e.group is None:
-        return
-    at_risk = {item.queue: item for item in e.group.own_lags if item.messages_at_risk}
-    for item in at_risk.values():
-        left_h = (item.loss_time_ms - e.now_ms) / HOUR_MS if item.loss_time_ms else 0
-        yield item.queue, item.messages_at_risk, max(left_h, 0)
-    hours = {one.name: one.number("fileReservedTime", 0) for one in e.masters}
-    for reached in e.group.progress:
+    """Queues whose unread messages go with the next files, as brokers of ours count them."""
+    for item in e.group.own_lags if e.group else ():
+        if item.messages_at_risk:
+            left_h = (item.loss_time_ms - e.now_ms) / HOUR_MS if item.loss_time_ms else 0
+            yield item.queue, item.messages_at_risk, max(left_h, 0)
+
+
+def maybe_expiring(e: Evidence) -> Iterator[tuple[MessageQueue, int, float]]:
+    """Queues of other brokers with unread messages whose last read one is nearly as old as
+    fileReservedTime: in a topic with few messages the unread ones may be much younger."""
+    hours = {
+        one.name: one.number("fileReservedTime", 0)
+        for one in e.masters
+        if "sluiceVersion" not in one.runtime
+    }
+    for reached in e.group.progress if e.group else ():
         kept_h = hours.get(reached.queue.broker, 0)
         age_h = (e.now_ms - reached.last_time_ms) / HOUR_MS
         is_old = reached.last_time_ms > 0 and kept_h > 0 and age_h > 0.9 * kept_h
-        if is_old and reached.lag and reached.queue not in at_risk:
-            yield reached.queue, reached.lag, max(kept_h - age_h, 0)
+        if is_old and reached.lag:
+            yield reached.queue, reached.lag, age_h
 
 
 def explained_as(code: Code) -> Callable[[Evidence], Iterable[Finding]]:
@@ -510,6 +516,11 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "{it[1]:,} unread messages of {it[0].topic} queue {it[0].queue_id} on {it[0].broker} are "
         "deleted in about {it[2]:.1f} h.",
         "Consume faster (more queues and members), or raise fileReservedTime now."),
+    Cause("retention-maybe-near", maybe_expiring,
+        "What was read last of {it[0].topic} queue {it[0].queue_id} on {it[0].broker} is "
+        "{it[2]:.1f} h old: if the {it[1]:,} unread messages are as old, they are deleted soon.",
+        "Look how old the first unread one is; if so, consume faster.",
+        is_note=True),
     Cause("member-mute",
         lambda e: [one for one in e.group.members if one.is_mute
                    and any(item.lag for item in e.group.own_lags)] if e.group else [],

@@ -53,7 +53,7 @@ NAMES = NameServerSeen(
     "10.0.0.1:9876", Reach.ANSWERS, cluster=CLUSTER, route=route(), knows=True, creates=True
 )
 RUNTIME = {
-    "commitLogDiskRatio": "0.5", "sluiceParkedPulls": "9",
+    "sluiceVersion": "1", "commitLogDiskRatio": "0.5", "sluiceParkedPulls": "9",
     "sendThreadPoolQueueHeadWaitTimeMills": "3",
 }  # fmt: skip
 CONFIG = {
@@ -148,6 +148,8 @@ SKEWS = {"a": 90_000, "b": 90_300}
 SENDS_BACK = Finding(Code.DEAD_LETTER, "It was given up.", "Mend it.")
 
 # code -> (holds, close to it and does not)
+SPARSE = group(progress=(QueueProgress(QUEUE, 5, 9, NOW_MS - 70 * HOUR_MS),))
+NOT_OURS = {name: text for name, text in RUNTIME.items() if name != "sluiceVersion"}
 ROWS: dict[str, tuple[Evidence, Evidence]] = {
     "name-unresolved": (names(reach=Reach.UNRESOLVED), names(reach=Reach.REFUSED)),
     "name-server-is-broker": (names(code=3), names(code=1)),
@@ -259,8 +261,11 @@ ROWS: dict[str, tuple[Evidence, Evidence]] = {
         group(lags=(replace(LAG, offset_min=7, committed=0),)),
     ),
     "retention-near": (
+        group(lags=(replace(LAG, messages_at_risk=3, loss_time_ms=NOW_MS + HOUR_MS),)),
         group(progress=(QueueProgress(QUEUE, 5, 9, NOW_MS - 70 * HOUR_MS),)),
-        group(progress=(QueueProgress(QUEUE, 9, 9, NOW_MS - 70 * HOUR_MS),)),
+    ),
+    "retention-maybe-near": (
+        replace(SPARSE, brokers=(replace(BROKER, runtime=NOT_OURS),)), SPARSE,
     ),
     "member-mute": (
         member(is_mute=True),
