@@ -280,13 +280,16 @@ class Walk:
 
     def rights(self, topic: str, group: str | None, seen: Iterable[BrokerSeen]) -> None:
         """May this account send to the topic, and read it? Asked of each broker that has it; a
-        request for a queue that is none ends behind the check of rights."""
+        request for a queue that is none ends behind the check of rights. A broker whose own table
+        has not the group is not asked for it: it may create what somebody pulls with."""
         for one in seen:
             if self.admin.credentials is None or one.topic is None or one.id != MASTER_ID:
                 continue
             queue = MessageQueue(topic, one.name, NO_QUEUE)
             asked = [requests.send(_SENDER, queue, _NOTHING, self.admin.clock.now_ms())]
-            if group is not None and group in (self.look("the groups", self.admin.groups) or ()):
+            what = f"the groups of {one.name}"
+            table = self.look(what, self.admin.group_table, one.address) if group else None
+            if group is not None and table is not None and group in table.groups:
                 asked.append(requests.pull(group, queue, 0, subscription=subscribe(topic, None)))
             for command in asked:
                 answer = self.look("rights", self.admin.call, one.address, command)
