@@ -166,7 +166,7 @@ class Console:
             pages=[
                 page for page in self.pages if page.entry and session and session.role >= page.role
             ],
-            here=request.url.path,
+            here=path_of(request),
             notice=noted(request.query_params.get("done", "")),
             query=dict(request.query_params),
             with_query=lambda **changes: with_query(request, changes),
@@ -297,11 +297,17 @@ async def read_form(request: Request) -> dict[str, str] | None:
 def to_sign_in(request: Request) -> Response:
     """And back again, when only something was to be shown."""
     is_shown = request.method == "GET" and request.url.path != "/"
-    back = f"{request.url.path}?{request.url.query}".rstrip("?")
+    back = f"{path_of(request)}?{request.url.query}".rstrip("?")
     address = f"{SIGN_IN}?{urlencode({'next': back})}" if is_shown else SIGN_IN
     if is_live_part(request):
         return Response(status_code=204, headers={"hx-redirect": SIGN_IN})
     return RedirectResponse(address, 303)
+
+
+def path_of(request: Request) -> str:
+    """Of this page, to ask for it again: quoted as it was, and with one slash in front, for two
+    begin the name of another site."""
+    return quote(f"/{request.scope['path'].lstrip('/')}")
 
 
 def address_of(request: Request) -> str:
@@ -350,7 +356,7 @@ def with_query(request: Request, changes: Mapping[str, object]) -> str:
     """This page's address with other values in its query; None takes one away."""
     query = dict(request.query_params) | dict(changes)
     text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    return f"{quote(request.url.path)}{'?' if text else ''}{text}"
+    return f"{path_of(request)}{'?' if text else ''}{text}"
 
 
 # -------------------------------------------------------------------------------- headers

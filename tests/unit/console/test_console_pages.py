@@ -198,6 +198,21 @@ async def test_a_lag_that_is_refused_is_no_0_and_no_point_of_the_chart(
     assert ring.chart("lag") == before
 
 
+async def test_a_form_goes_to_the_group_whose_page_it_is_in(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
+    for name in ("%41bc", "Abc"):
+        await mq.admin.create_group(GroupConfig(name))
+    text = (await browser.get("/groups/%2541bc/reset?topic=flights&place=first")).text
+    assert 'method="post" action="/groups/%2541bc/reset"' in text
+
+
+async def test_no_link_leads_to_another_site(browser: Browser) -> None:
+    text = (await browser.http.get("http://console:8082//evil.example/")).text
+    assert 'href="//' not in text
+    assert 'href="/evil.example/' in text
+
+
 class LargeAdmin:
     """10,000 topics and 2,000 groups."""
 
