@@ -139,10 +139,12 @@ class Console:
 
     def session(self, request: Request) -> Session | None:
         """Who asks; of an account of the console what its file says now."""
-        session = self.sessions.find(request.cookies.get(cookie_name(request), ""))
+        token = request.cookies.get(cookie_name(request), "")
+        session = self.sessions.find(token, renews=not is_live_part(request))
         if session is not None and session.is_local:
             account = self.accounts.all().get(session.account)
-            return None if account is None else replace(session, role=account.role)
+            is_same = account is not None and account.hash == session.secret_hash
+            return replace(session, role=account.role) if account and is_same else None
         return session
 
     # ---------------------------------------------------------------------------- answers
@@ -285,10 +287,10 @@ def is_ours(request: Request, session: Session, form: Mapping[str, str]) -> bool
     return is_same_site(request) and hmac.compare_digest(given, session.form_token.encode())
 
 
-async def read_form(request: Request) -> dict[str, str] | None:
+async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str] | None:
     """Its texts; None for one that is too large."""
     length = request.headers.get("content-length", "")
-    if not length.isdigit() or int(length) > FORM_BYTES_MAX:
+    if not length.isdigit() or int(length) > bytes_max:
         return None
     async with request.form(max_files=0, max_fields=200) as form:
         return {name: value for name, value in form.items() if isinstance(value, str)}

@@ -29,12 +29,13 @@ Credentials = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class Session:
     """`credentials` are those of a cluster's access key, None: the console's own. `is_local`: of an
-    account of the console."""
+    account of the console, whose secret had the hash `secret_hash`: with another one it ends."""
 
     account: str
     role: Role
     credentials: Credentials | None = field(default=None, repr=False)
     is_local: bool = False
+    secret_hash: str = field(default="", repr=False)
     form_token: str = field(default="", repr=False)
     begun_s: float = 0.0
     seen_s: float = 0.0
@@ -61,8 +62,9 @@ class Sessions:
         self._sessions[_key(token)] = made
         return token
 
-    def find(self, token: str) -> Session | None:
-        """None when there is none, or no more."""
+    def find(self, token: str, *, renews: bool = True) -> Session | None:
+        """None when there is none, or no more. `renews`: somebody is there, and no page that asks
+        by itself: idle time begins anew."""
         key, now_s = _key(token), self._clock.monotonic_s()
         session = self._sessions.get(key)
         if session is None:
@@ -70,7 +72,8 @@ class Sessions:
         if now_s - session.begun_s > LIFE_S or now_s - session.seen_s > IDLE_S:
             del self._sessions[key]
             return None
-        self._sessions[key] = session = replace(session, seen_s=now_s)
+        if renews:
+            self._sessions[key] = session = replace(session, seen_s=now_s)
         return session
 
     def end(self, token: str) -> None:

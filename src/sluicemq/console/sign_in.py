@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from sluicemq.client.core.requests import SUCCESS
-from sluicemq.console.accounts import Role
+from sluicemq.client.core.requests import expect_success
+from sluicemq.console.accounts import NAME_LENGTH_MAX, Role
 from sluicemq.console.app import (
     SIGN_IN,
     Console,
@@ -29,11 +29,13 @@ from sluicemq.console.app import (
     set_cookie,
 )
 from sluicemq.console.sessions import LIFE_S, Session
-from sluicemq.errors import RequestError, SluiceError
+from sluicemq.errors import ClientError, PermissionDeniedError, RequestError, SluiceError
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
 LINK: Final = "/enter"
+FORM_BYTES_MAX: Final = 4096
+"""Of who is not known yet; a name and a secret need less."""
 OWNER: Final = "owner"
 
 
@@ -62,11 +64,13 @@ async def show(console: Console, request: Request) -> Response:
 
 async def sign_in(console: Console, request: Request) -> Response:
     """By the form; each try is noted."""
-    form = await read_form(request)
+    form = await read_form(request, FORM_BYTES_MAX)
     if form is None or not is_same_site(request):
         return console.refuse(request, 403, "error.form")
     name, secret, address = form.get("name", ""), form.get("secret", ""), address_of(request)
     kind = form.get("kind", "")
+    if len(name) > NAME_LENGTH_MAX:  # nobody's: neither counted nor noted
+        return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name="")
     said = {"account": name, "address": address}
     if console.throttle.wait_s(name, address) > 0:
         console.audit.write("sign-in", {}, state="throttled", **said)
@@ -76,6 +80,7 @@ async def sign_in(console: Console, request: Request) -> Response:
         check = by_key if kind == "key" else by_account
         session = await check(console, name, secret)
     except SluiceError as error:
+        console.audit.write("sign-in", {}, state="failed", why=str(error), **said)
         return console.failed(request, error, None)
     if session is None:
         console.audit.write("sign-in", {}, state="refused", **said)
@@ -88,11 +93,13 @@ async def sign_in(console: Console, request: Request) -> Response:
 async def by_account(console: Console, name: str, secret: str) -> Session | None:
     """None for a wrong secret."""
     account = await asyncio.to_thread(console.accounts.check, name, secret)
-    return None if account is None else Session(account.name, account.role, is_local=True)
+    if account is None:
+        return None
+    return Session(account.name, account.role, is_local=True, secret_hash=account.hash)
 
 
 async def by_key(console: Console, key: str, secret: str) -> Session | None:
-    """None for a secret that the cluster does not take."""
+    """None for a secret that the cluster does not take. Raises SluiceError when it does not say."""
     if not key or not secret or await _is_taken(console, key, secrets.token_urlsafe()):
         return None
     if not await _is_taken(console, key, secret):
@@ -105,22 +112,25 @@ async def by_key(console: Console, key: str, secret: str) -> Session | None:
 
 
 async def _is_taken(console: Console, key: str, secret: str) -> bool:
-    """Does a broker take what is signed so?"""
+    """Does a broker take what is signed so? False is its refusal of rights alone: another error
+    says nothing of the secret, and is raised."""
     client = console.connect((key, secret))
     try:
         for address in (await client.admin.masters()).values():
             command = Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)  # asks for no right
-            return (await client.cluster.call(address, command)).code == SUCCESS
-    except RequestError:
+            expect_success(await client.cluster.call(address, command), address)
+            return True
+    except PermissionDeniedError:
         return False
     finally:
         await client.close()
-    return False
+    raise ClientError("no broker is there to check the access key.", cure="Start one.")
 
 
 async def enter(console: Console, request: Request) -> Response:
-    """By the link, once."""
+    """By the link, once, while there are no accounts."""
     is_it = console.sessions.take_link(request.query_params.get("token", ""))
+    is_it = is_it and not console.accounts.all()
     state = "done" if is_it else "refused"
     console.audit.write("link", {}, state=state, address=address_of(request))
     if not is_it:

@@ -12,6 +12,7 @@ from sluicemq.console.accounts import Accounts, Role
 from sluicemq.console.sessions import FAILURES_FREE, IDLE_S, LIFE_S, Session, Sessions, Throttle
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from sluicemq.wire.frames import Command
 
 
 class HandClock:
@@ -77,6 +78,16 @@ def test_sessions_end_idle_and_at_last() -> None:
     assert sessions.find(token) is None
 
 
+def test_a_page_that_asks_by_itself_does_not_keep_a_session() -> None:
+    clock = HandClock()
+    sessions = Sessions(clock)
+    token = sessions.begin(Session("ann", Role.READ))
+    clock.now_s += IDLE_S - 1
+    assert sessions.find(token, renews=False)
+    clock.now_s += 2
+    assert sessions.find(token) is None
+
+
 def test_each_wrong_secret_waits_twice_as_long() -> None:
     clock = HandClock()
     throttle = Throttle(clock)
@@ -105,7 +116,16 @@ async def test_nothing_is_shown_before_signing_in(browser: Browser) -> None:
         assert live.headers["hx-redirect"] == "/sign-in"
 
 
-async def test_the_link_works_once(browser: Browser) -> None:
+async def test_the_link_works_once(tmp_path: Path) -> None:
+    async with embedded() as mq, browsing(connect_to(mq), tmp_path) as browser:
+        await enters_once(browser)
+
+
+async def test_the_link_is_worth_nothing_once_there_are_accounts(browser: Browser) -> None:
+    assert (await browser.enter()).status_code == 403
+
+
+async def enters_once(browser: Browser) -> None:
     token = browser.console.sessions.new_link()
     assert (await browser.get(f"/enter?token={token}x")).status_code == 403
     assert (await browser.get(f"/enter?token={token}")).status_code == 303
@@ -165,6 +185,32 @@ async def test_a_removed_account_is_out_at_once(browser: Browser) -> None:
     assert (await browser.get("/")).status_code == 303
 
 
+async def test_with_another_secret_old_sessions_end(browser: Browser) -> None:
+    await browser.sign_in("read", SECRETS[Role.READ])
+    assert (await browser.get("/")).status_code == 200
+    browser.console.accounts.add("read", "another secret of it", Role.READ)
+    assert (await browser.get("/")).status_code == 303
+
+
+async def test_polling_does_not_renew(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with embedded() as mq, browsing(connect_to(mq), tmp_path, clock=clock) as browser:
+        await browser.enter()
+        clock.now_s += IDLE_S - 1
+        assert (await browser.get("/groups", live=True)).status_code == 200
+        clock.now_s += 2
+        assert (await browser.get("/groups")).status_code == 303
+
+
+async def test_long_names_and_forms_are_neither_noted_nor_counted(
+    browser: Browser, tmp_path: Path
+) -> None:
+    assert (await browser.sign_in("n" * 129, "wrong")).status_code == 401
+    assert (await browser.sign_in("n" * 5000, "wrong")).status_code == 403
+    assert not (tmp_path / "audit.jsonl").read_bytes()
+    assert not browser.console.throttle._failures
+
+
 @pytest.mark.parametrize(
     ("next_page", "location"),
     [("/topics?q=a", "/topics?q=a"), ("//evil.test", "/"), ("https://evil.test", "/"),
@@ -220,3 +266,30 @@ async def test_an_access_key_is_checked_by_the_cluster(tmp_path: Path) -> None:
 async def test_a_cluster_that_checks_no_keys_lets_nobody_in(browser: Browser) -> None:
     answer = await browser.sign_in("any-key", "any-secret", kind="key")
     assert answer.status_code == 401
+
+
+async def test_an_error_that_is_no_refusal_lets_nobody_in(tmp_path: Path) -> None:
+    """The trial with a random secret meets a busy broker, that with the given one does not."""
+    answers = iter([Command(2, remark="busy"), Command(0), Command(0)])
+
+    class Busy:
+        def __init__(self) -> None:
+            self.admin = self.cluster = self
+
+        async def masters(self) -> dict[str, str]:
+            return {"a": "10.0.0.1:10911"}
+
+        async def call(self, _address: str, _command: Command) -> Command:
+            return next(answers)
+
+        async def access_status(self) -> None:
+            return None
+
+        async def close(self) -> None:
+            return None
+
+    async with browsing(lambda _: Busy(), tmp_path) as browser:  # type: ignore[arg-type, return-value]
+        answer = await browser.sign_in("any-key", "any-secret", kind="key")
+        assert answer.status_code == 502
+        assert "busy" in answer.text
+        assert "set-cookie" not in answer.headers
