@@ -400,7 +400,7 @@ public final class Driver {
         // A 5.3 consumer now and then pulls before the heartbeat with its newest subscription has left, and is refused
         // (25) until the next one, 30 s later. It does so with the real broker as well: about once in 25 starts.
         client.setHeartbeatBrokerInterval(2_000);
-        client.setPollNameServerInterval(2_000); // else a topic that is made later is seen after up to 30 s
+        client.setPollNameServerInterval(number("poll_ms", 2_000)); // else a topic that is made later is seen after up to 30 s
         if (options.containsKey("trace")) enableTrace(client);
         return client;
     }
