@@ -242,6 +242,7 @@ _NORMAL: Final = tuple(
         (r"(CommitLogMaxOffset\W+)\d+", r"\1SIZE"),
         (r"(?<![\d.])\d+\.\d+(e-?\d+)?(?![\d.])", "RATE"),
         (r"[ \t]+", " "),
+        (r"^broker-a \d+ SEND_OK", "broker-a QUEUE SEND_OK"),  # a queue of the sender's choice
         (r"spentTimeMills=\d+", "spentTimeMills=DURATION"),
         # a group has its retry topic's offsets some seconds after it has joined
         (r"^%RETRY%\S+ broker-a .*\n?", ""),
