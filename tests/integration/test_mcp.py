@@ -93,6 +93,8 @@ async def test_a_group_and_a_message_are_explained_and_the_cluster_is_healthy() 
         stored = await assistant("search_messages", topic="flights", key="k1")
         told = await assistant("explain_message", message_id=stored["id"], topic="flights")
         assert told["message"]["topic"] == "flights"
+        for tool in ("explain_message", "doctor"):  # without a topic all of them would be walked
+            assert "topic" in await assistant(tool, message_id=stored["id"])
         assert await assistant("explain_group", group="billing") is not None
         assert (await assistant("doctor"))["healthy"] is True
 

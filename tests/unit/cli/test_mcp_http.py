@@ -88,3 +88,12 @@ def test_others_are_not_listened_to_without_accounts(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["mcp", "--http", "--host", "0.0.0.0", "--accounts", path])
     assert result.exit_code == 1
     assert "sluice console account add" in result.output
+
+
+def test_who_asks_is_who_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda _app, **options: told.update(options))
+    path = str(tmp_path / "none.json")
+    result = CliRunner().invoke(main, ["mcp", "--http", "--accounts", path])
+    assert result.exit_code == 0, result.output
+    assert told["proxy_headers"] is False

@@ -4,11 +4,13 @@ import asyncio
 import stat
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 
 from console_app import SECRETS, Browser, browsing
 from sluicemq.console.accounts import Accounts, Role
+from sluicemq.console.serve import serving
 from sluicemq.console.sessions import FAILURES_FREE, IDLE_S, LIFE_S, Session, Sessions, Throttle
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -233,6 +235,23 @@ async def test_other_sites_cannot_sign_somebody_in(browser: Browser) -> None:
         assert (await browser.post("/sign-in", data, **headers)).status_code == 403
     own = await browser.post("/sign-in", data, origin="http://console:8082")
     assert own.status_code == 303
+
+
+async def test_behind_a_proxy_with_tls_the_cookie_is_secure(browser: Browser) -> None:
+    data = {"name": "read", "secret": SECRETS[Role.READ], "kind": "account"}
+    for origin, is_secure in (("https://console:8082", True), ("http://console:8082", False)):
+        answer = await browser.post("/sign-in", data, origin=origin)
+        assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
+
+
+async def test_who_asks_is_who_connects(browser: Browser, tmp_path: Path) -> None:
+    data = {"name": "read", "secret": "wrong", "kind": "account"}
+    forwarded = {"x-forwarded-for": "203.0.113.9"}
+    async with serving(browser.console, "127.0.0.1", 0) as base, httpx.AsyncClient() as http:
+        answer = await http.post(f"{base}sign-in", data=data, headers=forwarded)
+    assert answer.status_code == 401
+    noted = orjson.loads((tmp_path / "audit.jsonl").read_bytes())
+    assert noted["address"] == "127.0.0.1"
 
 
 ADMIN = "admin-key", "admin-secret"
