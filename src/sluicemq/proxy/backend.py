@@ -11,7 +11,7 @@ holds one without a task, since a broker in the same process mostly answers in t
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from sluicemq.client.core.talks import Alone, Call, Pause, Talk, Wait
 from sluicemq.clock import Clock
@@ -25,6 +25,8 @@ Answered = Callable[[Command | Exception], None]
 Ask = Callable[[Call, Answered], None]
 OnRequest = Callable[[Command, Callable[[Command], None]], None]
 """What a broker asks of a client, and how it is answered; a one-way request wants no answer."""
+ITSELF: Final = Host("127.0.0.1", 0)
+"""The address of the proxy as a client of its own, which may do all."""
 
 
 class Link(Protocol):

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from sluicemq.acl.rules import Account
 from sluicemq.broker.state import BrokerState
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.config import BrokerConfig
@@ -28,7 +29,7 @@ from sluicemq.model.topic import (
     TopicRoute,
 )
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.proxy.backend import Answered, OnRequest
+from sluicemq.proxy.backend import ITSELF, Answered, OnRequest
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
 
@@ -80,8 +81,8 @@ class LocalBackend:
         self.dispatcher: Dispatcher | None = dispatcher
         """None between two roles."""
         self.links: set[LocalLink] = set()
-        self.held: list[tuple[LocalLink, Call, Answered]] = []
-        """What was asked then."""
+        self.held: list[tuple[LocalLink, Call, Answered, Account | None]] = []
+        """What was asked then, and by whom."""
         self._call_soon = call_soon
         self._arrived: list[tuple[LocalLink, bytes]] = []
         self._routes: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
@@ -104,7 +105,9 @@ class LocalBackend:
         self.state, self.dispatcher = state, dispatcher
         self._routes.clear()
         held, self.held = self.held, []
-        for link, call, answered in held:
+        for link, call, answered, account in held:
+            if state.guard is not None:
+                state.guard.account = account
             link.ask(call, answered)
 
     def route(self, topic: str) -> Talk[TopicRoute]:
@@ -190,9 +193,11 @@ class LocalLink:
         if self._is_closed:
             answered(ConnectionLostError("The client is gone."))
             return
-        dispatcher = self._backend.dispatcher
+        guard, dispatcher = self._backend.state.guard, self._backend.dispatcher
+        if guard is not None and self.peer.remote == ITSELF:
+            guard.account = None  # it is still that of the request before
         if dispatcher is None:
-            self._backend.held.append((self, call, answered))
+            self._backend.held.append((self, call, answered, guard and guard.account))
             return
         if self.peer.closed:
             self.peer = self._peer(self.peer.remote, self.peer.local)

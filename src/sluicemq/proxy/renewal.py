@@ -21,9 +21,8 @@ from typing import Final
 
 from sluicemq.client.core.talks import Talk, Wait
 from sluicemq.errors import SluiceError
-from sluicemq.model.ids import Host
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, Conversation, Link
+from sluicemq.proxy.backend import ITSELF, Backend, Conversation, Link
 from sluicemq.proxy.clients import Client, Clients, StatusError
 from sluicemq.proxy.convert import milliseconds
 from sluicemq.wire.popping import Handle
@@ -47,7 +46,6 @@ CLIENT_HELD_MAX: Final = 25_000
 UNDER_WAY_MAX: Final = 64
 WAIT_MS: Final = 10_000
 TIMES_MAX: Final = 32
-_HERE: Final = Host("127.0.0.1", 0)
 
 Change = Callable[[str, str, Handle, int], Talk[Handle]]
 """Group, topic, handle, invisible time -> the handle that counts then. Raises StatusError where
@@ -164,7 +162,7 @@ class Renewal:
         while self._waiting and self._under_way < UNDER_WAY_MAX:
             self._under_way += 1
             if self._link is None:
-                self._link = self._backend.link(_HERE, _HERE, lambda _command, _answer: None)
+                self._link = self._backend.link(ITSELF, ITSELF, lambda _command, _answer: None)
             Conversation(self._waiting.popleft(), self._link.ask, self._ended)
         self._is_beginning = False
 

@@ -13,8 +13,10 @@ back. The client's heartbeats go through its tunnel as well, the last one first 
 tunnel that nothing but heartbeats use is closed, because the client has found the master by itself
 then.
 
-A request without a signature that has passed the door here is from who may do all, or from the
-proxy, which has looked at rights: the replica signs it.
+A request without a signature that has passed the door here is signed before it goes on. One of the
+proxy is signed with the key of the account that asked, since handlers of the master look at rights
+too; one from who may do all, by the replica. Without access control here nothing is signed: the
+replica must not lend its rights to who has shown none.
 
 A forwarded request bears a flag and is forwarded once: two replicas that think the other is master
 would play ball. While nobody is master a request waits, up to `HOLD_S`, and is refused with 14
@@ -28,6 +30,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from sluicemq.acl.guard import Guard
 from sluicemq.broker.admin.readonly import REFUSED
 from sluicemq.broker.replicas.requests import OWN
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError
@@ -41,7 +44,7 @@ from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import HeartbeatResponse
 from sluicemq.wire.replicas import SpeakForRequest
-from sluicemq.wire.signature import ACCESS_KEY
+from sluicemq.wire.signature import ACCESS_KEY, sign_command
 
 FLAG_FORWARDED: Final = 1 << 8
 """In a request's flags, of which RocketMQ knows the first two bits. Signatures do not cover it."""
@@ -86,12 +89,13 @@ class Forwarder:
     """The tunnels of one replica. Use it in the loop it was made in.
 
     `give` handles a request that nobody waits for, in the role of now; `signed` signs one of the
-    replica's own.
+    replica's own; `guard` is that of the role of now, which knows who asks.
     """
 
     def __init__(self, dial: Dial) -> None:
         self.give: Callable[[Command, Peer], object] = lambda command, peer: None
         self.signed: Callable[[Command], Command] = lambda command: command
+        self.guard: Callable[[], Guard | None] = lambda: None
         self._dial = dial
         self._master = ""
         self._tunnels: dict[Peer, Tunnel] = {}
@@ -153,7 +157,7 @@ class Forwarder:
         if tunnel.waiting >= WAITING_MAX:
             raise RequestError(ResponseCode.SYSTEM_BUSY, "too many requests wait for the master.")
         tunnel.used_s = _now_s()
-        self.begin(tunnel.carry(command))
+        self.begin(tunnel.carry(self._signed(command)))
 
     def _known(self, local: Handler) -> Handler:
         """A master's: first it hears who asks."""
@@ -171,9 +175,9 @@ class Forwarder:
         no readers does not need to hear it (`is_heard`)."""
 
         def handle(command: Command, peer: Peer) -> Outcome:
-            told = replace(command, flag=FLAG_ONEWAY)
+            told = replace(self._signed(command), flag=FLAG_ONEWAY)
             if command.code == Code.HEART_BEAT:
-                told = self._presence.seen(command, peer)
+                self._presence.seen(told, peer)
             else:
                 self._presence.forget(peer)
             tunnel = self._tunnels.get(peer)
@@ -187,6 +191,17 @@ class Forwarder:
             return Command(ResponseCode.SUCCESS, encode_header(HeartbeatResponse()))
 
         return handle
+
+    def _signed(self, command: Command) -> Command:
+        """As whoever asks now, which is known only while its handler runs."""
+        guard = self.guard()
+        if guard is None or ACCESS_KEY in (command.fields or {}):
+            return command
+        command, account = replace(command), guard.account
+        if account is None:
+            return self.signed(command)
+        sign_command(command, account.access_key, account.secret_key)
+        return command
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """What is done until the end, or that of the forwarder."""
@@ -291,8 +306,6 @@ class Tunnel:
                 self._opening = None
             raise NotMasterError
         sent = replace(command, flag=command.flag | FLAG_FORWARDED)
-        if ACCESS_KEY not in (command.fields or {}):
-            sent = self._forwarder.signed(sent)
         if command.is_oneway:
             channel.oneway(sent)
             return None

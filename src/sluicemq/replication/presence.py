@@ -8,11 +8,10 @@ asks for a group, and has not said who it is, is taken for one of those that wer
 each of them is taken up once. Its own next heartbeat says who it really is.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from sluicemq.net.dispatch import Peer
-from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.frames import Command
 
 LEFT_S: Final = 60.0
 """Twice the time between two heartbeats."""
@@ -27,10 +26,9 @@ class Presence:
         self._known: dict[Peer, Command] = {}
         self._left: dict[str, list[tuple[float, Command]]] = {}
 
-    def seen(self, heartbeat: Command, peer: Peer) -> Command:
-        """A heartbeat; returns it as one that wants no answer."""
-        self._known[peer] = told = replace(heartbeat, flag=FLAG_ONEWAY)
-        return told
+    def seen(self, heartbeat: Command, peer: Peer) -> None:
+        """A heartbeat, as one that wants no answer."""
+        self._known[peer] = heartbeat
 
     def forget(self, peer: Peer) -> None:
         """It says that it goes."""

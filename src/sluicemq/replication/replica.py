@@ -21,6 +21,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
+from sluicemq.acl.rules import Account
 from sluicemq.broker.replicas.insync import InSync, Term
 from sluicemq.broker.replicas.sides import SlaveSide
 from sluicemq.broker.server import Broker
@@ -538,7 +539,7 @@ class BrokerSeat:
     def __init__(self) -> None:
         self._dispatcher: Dispatcher
         self._before: tuple[dict[int, Handler], dict[int, Quick]] | None = None
-        self._held: list[tuple[Command, Peer]] = []
+        self._held: list[tuple[Command, Peer, Account | None]] = []
 
     def opening(self, dispatcher: Dispatcher) -> None:
         """The broker is about to open its port in a new role."""
@@ -605,13 +606,16 @@ class BrokerSeat:
         elif not is_resting and self._before is not None:
             dispatcher.handlers, dispatcher.quick = self._before
             self._before, held_requests, self._held = None, self._held, []
-            for command, peer in held_requests:
+            for command, peer, account in held_requests:
                 if not peer.closed:
+                    if (guard := self.broker.core.guard) is not None:
+                        guard.account = account
                     peer.write(dispatcher.give(command, peer))
 
     def hold(self, command: Command, peer: Peer) -> None:
         """The handler of what rests."""
-        self._held.append((command, peer))
+        guard = self.broker.core.guard
+        self._held.append((command, peer, guard and guard.account))
 
     def give(self, command: Command, peer: Peer) -> None:
         """Handles a request that nobody waits for, in the role of now."""
@@ -649,6 +653,7 @@ async def replicated(
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
     forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
+    forwarder.guard = lambda: broker.core.guard
     try:
         store = broker.store
         is_empty = store.written_offset <= store.offset_min

@@ -2,16 +2,24 @@
 
 import asyncio
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from sluicemq.acl.guard import Access, Guard
+from sluicemq.acl.loading import Source
+from sluicemq.acl.verdict import SUB
+from sluicemq.files import SYSTEM_FILES
 from sluicemq.net.channel import Channel
-from sluicemq.net.dispatch import Dispatcher, Handler, Peer
+from sluicemq.net.dispatch import Before, Dispatcher, Handler, Outcome, Peer
 from sluicemq.net.network import MemoryNetwork
 from sluicemq.replication.forward import HOLD_S, NOT_MASTER, Forwarder, NotMasterError
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.signature import ACCESS_KEY
+from sluicemq.wire.signature import ACCESS_KEY, sign_command
 
 MASTER, OTHER, REPLICA = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 
@@ -35,10 +43,16 @@ class World:
         codes = (Code.SEND_MESSAGE_V2, Code.HEART_BEAT, Code.PULL_MESSAGE, Code.GET_BROKER_CONFIG)
         return dict.fromkeys(map(int, codes), handle)
 
-    async def serve(self, name: str, handlers: Mapping[int, Handler] | None = None) -> None:
+    async def serve(
+        self,
+        name: str,
+        handlers: Mapping[int, Handler] | None = None,
+        before: Before | None = None,
+    ) -> None:
         host, _, port = name.partition(":")
         listener = self.network.listener(
-            Dispatcher(handlers or self.handlers(name)), on_disconnect=self.forwarder.disconnected
+            Dispatcher(handlers or self.handlers(name), before=before),
+            on_disconnect=self.forwarder.disconnected,
         )
         await listener.start(host, [int(port)])
 
@@ -90,8 +104,72 @@ async def test_the_master_is_told_first_for_whom_a_tunnel_speaks() -> None:
     await world.forwarder.close()
 
 
-async def test_what_came_without_a_signature_is_signed_by_the_replica() -> None:
-    """It has passed the door here: a white address, or the proxy, which looks at rights itself."""
+RULES = """accounts:
+- {accessKey: replica, secretKey: '12345678', admin: true}
+- {accessKey: bob-smith, secretKey: '87654321', groupPerms: [G=SUB]}
+"""
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Guard:
+    (tmp_path / "plain_acl.yml").write_text(RULES)
+    found = Guard(Source(SYSTEM_FILES, str(tmp_path / "plain_acl.yml")))
+    found.load()
+    return found
+
+
+async def test_what_the_proxy_asks_for_an_account_has_the_rights_of_that_account(
+    guard: Guard,
+) -> None:
+    """Handlers of the master look at rights too: whose record lies at the place that 36 names."""
+    of_master, world = copy(guard), World()
+
+    def send_back(command: Command, peer: Peer) -> Command:
+        Access(of_master).require("SECRET", SUB)
+        return Command(0)
+
+    def sign(command: Command) -> Command:
+        sign_command(command, "replica", "12345678")
+        return command
+
+    codes = Code.CONSUMER_SEND_MSG_BACK, Code.HEART_BEAT
+    handlers: dict[int, Handler] = {**world.handlers(MASTER), codes[0]: send_back}
+    await world.serve(MASTER, handlers, before=of_master.before)
+    made = world.forwarder.handlers(handlers, is_slave=True, serves_reads=False)
+
+    def in_the_name(handler: Handler) -> Handler:
+        def handle(command: Command, peer: Peer) -> Outcome:
+            assert command.fields is not None
+            guard.account = guard.rules.accounts.get(command.fields.get("remark", ""))
+            return handler(command, peer)
+
+        return handle
+
+    await world.serve(REPLICA, {code: in_the_name(it) for code, it in made.items()})
+    channel = await world.network.dial(REPLICA)
+    world.forwarder.master, world.forwarder.signed = MASTER, sign
+    world.forwarder.guard = lambda: guard
+
+    async def asked(who: str, code: int = codes[0]) -> str:
+        fields = {"offset": "0", "group": "G", "delayLevel": "0", "remark": who}
+        body = b'{"clientID":"c","consumerDataSet":[]}'
+        answer = await channel.call(Command(code, fields, body), 5)
+        return answer.remark or ""
+
+    found = await asyncio.gather(asked("bob-smith"), asked(""))
+    assert ["No default permission for topic:SECRET" in it for it in found] == [True, False]
+    heard = len(world.seen[MASTER])
+    assert await asked("bob-smith", codes[1]) == ""
+    await asyncio.sleep(0.01)
+    assert len(world.seen[MASTER]) == heard + 1
+    assert of_master.account is not None
+    assert of_master.account.access_key == "bob-smith"
+    await world.forwarder.close()
+
+
+async def test_what_is_signed_stays_so_and_without_access_control_nothing_is_signed(
+    guard: Guard,
+) -> None:
     world = World()
     signatures: list[str | None] = []
 
@@ -107,9 +185,11 @@ async def test_what_came_without_a_signature_is_signed_by_the_replica() -> None:
     world.forwarder.master = MASTER
     signed = send("x")
     signed.fields = {**(signed.fields or {}), ACCESS_KEY: "client"}
-    for command in (send("x"), signed):
-        assert (await channel.call(command, 5)).code == 0
-    assert signatures == ["replica", "client"]
+    for each in (None, guard):
+        world.forwarder.guard = lambda each=each: each  # type: ignore[misc]
+        for command in (send("x"), signed):
+            assert (await channel.call(command, 5)).code == 0
+    assert signatures == [None, "client", "replica", "client"]
     await world.forwarder.close()
 
 

@@ -49,6 +49,8 @@ class FakeBroker:
         self.side: Any = None
         self.claim = Claim(1, "disk", "life")
         self.in_sync: FakeInSync | None = None
+        self.core = SimpleNamespace(guard=SimpleNamespace(account=None))
+        self.askers: list[object] = []
         self.error: Exception | None = None
         self.handled: list[int] = []
         self.seat = BrokerSeat()
@@ -60,6 +62,7 @@ class FakeBroker:
 
         def handle(command: Command, peer: Peer) -> Command:
             self.handled.append(command.opaque)
+            self.askers.append(self.core.guard.account)
             return Command(0)
 
         self.in_sync = FakeInSync() if term is not None and term.master_id == 1 else None
@@ -98,6 +101,17 @@ async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> 
     assert stage.ask(Code.SLUICE_REPLICA_STATUS) == [3, 4], "the log is not visible yet"
     await asyncio.sleep(0)
     assert stage.ask(Code.SEND_MESSAGE_V2) == [3, 4, 1, 2, 5]
+
+
+async def test_what_rested_is_handled_in_the_name_of_who_asked() -> None:
+    stage = Stage()
+    await stage.seat.become(Term(2, 2), "life")
+    stage.seat.rest(True)
+    for name in ("alice", "bob", None):
+        stage.broker.core.guard.account = name
+        stage.ask(Code.SEND_MESSAGE_V2)
+    stage.seat.rest(False)
+    assert stage.broker.askers == ["alice", "bob", None]
 
 
 async def test_what_rests_ends_with_the_role() -> None:
