@@ -91,7 +91,7 @@ class Accepted(Inner):
 
     __slots__ = (
         "_blocked", "_held", "_is_trusted", "_loop", "_resting", "_server", "_shares",
-        "_transport", "_turn_bytes", "_waiting", "frame_sweeps", "is_refused", "peer",
+        "_transport", "_turn_bytes", "_waiting", "address", "frame_sweeps", "is_refused", "peer",
     )  # fmt: skip
 
     def __init__(self, server: "Server") -> None:
@@ -108,6 +108,8 @@ class Accepted(Inner):
         self.is_refused = False
         """Protected mode: every request is refused, and says why."""
         self._transport: asyncio.Transport
+        self.address: str
+        """Of the other end itself, whomever it speaks for: it counts by that."""
         self.peer: Peer
 
     # ------------------------------------------------------------------- what is spoken here
@@ -135,6 +137,7 @@ class Accepted(Inner):
             host_of(transport.get_extra_info("peername")),
             host_of(transport.get_extra_info("sockname")),
         )
+        self.address = self.peer.remote.address
         if self._server.is_protected:
             self.peer.is_trusted = is_local(self.peer)
             if not self.peer.is_trusted:
@@ -358,7 +361,7 @@ class Server:
             excess = descriptors.shortage()
         elif len(self._connections) >= self._connections_max:
             excess = f"there are {self._connections_max} connections, which is the limit"
-        elif not self._closing and not self._addresses.enter(connection.peer.remote.address):
+        elif not self._closing and not self._addresses.enter(connection.address):
             excess = f"it is more than the {self._addresses.max} that one address may have"
         if self._closing or excess:
             if not self._closing:
@@ -371,7 +374,7 @@ class Server:
         """A connection is gone."""
         if self._connections.pop(connection.peer, None) is None:
             return  # it was one too many
-        self._addresses.leave(connection.peer.remote.address)
+        self._addresses.leave(connection.address)
         if self._on_disconnect is not None:
             self._on_disconnect(connection.peer)
         if not self._connections:

@@ -106,6 +106,26 @@ async def test_one_connection_too_many_of_an_address_is_closed_and_the_others_ar
             each.close()
 
 
+async def test_who_speaks_for_another_counts_as_itself_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def speak_for(command: Command, peer: Peer) -> Command:
+        peer.speak_for(Host("10.0.0.9", 9))
+        return Command(0)
+
+    async with serving(
+        Dispatcher({7: speak_for}), limits=ServerLimits(connections_per_address_max=1)
+    ) as server:
+        monkeypatch.setattr(server, "_addresses", AddressLimit(1, lambda _: False))
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            writer.write(encode(Command(7, {}, b"", 1)))
+            assert await reader.read(10)
+            writer.close()
+            while server.peers:
+                await asyncio.sleep(0.01)
+
+
 # --------------------------------------------------------------------------- unfinished frames
 
 
