@@ -431,6 +431,22 @@ def test_a_slave_sends_who_is_not_behind_back_to_the_master(
     assert answered(client, 2, 0x6) == (20, 2, 0)
 
 
+def test_who_waits_at_a_slave_is_sent_back_when_its_master_is_there_again(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 2)
+    asked_of_a_slave(broker, has_master=False)
+    command = client.request(11, pull_fields(queueOffset=9, sysFlag=0x6))
+    client.feed(command)
+    broker.step()
+    assert command.opaque not in client.answers
+    asked_of_a_slave(broker, has_master=True)
+    broker.core.polls.wake("T", 0)
+    broker.core.turns.flush()
+    answer = client.answers[command.opaque]
+    assert (answer.code, (answer.fields or {})["nextBeginOffset"]) == (20, "9")
+
+
 def test_a_slave_without_a_master_lets_readers_wait_where_they_are(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:

@@ -455,9 +455,13 @@ class Pull:
     def _found_nothing_again(
         self, reading: Reading, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
-        """It goes on waiting, or looking when it was not through."""
+        """It goes on waiting, or looking when it was not through; unless there is a master to ask
+        by now."""
+        is_for_master = result.judgement is None and self._is_for_master(
+            reading, result, parked.scan_offset
+        )
         code = self._code_of(reading, result, parked.scan_offset)
-        if not is_last:
+        if not is_last and not is_for_master:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
@@ -483,12 +487,16 @@ class Pull:
             return code
         if code == ResponseCode.PULL_OFFSET_MOVED and not settings.broker.offset_check_in_slave:
             result.next_offset, code = offset, ResponseCode.PULL_NOT_FOUND
-        is_behind = result.status in _SCANNED and not self.store.reader.is_near(
-            *reading.queue, offset
-        )
-        if is_behind or settings.is_failover or not self.has_master():
-            return code
-        return ResponseCode.PULL_RETRY_IMMEDIATELY
+        if self._is_for_master(reading, result, offset):
+            return ResponseCode.PULL_RETRY_IMMEDIATELY
+        return code
+
+    def _is_for_master(self, reading: Reading, result: ReadResult, offset: int) -> bool:
+        """Does a slave send whoever found nothing back to its master?"""
+        settings = self.settings
+        if not settings.is_slave or settings.is_failover or not self.has_master():
+            return False
+        return result.status not in _SCANNED or self.store.reader.is_near(*reading.queue, offset)
 
     def _found(self, reading: Reading, opaque: int, result: ReadResult) -> list[bytes | memoryview]:
         """The answer with messages, in pieces. HOT."""
