@@ -197,7 +197,8 @@ class LocalLink:
         if guard is not None and self.peer.remote == ITSELF:
             guard.account = None  # it is still that of the request before
         if dispatcher is None:
-            self._backend.held.append((self, call, answered, guard and guard.account))
+            account = None if guard is None else guard.account
+            self._backend.held.append((self, call, answered, account))
             return
         if self.peer.closed:
             self.peer = self._peer(self.peer.remote, self.peer.local)

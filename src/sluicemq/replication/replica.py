@@ -615,7 +615,7 @@ class BrokerSeat:
     def hold(self, command: Command, peer: Peer) -> None:
         """The handler of what rests."""
         guard = self.broker.core.guard
-        self._held.append((command, peer, guard and guard.account))
+        self._held.append((command, peer, None if guard is None else guard.account))
 
     def give(self, command: Command, peer: Peer) -> None:
         """Handles a request that nobody waits for, in the role of now."""

@@ -37,10 +37,10 @@ def test_what_was_held_is_asked_in_the_name_of_who_asked() -> None:
     backend = LocalBackend(cast(Any, old), cast(Any, old), lambda _call: None)
     backend.rest()
     for name in ("alice", "bob", None):
-        old.guard.account = cast(Any, name)
+        old.guard.account = name
         ask(backend, Host("10.0.0.9", 9))
     assert not old.askers
-    new.guard.account = cast(Any, "somebody else")
+    new.guard.account = "somebody else"
     backend.serve(cast(Any, new), cast(Any, new))
     assert new.askers == ["alice", "bob", None]
 
@@ -48,7 +48,7 @@ def test_what_was_held_is_asked_in_the_name_of_who_asked() -> None:
 def test_what_the_proxy_does_by_itself_is_nobodys_request() -> None:
     role = Role()
     backend = LocalBackend(cast(Any, role), cast(Any, role), lambda _call: None)
-    role.guard.account = cast(Any, "alice")
+    role.guard.account = "alice"
     ask(backend, Host("10.0.0.9", 9))
     ask(backend, ITSELF)
     assert role.askers == ["alice", None]

@@ -185,8 +185,10 @@ async def test_what_is_signed_stays_so_and_without_access_control_nothing_is_sig
     world.forwarder.master = MASTER
     signed = send("x")
     signed.fields = {**(signed.fields or {}), ACCESS_KEY: "client"}
+    guards: list[Guard | None] = []
+    world.forwarder.guard = lambda: guards[-1]
     for each in (None, guard):
-        world.forwarder.guard = lambda each=each: each  # type: ignore[misc]
+        guards.append(each)
         for command in (send("x"), signed):
             assert (await channel.call(command, 5)).code == 0
     assert signatures == [None, "client", "replica", "client"]
