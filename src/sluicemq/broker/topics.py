@@ -295,6 +295,8 @@ class Topics(Table[TopicConfig, Topic]):
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "topics.json")
+        self.gone = (0, 0)
+        """Messages and bytes that came into topics which are deleted: sums go on from there."""
         self._queues_default = settings.broker.default_topic_queues
         self.get = self.table.get  # one call less on the send path
 
@@ -304,6 +306,14 @@ class Topics(Table[TopicConfig, Topic]):
             self.table[config.name] = Topic(config)
         else:
             topic.change(config)
+
+    def remove(self, name: str) -> bool:
+        """As of any table; what came in is kept in `gone`."""
+        topic, (messages, size_bytes) = self.get(name), self.gone
+        is_removed = super().remove(name)
+        if topic is not None and is_removed:
+            self.gone = messages + topic.messages_in, size_bytes + topic.bytes_in
+        return is_removed
 
     def config_of(self, name: str) -> TopicConfig | None:
         topic = self.table.get(name)
@@ -437,7 +447,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
             )
 
     def forbid(self, group: str, topic: str, *, is_forbidden: bool) -> None:
-        """Keeps a group from a topic or lets it again; in the file with its next writing."""
+        """Keeps a group from a topic or lets it again; no journal has it, only the file."""
         bits = self.forbidden.get(group, {}).get(topic, 0) & ~PERM_READ
         changed = {**self.forbidden.get(group, {}), topic: bits | (PERM_READ * is_forbidden)}
         changed = {name: it for name, it in changed.items() if it}

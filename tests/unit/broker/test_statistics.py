@@ -6,10 +6,11 @@ from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_f
 from sluicemq.broker.admin.refused import SENTENCES
 from sluicemq.broker.admin.status import Spans
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.wire import bodies, fastjson
 
 STATISTICS, OF_BROKER, PRODUCERS, TOPICS, SUBSCRIPTION, FORBIDDEN = 315, 317, 328, 343, 345, 353
-PULL, COMMIT, UNITS = 11, 15, 321
+PULL, COMMIT, DELETE_TOPIC, UNITS = 11, 15, 215, 321
 
 
 def join(client: SteppedClient) -> None:
@@ -76,6 +77,24 @@ def test_messages_are_counted_by_minute_hour_and_day(
     assert counted(client, "BROKER_PUT_NUMS", broker.settings.broker.cluster_name)
 
 
+def test_what_came_into_a_deleted_topic_still_counts_for_the_broker(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    pass_s(broker, 1)
+    for _ in range(5):
+        client.call(310, send_fields(), b"x")
+    pass_s(broker, 120)
+    put = broker.core.runtime.counters()["put"]
+    assert client.call(DELETE_TOPIC, {"topic": "T"}).code == 0
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    client.call(310, send_fields(), b"x")
+    pass_s(broker, 10)
+    found = counted(client, "BROKER_PUT_NUMS", broker.settings.broker.cluster_name)
+    assert (found["statsMinute"]["sum"], found["statsDay"]["sum"]) == (1, 6)
+    assert broker.core.runtime.counters()["put"] == put + 1
+    assert counted(client, "TOPIC_PUT_NUMS", "T")["statsMinute"]["sum"] == 0
+
+
 def test_what_a_group_gets_is_counted(broker: SteppedBroker, client: SteppedClient) -> None:
     join(client)
     pass_s(broker, 1)
@@ -137,6 +156,31 @@ def test_a_group_is_kept_from_a_topic_and_let_again(client: SteppedClient) -> No
     assert b'"forbiddenTable":{"G":{"T":4}}' in client.call(201).body
     assert ask(readable="true")
     assert client.call(PULL, pull_fields()).code == 0
+
+
+def test_what_keeps_a_group_from_a_topic_is_on_disk_when_it_is_answered(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.core.groups.put(GroupConfig("G"))
+    fields = {"group": "G", "topic": "T", "readable": "false"}
+    assert client.call(FORBIDDEN, fields).code == 0
+    after = SteppedBroker(files=broker.files.kill())
+    assert after.core.groups.forbidden == {"G": {"T": 4}}
+
+
+def test_only_a_group_and_a_topic_that_exist_are_kept_apart(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.change(auto_create_group=False)
+    fields = {"group": "G", "topic": "T", "readable": "false"}
+    assert client.call(FORBIDDEN, fields).code == 26
+    broker.core.groups.put(GroupConfig("G"))
+    assert client.call(FORBIDDEN, {**fields, "topic": "nowhere"}).code == 17
+    assert broker.core.groups.forbidden == {}
+    assert client.call(FORBIDDEN, fields).code == 0
+    broker.core.groups.remove("G")
+    assert client.call(FORBIDDEN, {**fields, "readable": "true"}).code == 0
+    assert broker.core.groups.forbidden == {}
 
 
 def test_units_say_what_became_of_the_filter(client: SteppedClient) -> None:

@@ -20,7 +20,7 @@ from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Postponed
+from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire import bodies, fastjson
@@ -134,15 +134,31 @@ class Statistics:
             body["subscriptionData"] = bodies.subscription_object(watch.subscription)
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
-    def forbidden(self, header: GroupForbiddenRequest, command: Command, peer: Peer) -> Command:
-        """353: changes it when `readable` is there, and says how it is."""
-        group, topic = header.group, header.topic
-        if header.is_readable is not None:
-            self.groups.forbid(group, topic, is_forbidden=not header.is_readable)
-            log.info("%s: group %s reads %s: %s", peer.remote, group, topic, header.is_readable)
-        readable = self.groups.may_read(group, topic)
-        body = {"group": group, "readable": readable, "topic": topic}
-        return Command(ResponseCode.SUCCESS, remark="", body=fastjson.dumps(body))
+    def forbidden(
+        self, header: GroupForbiddenRequest, command: Command, peer: Peer
+    ) -> Command | Postponed:
+        """353: changes it when `readable` is there, and says how it is. A change is answered when
+        it is on disk, and on those of the slaves that count."""
+        group, topic, readable = header.group, header.topic, header.is_readable
+        if readable is False:  # what is gone may be let again
+            self.topics.known(topic)
+            if self.groups.find(group) is None:
+                self.groups.check(group)
+        may_read = self.groups.may_read(group, topic) if readable is None else readable
+        body = fastjson.dumps({"group": group, "readable": may_read, "topic": topic})
+        answer = Command(ResponseCode.SUCCESS, remark="", body=body)
+        if readable is None:
+            return answer
+        self.groups.forbid(group, topic, is_forbidden=not readable)
+        log.info("%s: group %s reads %s: %s", peer.remote, group, topic, readable)
+        write = self.groups.document.take()
+        assert write is not None, "it has just changed"
+
+        def steps() -> Steps[Announced]:
+            yield write
+            return Announced(answer)
+
+        return Postponed(steps())
 
     @property
     def _address(self) -> str:

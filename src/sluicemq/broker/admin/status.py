@@ -168,7 +168,7 @@ class Spans:
         for span, samples in self._samples.items():
             oldest_s, oldest = samples.oldest(name)
             seconds = newest_s - oldest_s
-            count = newest - oldest
+            count = max(newest - oldest, 0)  # a topic that was made anew begins at 0
             found[span] = (count, count / seconds if seconds > 0 else 0.0)
         return found
 
@@ -190,7 +190,7 @@ class RuntimeInfo:
 
     def statistics(self) -> dict[str, int]:
         """Counters by RocketMQ's name and key of them; those of the broker have none."""
-        found = {"BROKER_PUT_NUMS ": 0, "BROKER_GET_NUMS ": 0}
+        found = {"BROKER_PUT_NUMS ": self.topics.gone[0], "BROKER_GET_NUMS ": 0}
         for topic in self.topics:
             if topic.messages_in:
                 found["BROKER_PUT_NUMS "] += topic.messages_in
@@ -206,7 +206,7 @@ class RuntimeInfo:
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""
         found = {"found": self.pull.found, "miss": self.pull.missed}
-        put = put_bytes = 0
+        put, put_bytes = self.topics.gone
         for topic in self.topics:
             put += topic.messages_in
             put_bytes += topic.bytes_in
