@@ -308,6 +308,7 @@ class Broker:
         self.in_sync = None
         if not (settings.is_slave or settings.is_read_only):
             is_sure = settings.store.flush_sync
+            self._confirmed.bound(store.written_offset)
             self.in_sync = InSync(
                 settings, self._clock,
                 lambda: store.synced_offset if is_sure else store.written_offset,

@@ -94,6 +94,12 @@ class Confirmed:
         self.end = end
         self.document.changed = True
 
+    def bound(self, log_end: int) -> None:
+        """Under ASYNC_FLUSH a failing power takes from a master what was confirmed. What is stored
+        in its place is not."""
+        if self.end is not None and self.end > log_end:
+            self.moved(log_end)
+
 
 class MasterSide:
     """What a master has for its slaves. With `epochs` they speak the protocol of failover."""
