@@ -187,6 +187,23 @@ async def test_what_lies_far_back_is_read_by_another_thread(
     assert slave.data == master.data
 
 
+async def test_what_was_read_too_late_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 10_000)
+    master, slave = filled(FILE_BYTES), Log()
+    jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+    pair = Pair(master, slave, offload=lambda *job: jobs.append(job))
+    pair.follower.master_is_ours = True
+    await pair.start()
+    ((work, done),) = jobs
+    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 2 * FILE_BYTES)
+    pair.feeds.grown()
+    await settle()
+    assert slave.data == master.data
+    done(work())
+    await settle()
+    assert slave.data == master.data
+
+
 async def test_a_log_that_cannot_be_read_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

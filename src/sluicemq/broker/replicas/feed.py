@@ -278,7 +278,8 @@ class Feed:
         def done(found: bytes | Exception) -> None:
             self._is_fetching = False
             if isinstance(found, bytes):
-                self._fetched = memoryview(found)
+                if position == self.offset:  # else it went on without
+                    self._fetched = memoryview(found)
             elif not self._stream.closed and position >= self._store.offset_min:
                 log.error("the log cannot be read for the slave %s: %s", self.remote, found)
                 self.close()

@@ -233,7 +233,7 @@ class InSync:
 
     def _near(self) -> int:
         """Slaves that are no further behind than haMaxGapNotInSync."""
-        return sum(map(self.is_in_sync, self.replicas))
+        return sum(map(self.is_in_sync, self.replicas.copy()))  # /ready asks in another thread
 
     def _advance(self) -> None:
         """What is confirmed by now, and who waited for it. HOT."""

@@ -90,6 +90,18 @@ def test_who_waits_for_what_is_confirmed_is_told_at_once() -> None:
     assert stage.done == [0, 900]
 
 
+def test_who_asks_in_another_thread_may_do_so_while_a_slave_comes() -> None:
+    stage = Stage({"in_sync_written": 2, "acting_master": True})
+    stage.slave()
+
+    def own_end() -> int:
+        stage.slave()
+        return stage.end
+
+    stage.gate.own_end = own_end
+    assert NOT_ENOUGH in str(stage.gate.refusal)
+
+
 def test_of_three_replicas_two_slaves_have_to_have_it() -> None:
     stage = Stage({"in_sync_written": 3})
     one, two = stage.slave(), stage.slave()
