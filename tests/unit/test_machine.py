@@ -3,7 +3,9 @@
 import os
 import threading
 
-from sluicemq.files.machine import LOWER_BY, Priority
+from sluicemq.broker.server import Broker
+from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.files.machine import LOWER_BY, Priority, priority
 
 
 def test_a_thread_lowers_its_priority_when_it_may_raise_it_again() -> None:
@@ -26,3 +28,20 @@ def test_a_thread_lowers_its_priority_when_it_may_raise_it_again() -> None:
     usual, low, *after = found
     assert low in (usual, min(usual + LOWER_BY, 19))
     assert after == [usual, usual]
+
+
+def test_threads_that_a_broker_begins_are_as_usual_though_its_own_is_lowered() -> None:
+    found: list[int] = []
+
+    def work() -> None:
+        broker = Broker(BrokerConfig(), StoreConfig())
+        priority().lower()
+        for executor in (broker._executor, broker._computer):
+            found.append(executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result())
+            executor.shutdown()
+        assert priority() is priority()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [os.getpriority(os.PRIO_PROCESS, 0)] * 2

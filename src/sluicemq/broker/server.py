@@ -12,10 +12,12 @@ Blocking calls (fsync, files) go through one executor. Changes of topics and gro
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.broker.admin import readonly
@@ -43,6 +45,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, Change, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
+from sluicemq.files.machine import priority
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import Kept, warn_of_protection
@@ -124,9 +127,13 @@ class Broker:
         self._files = files
         self._network = network = secured(network, broker_tls(config), config)
         self._stretch = stretch
-        self._executor = executor or ThreadPoolExecutor(EXECUTOR_THREADS, "sluice-broker")
+        # A thread inherits the priority of the loop's, which may be low when it begins.
+        as_usual = partial(priority().lower, is_low=False)
+        self._executor = executor or ThreadPoolExecutor(
+            EXECUTOR_THREADS, "sluice-broker", initializer=as_usual
+        )
         # What filters compute, so that no fsync stands in line behind it.
-        self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
+        self._computer = executor or ThreadPoolExecutor(1, "sluice-filters", initializer=as_usual)
         self._servers: list[Listener] = []
         self._jobs: set[asyncio.Future[Any]] = set()  # in the executor
         self._shares: Shares | None = None
@@ -430,6 +437,7 @@ class Broker:
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await life
+        self.core.sampled_s = math.inf  # nobody takes samples any more, and the loop turns
         if self._jobs:
             await asyncio.wait(self._jobs)
         if self._sweeper is not None:

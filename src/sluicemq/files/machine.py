@@ -6,6 +6,7 @@ Linux tells both; elsewhere the name of the machine has to do.
 import os
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +33,9 @@ def process_space() -> str:
 
 
 class Priority:
-    """Of the thread that calls. Linux alone has one for each thread; and only who may raise it
-    again lowers it (CAP_SYS_NICE, RLIMIT_NICE): a thread of its own finds that out."""
+    """Of the thread that calls; the usual one is that of who makes this. Linux alone has one for
+    each thread, which those that it begins inherit; and only who may raise it again lowers it
+    (CAP_SYS_NICE, RLIMIT_NICE): a thread of its own finds that out."""
 
     def __init__(self) -> None:
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
@@ -56,3 +58,9 @@ class Priority:
         if self._may_change:
             niceness = self._usual + LOWER_BY if is_low else self._usual
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
+@cache
+def priority() -> Priority:
+    """The process's, to be asked for before anything is lowered: later that would be the usual."""
+    return Priority()

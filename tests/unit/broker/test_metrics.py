@@ -18,6 +18,7 @@ from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
 from sluicemq.broker.registration import NameServer
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import TAG
+from sluicemq.testing.embedded import embedded
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 
@@ -199,6 +200,16 @@ def test_a_loop_that_hangs_is_unhealthy(broker: SteppedBroker) -> None:
     assert unhealthy(broker.core) == []
     broker.clock.advance(31)
     assert "31 s" in unhealthy(broker.core)[0]
+
+
+async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluicemq.broker.metrics.STILL_S", -1.0)
+    async with embedded() as mq:
+        broker = mq.servers.broker
+        broker.core.second()
+        assert unhealthy(broker.core)
+        await broker.close()
+        assert unhealthy(broker.core) == []
 
 
 def test_a_broker_that_clients_cannot_find_or_use_is_not_ready(

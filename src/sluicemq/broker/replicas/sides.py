@@ -33,7 +33,7 @@ from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, StoreUncertainError
 from sluicemq.files import Files, replace_text
-from sluicemq.files.machine import Priority
+from sluicemq.files.machine import priority
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
@@ -224,7 +224,7 @@ class SlaveSide:
         follower.on_confirmed = confirmed.moved
         follower.on_appended = self.appended
         follower.on_incomplete = self.cut
-        follower.on_pace = Priority().lower  # who serves on this machine goes first
+        follower.on_pace = priority().lower  # who serves on this machine goes first
         self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 
