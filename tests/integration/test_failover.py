@@ -14,13 +14,14 @@ from proxied import Proxied, Speaker
 from simulation.stepped import send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.errors import SluiceError, StoreFullError
+from sluicemq.errors import RequestError, SluiceError, StoreFullError
 from sluicemq.net.channel import dial
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.local import proxy_of
 from sluicemq.record.codec import decode_record
 from sluicemq.replication.replica import BrokerClosedError, Replica, replicated
 from sluicemq.testing.consensus import MemoryConsensus
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 from waiting import until
 
@@ -128,7 +129,7 @@ async def test_the_master_moves_on_purpose(nodes: list[Node]) -> None:
     await topic(first)
     assert await send(first, b"1") == 0
     second = next(node for node in nodes if node is not first)
-    first.replica.switch(None)
+    await hand_over(first)
     await until(lambda: master(nodes) is second, 10)
     await in_sync(nodes, [1, 2])
     await sent(second, b"2")
@@ -220,6 +221,18 @@ async def send_by_grpc(client: Speaker, body: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def hand_over(node: Node) -> None:
+    """As the command says: try again while the in-sync set is being changed."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return node.replica.switch(None)
+            except RequestError as error:
+                if error.code != ResponseCode.SYSTEM_BUSY:
+                    raise
+            await asyncio.sleep(0.05)
+
+
 async def receive_by_grpc(client: Speaker) -> list[bytes]:
     """All there is, each acknowledged."""
     wish = m.ReceiveMessageRequest(
@@ -259,7 +272,7 @@ async def test_clients_of_grpc_stay_where_they_are_while_the_master_moves(
     got = await receive_by_grpc(clients[0])
     for led in (second, first):
         other = first if led is second else second
-        other.replica.switch(None)
+        await hand_over(other)
         sends = [asyncio.ensure_future(send_by_grpc(it, f"during-{it.headers}")) for it in clients]
         await until(lambda led=led: master(nodes) is led, 15)  # type: ignore[misc]
         await asyncio.gather(*sends)
