@@ -7,10 +7,12 @@ import logging
 import socket
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+import served
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
@@ -52,14 +54,8 @@ async def name_server(path: Path, port: int = 0) -> AsyncIterator[str]:
         await server.close()
 
 
-@contextlib.asynccontextmanager
-async def running(config: BrokerConfig, store: StoreConfig) -> AsyncIterator[Broker]:
-    broker = Broker(config, store)
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.close()
+def running(config: BrokerConfig, store: StoreConfig) -> AbstractAsyncContextManager[Broker]:
+    return served.running(Broker(config, store))
 
 
 async def call(

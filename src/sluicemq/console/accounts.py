@@ -17,6 +17,7 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files, overwrite_text, read_text
 
 SECRET_LENGTH_MIN: Final = 12
+LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 NAME_LENGTH_MAX: Final = 128
 """No account has a longer name: it needs neither be checked nor noted."""
 _COST: Final = {"n": 2**15, "r": 8, "p": 1}
@@ -128,3 +129,12 @@ def _hash(secret: str, salt: str) -> str:
     return hashlib.scrypt(
         secret.encode(), salt=bytes.fromhex(salt), maxmem=_MEMORY_MAX, **_COST
     ).hex()
+
+
+def check_listening(accounts: Accounts, host: str, what: str) -> None:
+    """Raises ConfigurationError for an address that everybody reaches when there is no account."""
+    if host not in LOOPBACKS and not accounts.all():
+        raise ConfigurationError(
+            f"{what} would listen at {host} without accounts.",
+            cure="Add one with `sluice console account add`, or listen at 127.0.0.1.",
+        )

@@ -14,30 +14,20 @@ import uvicorn
 
 from sluicemq.client.aio.cluster import Tasks
 from sluicemq.console import sign_in
+from sluicemq.console.accounts import LOOPBACKS, check_listening
 from sluicemq.console.app import Console
 from sluicemq.console.table import PAGES
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.addresses import join
 
 CLOSE_S: Final = 5
-LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-PORT: Final = 8082
-
-
-def check_listening(console: Console, host: str) -> None:
-    """Raises ConfigurationError for an address that everybody reaches when there is no account."""
-    if host not in LOOPBACKS and not console.accounts.all():
-        raise ConfigurationError(
-            f"the console would listen at {host} without accounts.",
-            cure="Add one with `sluice console account add`, or listen at 127.0.0.1.",
-        )
 
 
 @contextlib.asynccontextmanager
 async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
     """Serves for the time of the block; gives the address to open, with the link's token on the
     loopback without accounts. Raises ConfigurationError."""
-    check_listening(console, host)
+    check_listening(console.accounts, host, "the console")
     app = console.app(PAGES, sign_in.routes(console))
     listening = listen(host, port)
     config = uvicorn.Config(

@@ -23,9 +23,9 @@ def default_path() -> str:
     return f"{base}/sluicemq/console.json"
 
 
-_accounts_option = click.option(
+accounts_option = click.option(
     "--accounts", "path", type=click.Path(dir_okay=False),
-    help="File of the accounts (~/.config/sluicemq/console.json).",
+    help="File of the console's accounts (~/.config/sluicemq/console.json).",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ _accounts_option = click.option(
     help="Port to listen at; 0 takes a free one.",
 )  # fmt: skip
 @click.option("--read-only", is_flag=True, help="Nobody changes anything, whatever the role.")
-@_accounts_option
+@accounts_option
 @click.option(
     "--audit", type=click.Path(dir_okay=False), help="File for the audit log (else the log)."
 )
@@ -92,7 +92,7 @@ def account() -> None:
     show_default=True, help="What it may do: look; also reset and resend; also create and delete.",
 )  # fmt: skip
 @click.option("--secret-stdin", is_flag=True, help="Read the secret from standard input.")
-@_accounts_option
+@accounts_option
 def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
     """Add the account NAME, or change its secret and role."""
     secret = (
@@ -106,7 +106,7 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
 
 
 @account.command("list")
-@_accounts_option
+@accounts_option
 @json_option
 def list_accounts(path: str | None, as_json: bool) -> None:
     """Names and roles."""
@@ -119,7 +119,7 @@ def list_accounts(path: str | None, as_json: bool) -> None:
 
 @account.command("remove")
 @click.argument("name")
-@_accounts_option
+@accounts_option
 def remove(name: str, path: str | None) -> None:
     """Remove the account NAME; who is signed in with it is signed out."""
     Accounts(path or default_path()).remove(name)

@@ -8,16 +8,15 @@ from typing import Any
 import click
 
 from sluicemq.cli.output import Access, client_options
-from sluicemq.cli.servers.console import default_path
+from sluicemq.cli.servers.console import accounts_option, default_path
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.console.accounts import NAME_LENGTH_MAX, Accounts
+from sluicemq.console.accounts import LOOPBACKS, NAME_LENGTH_MAX, Accounts, check_listening
 from sluicemq.console.sessions import Throttle
 from sluicemq.errors import ConfigurationError, install_extra
 
 PORT = 8083
 CHECKS_MAX = 2
 """Secrets that are checked at once: each takes 32 MiB and a tenth of a second."""
-LOOPBACKS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @click.command()
@@ -28,10 +27,7 @@ LOOPBACKS = frozenset({"127.0.0.1", "::1", "localhost"})
     "--port", type=click.IntRange(1, 65535), default=PORT, show_default=True,
     help="Port to listen at.",
 )  # fmt: skip
-@click.option(
-    "--accounts", "path", type=click.Path(dir_okay=False),
-    help="File of the console's accounts (~/.config/sluicemq/console.json).",
-)  # fmt: skip
+@accounts_option
 def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> None:
     """Answer an assistant's questions about a cluster (Model Context Protocol); change nothing.
 
@@ -51,11 +47,7 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
     import uvicorn  # noqa: PLC0415 - comes with the extra
 
     accounts = Accounts(path or default_path())
-    if host not in LOOPBACKS and not accounts.all():
-        raise ConfigurationError(
-            f"sluice mcp would listen at {host} without accounts.",
-            cure="Add one with `sluice console account add`, or listen at 127.0.0.1.",
-        )
+    check_listening(accounts, host, "sluice mcp")
     inner = server.streamable_http_app(host=host, stateless_http=True)
     app = SignedIn(inner, accounts, is_open=host in LOOPBACKS)
     click.echo(f"ready mcp=http://{host}:{port}/mcp")

@@ -28,10 +28,10 @@ from typing import Any, Final
 from sluicemq.client.sync.admin import Admin
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
+from sluicemq.model.addresses import LOOPBACK
 
 log = logging.getLogger("sluicemq.cli")
 
-LOOPBACK: Final = "127.0.0.1"
 PORTS_APART: Final = 10
 """From one broker's port to the next: each has its VIP port and that for slaves beside it."""
 BROKER_PAUSE_S: Final = 5.0

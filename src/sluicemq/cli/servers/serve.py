@@ -57,7 +57,7 @@ from sluicemq.config.load import (
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
-from sluicemq.model.addresses import is_wildcard, join
+from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
 from sluicemq.net.tls import Tls
 from sluicemq.proxy import STATUS
 from sluicemq.wire.signature import sign_call
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
     from sluicemq.client.core.names import Credentials
 
-LOOPBACK = "127.0.0.1"
 PROXY_PORT = 8081
 REPLICAS_MAX = 9
 METRICS_KEY = "metricsPromExporterPort"
