@@ -5,9 +5,10 @@ each process that has a session holds a JVM and its Python workers. The long pie
 begun last, one of them would run on alone.
 """
 
+import logging
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -91,6 +92,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.write_sep("=", f"FLAKY {report.nodeid} ({report.when})", yellow=True)
         terminalreporter.write_line(report.longreprtext)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """pytest hangs its own handlers on loggers that do not propagate, and those of PySpark, which
+    appear with its first error, give every handler their JSON: for all later tests of the process.
+    """
+    for logger in logging.Logger.manager.loggerDict.values():
+        if type(logger).__name__ == "PySparkLogger":
+            cast(logging.Logger, logger).propagate = True
+    plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler):
+        handler.setFormatter(plugin.formatter)
 
 
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled

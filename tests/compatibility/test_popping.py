@@ -209,7 +209,7 @@ def handed_over(
             assert raw.ack("G", popped[0]).code == 0
             assert raw.ack("G", in_order[0]).code == 0
             if stop == KILL:
-                await_order(place.store / "config")
+                await_tables(place.store / "config")
         with getattr(place, second)(NORMAL), ExitStack() as stack:
             time.sleep(2)
             raw = stack.enter_context(Raw(parse_host(place.broker)))
@@ -225,10 +225,12 @@ def ends_at(raw: Raw, topic: str, end: str) -> bool:
     return (raw.call(30, {"topic": topic, "queueId": 0}).fields or {}).get("offset") == end
 
 
-def await_order(config: Path) -> None:
-    """Until it is on disk that the first of two in order is acknowledged, and how far T was popped.
-    The real broker writes what it knows of order every ten seconds."""
+def await_tables(config: Path) -> None:
+    """Until it is on disk, where the other broker looks, that there are the topics, that the first
+    of two in order is acknowledged, and how far T was popped. The real broker writes what it knows
+    of order every ten seconds; ours keeps a new topic in its journal for up to a second."""
     for name, wanted in (
+        ("topics.json", '"Order"'),
         ("consumerOrderInfo.json", r'"cm":\s*1\b'),
         ("consumerOffset.json", r'"T@G":\s*{\s*"?0"?:\s*5\b'),
         ("consumerOffset.json", r'"Order@G":\s*{\s*"?0"?:\s*1\b'),
