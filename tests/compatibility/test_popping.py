@@ -164,6 +164,7 @@ HANDOVERS = {
 
 @pytest.fixture(scope="module")
 def handovers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+    tmp_path_factory.getbasetemp()  # two threads that ask first would make two
     with side_by_side({
         name: partial(hand_over, tmp_path_factory, *words) for name, words in HANDOVERS.items()
     }) as found:  # fmt: skip
