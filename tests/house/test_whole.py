@@ -10,8 +10,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
 
-LINES_MAX = 103550  # bar: 60,000
-FILES_MAX = 356
+LINES_MAX = 106200  # bar: 60,000
+FILES_MAX = 366
 MODULES_A_FOLDER_MAX = 16  # bar: 15, and __init__.py
 USED_ONCE_PERCENT_MAX = 8
 
