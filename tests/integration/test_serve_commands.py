@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_a_name_server_says_ready_serves_and_leaves_with_0(
     assert line.startswith("ready ")
     address = address_in(line, "nameserver")
     socket.create_connection(address, timeout=TIMEOUT_S).close()
+    assert process.stderr is not None
+    probes = next(
+        found[1] for text in process.stderr if (found := re.search(r"(http\S+)/health", text))
+    )
+    for path in ("health", "ready"):
+        with urllib.request.urlopen(f"{probes}/{path}", timeout=TIMEOUT_S) as answer:
+            assert answer.read() == b"ok\n"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{probes}/metrics", timeout=TIMEOUT_S)
     process.send_signal(number)
     rest, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, rest) == (0, "")

@@ -20,11 +20,12 @@ from sluicemq.broker.topics import Topic
 from sluicemq.broker.turns import LATENCY_BOUNDS_S
 from sluicemq.config.keys import MeasuredConfig
 from sluicemq.errors import install_extra
-from sluicemq.model.addresses import join
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from sluicemq.net.wsgi import Probe
 
 log = logging.getLogger(__name__)
 
@@ -314,16 +315,11 @@ class BrokerCollector:
         return []
 
 
-Probe = Callable[[], list[str]]
-"""What is amiss, a sentence each; nothing: all is well."""
-STILL_S: Final = 30.0
-"""A loop that has not turned for so long hangs."""
-
-
 def unhealthy(b: BrokerState) -> list[str]:
     """Why the process ought to be started anew."""
-    still_s = b.clock.monotonic_s() - b.sampled_s
-    return [f"the event loop has not turned for {still_s:.0f} s."] if still_s > STILL_S else []
+    from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - many brokers of tests have no probes
+
+    return hanging(b.clock.monotonic_s() - b.sampled_s)
 
 
 def unready(b: BrokerState, registration: Registration) -> list[str]:
@@ -340,43 +336,18 @@ def unready(b: BrokerState, registration: Registration) -> list[str]:
 
 
 def serve(
-    collector: Any, config: MeasuredConfig, *, health: Probe = list, readiness: Probe = list
+    collector: Any, config: MeasuredConfig, *, health: "Probe" = list, readiness: "Probe" = list
 ) -> tuple[int, Callable[[], None]] | None:
-    """Opens the port for what is collected; returns it with a function that closes it. None, with a
-    warning in the log, when it cannot be had: servers live without their metrics.
-
-    `/health` answers 200 while the process is worth keeping, `/ready` while clients should come;
-    else 503 with the reasons. Every other path is `/metrics`.
-    """
-    host = config.metrics_host or ("127.0.0.1" if config.is_protected else config.listen_address)
+    """Opens the port for what is collected, beside the probes; returns it with a function that
+    closes it. None, with a warning in the log, when it cannot be had: servers live without their
+    metrics."""
     try:
         from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
     except ImportError:
         log.warning("no metrics: prometheus-client is missing. %s", install_extra("server"))
         return None
-    from sluicemq.net import wsgi  # noqa: PLC0415 - many brokers of tests have no metrics
+    from sluicemq.net.wsgi import expose  # noqa: PLC0415
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    metrics = make_wsgi_app(registry)
-    probes = {"/health": health, "/ready": readiness}
-
-    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        probe = probes.get(environ["PATH_INFO"])
-        if probe is None:
-            return metrics(environ, start)  # type: ignore[no-any-return]
-        reasons = probe()
-        status = "503 Service Unavailable" if reasons else "200 OK"
-        start(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return ["\n".join(reasons or ["ok"]).encode() + b"\n"]
-
-    try:
-        port, close = wsgi.serve(host, config.metrics_port, answer)
-    except OSError as error:
-        log.warning(
-            "no metrics: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
-            "or metricsExporterType=DISABLE.", config.metrics_port, error,
-        )  # fmt: skip
-        return None
-    log.info("metrics at http://%s/metrics", join(host, port))
-    return port, close
+    return expose(config, health, readiness, make_wsgi_app(registry))

@@ -26,7 +26,6 @@ from sluicemq.config.keys import (
     MeasuredConfig,
     Origin,
     Part,
-    ServerConfig,
     setting,
 )
 from sluicemq.config.replicas import ReplicaConfig
@@ -459,11 +458,19 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class NameServerConfig(ServerConfig):
+class NameServerConfig(MeasuredConfig):
     """The settings of a name server."""
 
     listen_port: int = setting("listenPort", 9876,
         "Port to listen at. 0 takes a free port.", maximum=65_535)
+    metrics_enable: bool = setting("metricsExporterType", True,
+        "PROM serves the probes `/health` and `/ready`; a name server has no metrics. In "
+        "`sluice up` the broker's setting counts.", choices={"PROM": True, "DISABLE": False})
+    metrics_host: str = setting("metricsPromExporterHost", "",
+        "Address of the probes. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
+    metrics_port: int = setting("metricsPromExporterPort", 5556,
+        "Port of the probes, not that of a broker on the same machine. 0 takes a free port.",
+        maximum=65_535)
     kv_config_path: str = setting("kvConfigPath", partial(_under_home, "namesrv", "kvConfig.json"),
         "File of the key-value configuration (order topics). Default: namesrv/kvConfig.json in "
         "the home directory.", kind=PATH)

@@ -248,9 +248,15 @@ class Requests:
 
     # -------------------------------------------------------------------------------- topics
 
+    def wait_ms(self, now_ms: int) -> int:
+        """For how long routes are refused yet, in ms (needWaitForService)."""
+        if not self.config.wait_for_service:
+            return 0
+        return max(self._started_ms + self.config.wait_for_service_s * 1000 - now_ms, 0)
+
     def route(self, header: h.GetRouteRequest, call: Call) -> Command:
-        config, waited_ms = self.config, call.now_ms - self._started_ms
-        if config.wait_for_service and waited_ms < config.wait_for_service_s * 1000:
+        config = self.config
+        if self.wait_ms(call.now_ms):
             return failure(ResponseCode.SYSTEM_ERROR, "name server not ready")
         route = self.table.route(header.topic, acting_master=config.acting_master_support)
         if route is None:

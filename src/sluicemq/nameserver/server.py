@@ -72,6 +72,7 @@ class NameServer:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
+        self._swept_ms = self._now_ms()
 
     @property
     def port(self) -> int:
@@ -113,6 +114,18 @@ class NameServer:
             if isinstance(broker.connection, Peer):
                 broker.connection.close()
 
+    def unhealthy(self) -> list[str]:
+        """Why the process ought to be started anew. Any thread may ask."""
+        from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - HTTP is for those who are probed
+
+        still_ms = self._now_ms() - self._swept_ms - self.requests.config.scan_interval_ms
+        return hanging(still_ms / 1000)
+
+    def unready(self) -> list[str]:
+        """Why clients are better served elsewhere for now. Any thread may ask."""
+        wait_ms = self.requests.wait_ms(self._now_ms())
+        return [f"routes are refused for {wait_ms} ms more (needWaitForService)."] * (wait_ms > 0)
+
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone, and with it the brokers that registered over it."""
         lost = self.requests.table.connection_lost(peer)
@@ -153,6 +166,7 @@ class NameServer:
     def _sweep(self) -> None:
         interval_s = self.requests.config.scan_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._sweep)
+        self._swept_ms = self._now_ms()
         self.tick()
 
     def _now_ms(self) -> int:

@@ -1,14 +1,28 @@
 """A small HTTP server in threads of its own, for what is asked now and then: metrics and probes.
 
-Its application runs in those threads and must only read what the loop changes.
+Its application runs in those threads and must only read what the loop changes. `/health` answers
+200 while the process is worth keeping, `/ready` while clients should come; else 503 with the
+reasons.
 """
 
+import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, Final
 from wsgiref import simple_server
+
+from sluicemq.config.keys import MeasuredConfig
+from sluicemq.model.addresses import LOOPBACK, join
+
+log = logging.getLogger(__name__)
+
+Probe = Callable[[], list[str]]
+"""What is amiss, a sentence each; nothing: all is well."""
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+STILL_S: Final = 30.0
+"""A loop that has not turned for so long hangs."""
 
 
 class _Server(ThreadingMixIn, simple_server.WSGIServer):
@@ -40,3 +54,42 @@ def serve(host: str, port: int, application: Any) -> tuple[int, Callable[[], Non
         thread.join(5)
 
     return server.server_port, close
+
+
+def hanging(still_s: float) -> list[str]:
+    """What is amiss with a loop that has not turned for so long."""
+    return [f"the event loop has not turned for {still_s:.0f} s."] if still_s > STILL_S else []
+
+
+def expose(
+    config: MeasuredConfig,
+    health: Probe,
+    readiness: Probe,
+    metrics: Application | None = None,
+) -> tuple[int, Callable[[], None]] | None:
+    """Opens the port of the probes, where every other path is `metrics`; 404 without. Returns it
+    with a function that closes it. None, with a warning in the log, when it cannot be had."""
+    host = config.metrics_host or (LOOPBACK if config.is_protected else config.listen_address)
+    probes = {"/health": health, "/ready": readiness}
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        probe = probes.get(environ["PATH_INFO"])
+        if probe is None and metrics is not None:
+            return metrics(environ, start)
+        reasons = probe() if probe is not None else ["here are /health and /ready."]
+        status = "503 Service Unavailable" if reasons else "200 OK"
+        status = status if probe is not None else "404 Not Found"
+        start(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return ["\n".join(reasons or ["ok"]).encode() + b"\n"]
+
+    what = "metrics" if metrics is not None else "probes"
+    try:
+        port, close = serve(host, config.metrics_port, answer)
+    except OSError as error:
+        log.warning(
+            "no %s: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
+            "or metricsExporterType=DISABLE.", what, config.metrics_port, error,
+        )  # fmt: skip
+        return None
+    log.info("%s at http://%s/%s", what, join(host, port), "metrics" if metrics else "health")
+    return port, close

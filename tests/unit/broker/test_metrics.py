@@ -203,7 +203,7 @@ def test_a_loop_that_hangs_is_unhealthy(broker: SteppedBroker) -> None:
 
 
 async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.broker.metrics.STILL_S", -1.0)
+    monkeypatch.setattr("sluicemq.net.wsgi.STILL_S", -1.0)
     async with embedded() as mq:
         broker = mq.servers.broker
         broker.core.second()

@@ -73,3 +73,11 @@ def test_the_name_server_of_up_keeps_its_files_in_the_store() -> None:
     assert (config.bind_address, config.listen_port) == ("127.0.0.1", 9876)
     assert config.kv_config_path == "/data/namesrv/kvConfig.json"
     assert config.config_path == "/data/namesrv/sluice.properties"
+    assert not config.metrics_enable, "the broker's port speaks for both"
+
+
+def test_a_name_server_of_up_whose_brokers_are_elsewhere_has_the_broker_s_port() -> None:
+    broker = BrokerConfig(bind_address="127.0.0.1", metrics_port=7001, metrics_host="127.0.0.2")
+    config = name_server_of(broker, StoreConfig(root="/data"), 9876, alone=True)
+    assert (config.metrics_host, config.metrics_port) == ("127.0.0.2", 7001)
+    assert config.metrics_enable

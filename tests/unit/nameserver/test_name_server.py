@@ -153,3 +153,22 @@ async def test_replicas_are_told_who_is_the_smallest(tmp_path: Path, clock: Hand
     assert [(command.fields, command.is_oneway) for command in heard] == [(said, True)]
     await slave.close()
     await server.close()
+
+
+def test_a_name_server_that_hangs_is_unhealthy(server: NameServer, clock: HandClock) -> None:
+    clock.steady_s += 34  # its loop turns every five seconds at least
+    assert server.unhealthy() == []
+    clock.steady_s += 2
+    assert "has not turned for 31 s" in server.unhealthy()[0]
+
+
+def test_it_is_not_ready_while_routes_are_refused(tmp_path: Path, clock: HandClock) -> None:
+    config = NameServerConfig(
+        kv_config_path=str(tmp_path / "kv.json"), wait_for_service=True, wait_for_service_s=10
+    )
+    server = NameServer(config, clock=clock)
+    assert "10000 ms" in server.unready()[0]
+    assert route_code(server) == 1
+    clock.steady_s += 10
+    assert server.unready() == []
+    assert route_code(server) == 17

@@ -131,11 +131,16 @@ _console_option = click.option(
 @_config_option
 @_host_option
 @_port_option("--port", "listenPort", help="Port to listen at (9876); 0 takes a free one.")
+@_port_option(
+    "--metrics-port", METRICS_KEY,
+    help="Port of /health and /ready (5556); 0 takes a free one.",
+)  # fmt: skip
 @log_options("namesrv")
 def nameserver(path: str | None, **keys: Any) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
     path = path or _changes_file(NameServerConfig().config_path)
     text = _read_config(path)
+    keys = _beside_others(keys, text)
     overrides = _given(keys | {"configStorePath": path}) | _tls_file(text, Part.NAME_SERVER)
     config, warnings = load_name_server_config(text, overrides=overrides)
     _log_warnings(path, warnings)
@@ -228,7 +233,7 @@ def up(
         )  # fmt: skip
 
     async def start(stack: Running) -> str:
-        names = name_server_of(config, store, nameserver_port)
+        names = name_server_of(config, store, nameserver_port, alone=bool(replicas))
         address = await start_name_server(names, stack, read_only=read_only)
         if replicas:
             from sluicemq.cli.servers.replicas import (  # noqa: PLC0415 - not for `--help`
@@ -357,8 +362,12 @@ def print_proxy_clients(clients: list[dict[str, Any]], title: str) -> None:
 # ---------------------------------------------------------------------------------- servers
 
 
-def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameServerConfig:
-    """The name server of `sluice up`: beside its broker, its files in the store's directory."""
+def name_server_of(
+    config: BrokerConfig, store: StoreConfig, port: int, *, alone: bool = False
+) -> NameServerConfig:
+    """The name server of `sluice up`: beside its broker, its files in the store's directory. The
+    broker's port answers probes for both, unless the name server is `alone` in this process: then
+    it has that port."""
     path = f"{store.root}/namesrv/{CHANGES_FILE}"
     names, warnings = load_name_server_config(
         _read_config(_changes_file(path)),
@@ -371,7 +380,13 @@ def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameS
     )
     _log_warnings(path, warnings)
     tls = {item.name: getattr(config, item.name) for item in fields(TlsConfig) if item.compare}
-    return replace(names, **tls)
+    return replace(
+        names,
+        metrics_enable=alone and config.metrics_enable,
+        metrics_host=config.metrics_host,
+        metrics_port=config.metrics_port,
+        **tls,
+    )
 
 
 async def start_name_server(
@@ -380,11 +395,16 @@ async def start_name_server(
     """Start one whose closing the stack does; its address from this machine."""
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415
+    from sluicemq.net import wsgi  # noqa: PLC0415
 
     _warn_of_exposure(*key_files(config))
     server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
     await server.start()
     stack.push_async_callback(server.close)
+    if config.metrics_enable:
+        opened = await asyncio.to_thread(wsgi.expose, config, server.unhealthy, server.unready)
+        if opened is not None:
+            stack.callback(opened[1])
     if config.config_path:
         stack.rereads[config.config_path] = server.requests.reread_config
     log.info("The Name Server boot success. serializeType=JSON, address %s", _here(config))
@@ -562,6 +582,13 @@ def _given(keys: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _beside_others(keys: dict[str, Any], text: str) -> dict[str, Any]:
+    """Servers on free ports are many on one machine: their metrics take free ports too."""
+    if keys["listenPort"] == 0 and METRICS_KEY not in text and keys.get(METRICS_KEY) is None:
+        return keys | {METRICS_KEY: 0}
+    return keys
+
+
 def _broker_settings(
     path: str | None, keys: dict[str, Any], *, head: str = ""
 ) -> tuple[BrokerConfig, StoreConfig]:
@@ -569,9 +596,7 @@ def _broker_settings(
     root = keys["storePathRootDir"] or StoreConfig().root
     path = path or _changes_file(f"{root}/config/{CHANGES_FILE}")
     text = head + _read_config(path)
-    # Brokers on free ports are many on one machine: their metrics take free ports too.
-    if keys["listenPort"] == 0 and METRICS_KEY not in text and keys.get(METRICS_KEY) is None:
-        keys = keys | {METRICS_KEY: 0}
+    keys = _beside_others(keys, text)
     overrides = _tls_file(text, Part.BROKER) | _given(keys | {"brokerConfigPath": path})
     config, store, warnings = load_broker_config(text, overrides=overrides)
     _log_warnings(path, warnings)
