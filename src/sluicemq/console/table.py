@@ -4,7 +4,7 @@ from typing import Final
 
 from sluicemq.console.accounts import Role
 from sluicemq.console.context import Page
-from sluicemq.console.pages import cluster, groups, lab, messages, topics
+from sluicemq.console.pages import cluster, groups, lab, messages, topics, waiting
 
 PAGES: Final = (
     Page("/", cluster.show, Role.READ, "cluster.html", entry="nav.cluster"),
@@ -22,6 +22,11 @@ PAGES: Final = (
     Page("/messages/{topic}/{message_id}/explain", messages.explain, Role.READ, "explain.html"),
     Page("/messages/{topic}/{message_id}/resend", messages.resend, Role.OPERATE, "",
          event="resend message"),
+    Page("/delayed", waiting.show_delayed, Role.READ, "delayed.html", entry="nav.delayed"),
+    Page("/delayed/cancel", waiting.cancel, Role.OPERATE, "", event="cancel delayed message"),
+    Page("/transactions", waiting.show_transactions, Role.READ, "transactions.html",
+         entry="nav.transactions"),
+    Page("/transactions/decide", waiting.decide, Role.OPERATE, "", event="decide transaction"),
     Page("/trace", messages.trace, Role.READ, "trace.html", entry="nav.trace"),
     Page("/lab", lab.show, Role.READ, "lab.html", entry="nav.lab"),
 )  # fmt: skip

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from chromium import Missing, axe, chromium
+from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.console.accounts import Accounts
 from sluicemq.console.app import Console
 from sluicemq.console.serve import serving
+from sluicemq.model.message import Message
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -55,6 +57,14 @@ async def console() -> AsyncIterator[tuple[Console, str, str]]:
             yield made, link.partition("/enter")[0], message_id
 
 
+class Undecided(TransactionListener):
+    def execute_local(self, message: Any, transaction_id: str, argument: object) -> Any:
+        return TransactionState.UNKNOWN
+
+    def check_local(self, message: Any) -> Any:
+        return TransactionState.UNKNOWN
+
+
 async def fill(mq: EmbeddedSluice) -> str:
     await mq.admin.create_topic("flights", queues=4)
     for name in ("bookings", "gates", "weather"):
@@ -80,6 +90,9 @@ async def fill(mq: EmbeddedSluice) -> str:
             if count == 20:
                 break
     await mq.send("flights", b"{}", properties={"origin": "JFK", "dep_delay": "99"})
+    await mq.send("flights", b"{}", tag="<b>", keys=["<i>key"], delay=3600)
+    payers = mq.producer("payers", listener=Undecided())
+    await payers.send_in_transaction(Message("flights", PROBE.encode(), keys=("<i>key",)))
     assert sent
     return probe.message_id
 
@@ -92,6 +105,7 @@ def pages(message_id: str) -> dict[str, str]:
         "reset": "/groups/late/reset?topic=flights&place=first",
         "messages": "/messages?topic=flights&by=time&where=dep_delay%20%3E%20230",
         "message": f"/messages/flights/{message_id}", "trace": f"/trace?id={message_id}",
+        "delayed": "/delayed", "transactions": "/transactions",
         "lab": f"/lab?topic=flights&kind=SQL92&expression={lab}",
         "error": "/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
     }  # fmt: skip

@@ -74,6 +74,7 @@ TIME_MAX_MS: Final = (1 << 63) - 1
 COUNT_MAX: Final = 64
 """What a broker gives at most, unless its maxMsgsNumBatch says otherwise."""
 PAGE_MAX: Final = 1000
+LISTED_MAX: Final = 10_000
 PULL_MAX: Final = 1024
 READ_MAX: Final = 20_000
 SCAN_PAGE: Final = 256
@@ -282,16 +283,18 @@ def delayed(
     topic: str | None = None,
     *,
     key: str | None = None,
-    count_max: int = 10_000,
+    count_max: int = LISTED_MAX,
+    address: str | None = None,
 ) -> Talk[dict[str, list[bodies.WaitingMessage]]]:
     """Messages that wait for their delivery, by broker address and time; of a topic, with a
-    key or message id, or all. Only SluiceMQ brokers answer."""
+    key or message id, or all; of one broker, or of every master. Only SluiceMQ brokers answer."""
 
     def page(cursor: str | None, count: int) -> Command:
         return requests.list_delayed(topic=topic, key=key, cursor=cursor, count_max=count)
 
-    found = yield from _listed(directory, page, "cursor", bodies.decode_waiting, count_max)
-    return {address: sorted(own, key=lambda item: item.due_ms) for address, own in found.items()}
+    decode = bodies.decode_waiting
+    found = yield from _listed(directory, page, "cursor", decode, count_max, address)
+    return {at: sorted(own, key=lambda item: item.due_ms) for at, own in found.items()}
 
 
 def _listed(
@@ -300,11 +303,12 @@ def _listed(
     cursor_field: str,
     decode: Callable[[bytes | memoryview], list[T]],
     count_max: int,
+    only: str | None,
 ) -> Talk[dict[str, list[T]]]:
-    """What every master lists in pages, by address. `page`: the request from a cursor on for so
-    many; the answer's `cursor_field` says where to go on."""
+    """What every master, or `only` the one there, lists in pages, by address. `page`: the request
+    from a cursor on for so many; the answer's `cursor_field` says where to go on."""
     found: dict[str, list[T]] = {}
-    for address in (yield from masters(directory)).values():
+    for address in [only] if only else (yield from masters(directory)).values():
         mine: list[T] = []
         cursor: str | None = None
         while len(mine) < count_max:
@@ -328,10 +332,11 @@ def transactions(
     *,
     group: str | None = None,
     topic: str | None = None,
-    count_max: int = 10_000,
+    count_max: int = LISTED_MAX,
+    address: str | None = None,
 ) -> Talk[dict[str, list[bodies.OpenTransaction]]]:
     """Undecided transactions by broker address, the oldest half messages first; of a producer
-    group, of a topic, or all. Only SluiceMQ brokers answer."""
+    group, of a topic, or all; of one broker, or of every master. Only SluiceMQ brokers answer."""
 
     def page(after: str | None, count: int) -> Command:
         return requests.list_transactions(
@@ -339,7 +344,7 @@ def transactions(
         )
 
     decode = bodies.decode_open_transactions
-    return (yield from _listed(directory, page, "after", decode, count_max))
+    return (yield from _listed(directory, page, "after", decode, count_max, address))
 
 
 def resolve_transaction(
