@@ -26,6 +26,7 @@ Requests are read only after the first three steps: who may do all needs no well
 
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, numbers_of
@@ -292,6 +293,18 @@ def identify_call(rules: Rules, authorization: str, date_time: str, host: str) -
         return scheme == CALL_SCHEME and hmac.compare_digest(expected.hexdigest().encode(), given)
 
     return _identify(rules, host, access_key, is_signed)
+
+
+def tried(
+    rules: Rules, access_key: str | None, host: str, judge: Callable[[Account], Verdict]
+) -> Verdict:
+    """Steps 1 to 3, then what `judge` says of the account, as if the signature were right; without
+    a `host` no white list. Raises what `judge` raises."""
+    if not host:
+        known = {name: replace(one, white=None) for name, one in rules.accounts.items()}
+        rules = Rules(known)
+    verdict = _identify(rules, host, access_key or None, lambda _secret: True)
+    return verdict if verdict.account is None else judge(verdict.account)
 
 
 def _identify(

@@ -7,7 +7,7 @@ import click
 
 from sluicemq.acl.loading import Source, Texts, decoded, load_rules, read_rules
 from sluicemq.acl.rules import SECRET_LENGTH_MIN, Permission, lint, numbers_of
-from sluicemq.acl.verdict import Resource, Verdict, decide
+from sluicemq.acl.verdict import Resource, decide, tried
 from sluicemq.acl.verdict import group as group_resource
 from sluicemq.cli.output import (
     Access,
@@ -72,19 +72,8 @@ def check(
         raise click.UsageError(f"--from {host} is no IP address.")
     name = topic if topic is not None else group_resource(str(group))
     rules = read_rules(_texts(path), is_compatible=is_compatible).rules
-    white = next((one for one in rules.white if host and one.matches(numbers)), None)
-    account = rules.accounts.get(access_key or "")
-    if white is not None:
-        verdict = Verdict(True, "", f"globalWhiteRemoteAddresses {white.text}")
-    elif access_key is None:
-        verdict = Verdict(False, "No accessKey is configured", "no account")
-    elif account is None:
-        verdict = Verdict(False, f"No acl config for {access_key}", "no such account")
-    elif host and account.white is not None and account.white.matches(numbers):
-        rule = f"{account.origin} whiteRemoteAddress {account.white.text}"
-        verdict = Verdict(True, "", rule)
-    else:
-        verdict = decide(account, Resource(name, Permission[action]))
+    resource = Resource(name, Permission[action])
+    verdict = tried(rules, access_key, host, lambda account: decide(account, resource))
     word = "allowed" if verdict.is_allowed else "refused"
     reason = "" if verdict.is_allowed else f": {verdict.reason}"
     print_result(

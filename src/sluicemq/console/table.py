@@ -4,7 +4,7 @@ from typing import Final
 
 from sluicemq.console.accounts import Role
 from sluicemq.console.context import Page
-from sluicemq.console.pages import cluster, groups, lab, messages, topics, waiting
+from sluicemq.console.pages import access, cluster, groups, lab, messages, topics, waiting
 
 PAGES: Final = (
     Page("/", cluster.show, Role.READ, "cluster.html", entry="nav.cluster"),
@@ -29,4 +29,10 @@ PAGES: Final = (
     Page("/transactions/decide", waiting.decide, Role.OPERATE, "", event="decide transaction"),
     Page("/trace", messages.trace, Role.READ, "trace.html", entry="nav.trace"),
     Page("/lab", lab.show, Role.READ, "lab.html", entry="nav.lab"),
+    Page("/access", access.show, Role.ADMIN, "access.html", entry="nav.access"),
+    Page("/access/account", access.account, Role.ADMIN, "account.html"),
+    Page("/access/try", access.attempt, Role.ADMIN, "attempt.html"),
+    Page("/access/account", access.save, Role.ADMIN, "", event="change access account"),
+    Page("/access/account/delete", access.delete, Role.ADMIN, "", event="delete access account"),
+    Page("/access/white", access.set_white, Role.ADMIN, "", event="change white addresses"),
 )  # fmt: skip

@@ -27,7 +27,23 @@ pytestmark = pytest.mark.slow
 PROBE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 VIEWS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 PICTURES = {(1280, "light"), (390, "dark")}
-SHOWN = "cluster", "group", "message", "lab"
+SHOWN = "cluster", "group", "message", "lab", "account"
+OWN = "operations", "a-secret-of-operations"
+RULES = """
+globalWhiteRemoteAddresses: [10.20.30.40]
+accounts:
+- {accessKey: operations, secretKey: a-secret-of-operations, admin: true}
+- accessKey: gate-displays
+  secretKey: a-secret-of-gate-displays
+  whiteRemoteAddress: 10.20.31.*
+  defaultTopicPerm: DENY
+  defaultGroupPerm: SUB
+  topicPerms: [flights=SUB, gates=PUB|SUB]
+- accessKey: booking-office
+  secretKey: a-secret-of-booking-office
+  topicPerms: [bookings=PUB, flights=SUB]
+  groupPerms: [late=SUB]
+"""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 BYTES = (
     "performance.getEntries().filter(e => e.transferSize).reduce((s, e) => s + e.transferSize, 0)"
@@ -46,12 +62,19 @@ def needed(find: Any) -> str:
 
 
 @pytest.fixture
-async def console() -> AsyncIterator[tuple[Console, str, str]]:
+async def console(tmp_path: Path) -> AsyncIterator[tuple[Console, str, str]]:
     """A console before a cluster with flights, its address, and the id of a message."""
-    async with embedded(trace=True, settings={"traceTopicEnable": "true"}) as mq:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(RULES)
+    rules.chmod(0o600)
+    settings = {"traceTopicEnable": "true", "aclEnable": "true", "plainAclFile": str(rules)}
+    async with embedded(
+        trace=True, store=tmp_path / "store", settings=settings, credentials=OWN
+    ) as mq:
         message_id = await fill(mq)
         made = Console(
-            lambda credentials: mq.servers.client(credentials=credentials), Accounts("/nowhere")
+            lambda credentials: mq.servers.client(credentials=credentials or OWN),
+            Accounts("/nowhere"),
         )
         async with serving(made, "127.0.0.1", 0) as link:
             yield made, link.partition("/enter")[0], message_id
@@ -107,6 +130,8 @@ def pages(message_id: str) -> dict[str, str]:
         "message": f"/messages/flights/{message_id}", "trace": f"/trace?id={message_id}",
         "delayed": "/delayed", "transactions": "/transactions",
         "lab": f"/lab?topic=flights&kind=SQL92&expression={lab}",
+        "access": "/access", "account": "/access/account?key=gate-displays",
+        "try": "/access/try?key=gate-displays&request=PULL_MESSAGE&topic=flights&group=late",
         "error": "/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E",
     }  # fmt: skip
 

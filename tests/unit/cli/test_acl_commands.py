@@ -41,7 +41,7 @@ def rules(tmp_path: Path) -> Path:
         (("--access-key", "account1", "--group", "G"), True, "defaultGroupPerm for G=SUB"),
         (("--access-key", "operator", "--topic", "X"), True, "admin: true"),
         (("--access-key", "nobody", "--topic", "T"), False, "no such account"),
-        (("--topic", "T"), False, "no account"),
+        (("--topic", "T"), False, "no AccessKey in the request"),
         (("--topic", "T", "--from", "10.9.1.1"), True, "globalWhiteRemoteAddresses 10.9.*.*"),
         (("--access-key", "account1", "--topic", "X", "--from", "10.8.1.1"), True, "10.8.1.1"),
     ],
