@@ -19,8 +19,10 @@ from click.testing import CliRunner
 
 from certificates import Authority
 from histories.namespaces import available, run
-from sluicemq import Message
+from sluicemq import Message, SendStatus
 from sluicemq.cli import main
+from sluicemq.client.core.requests import fields_of, request
+from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK, SystemClock
@@ -28,8 +30,13 @@ from sluicemq.config import NameServerConfig
 from sluicemq.model.topic import GroupConfig
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.tls import Tls
+from sluicemq.operate import causes
 from sluicemq.operate.doctor import Diagnosis, diagnose
+from sluicemq.record.codec import decode_records
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.popping import AckMessageRequest, Handle, PopMessageRequest
 
 KEYS = ("account1", "secret-of-one")
 
@@ -167,6 +174,10 @@ async def test_what_is_wrong_with_a_broker(mq: EmbeddedSluice) -> None:
     for free_percent, wanted in ((7, "disk-full"), (12, "disk-forced")):
         files.free_bytes = files.total_bytes * free_percent // 100  # type: ignore[attr-defined]
         assert await cause(names, topic="T") == wanted
+    files.free_bytes = files.total_bytes * 20 // 100  # type: ignore[attr-defined]
+    filling = await examine(names, topic="T")
+    assert filling.cause is None
+    assert "disk-filling" in [one.code for one in filling.notes]
     files.free_bytes = None  # type: ignore[attr-defined]
     await servers.restart_broker(brokerPermission="4")
     await becomes("broker-read-only", names, topic="T")
@@ -331,6 +342,177 @@ async def test_where_a_message_is(mq: EmbeddedSluice) -> None:
     await becomes("filter-false", names, group="G", message_id=sent.message_id)
 
 
+# ------------------------------------------------------------- replicas, retention, pops
+
+
+SLAVE = {"brokerName": "broker-a", "brokerId": "1", "brokerRole": "SLAVE"}
+BEAT = {"haSendHeartbeatInterval": "300", "haListenPort": "0"}
+
+
+async def test_what_is_wrong_with_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with embedded(tcp=True, settings=BEAT) as mq:
+        servers, names = mq.servers, mq.servers.name_server_address
+        await servers.restart_broker(brokerRole="SYNC_MASTER")
+        await servers.start_broker("slave", **SLAVE)
+        await mq.admin.create_topic("T", queues=1)
+        await mq.consumer("G", take).subscribe("T").start()
+        await until_sent(mq, b"together")
+        sent = await mq.send("T", b"x")
+        await becomes_healthy(names, topic="T", group="G", message_id=sent.message_id)
+        await content(names, topic="T", group="G", message_id=sent.message_id)
+        await servers.stop_broker("slave")
+        await becomes("replicas-too-few", names, topic="T", group="G")
+        await servers.restart_broker(brokerRole="ASYNC_MASTER")
+        await becomes_healthy(names, topic="T", group="G")
+        await servers.start_broker("slave", haMasterAddress="127.0.0.1:1", **SLAVE)
+        await becomes("replica-cut-off", names, topic="T", group="G")
+        monkeypatch.setattr(causes, "BEHIND_BYTES", 1 << 20)
+        await mq.send("T", os.urandom(2 << 20))
+        found = await examine(names, topic="T", group="G")
+        assert found.cause
+        assert [found.cause.code, *(one.code for one in found.also)] == [
+            "replica-cut-off", "replica-behind",
+        ]  # fmt: skip
+        await servers.stop_broker()
+        for topic in (None, "T"):
+            await becomes("no-master", names, topic=topic)
+        found = await examine(names, topic="T", group="G", message_id=sent.message_id)
+        assert not found.also
+        assert [text.partition(":")[0] for text in found.evidence.unseen][-2:] == [
+            f"the message {sent.message_id}", "the group G",
+        ]  # fmt: skip
+
+
+async def until_sent(mq: EmbeddedSluice, body: bytes) -> None:
+    """Until the slave has joined."""
+    while (await mq.send("T", body)).status != SendStatus.OK:
+        await asyncio.sleep(0.1)
+
+
+async def test_a_name_server_of_two_is_down(mq: EmbeddedSluice, tmp_path: Path) -> None:
+    names = mq.servers.name_server_address
+    await mq.admin.create_topic("T", queues=1)
+    sent = await mq.send("T", b"x")
+    await mq.consumer("G", take).subscribe("T").start()
+    await becomes_healthy(names, topic="T", group="G", message_id=sent.message_id)
+    async with name_server(tmp_path) as other:
+        gone = f"127.0.0.1:{other.port}"
+    for both in (f"{gone};{names}", f"{names};{gone}"):
+        found = await examine(both, topic="T", group="G", message_id=sent.message_id)
+        assert found.cause
+        assert found.cause.code == "name-server-down"
+        assert gone in found.cause.what
+        assert not found.also
+        assert not found.evidence.unseen
+        assert found.evidence.group is not None
+
+
+async def test_retention_passes_a_group(tmp_path: Path) -> None:
+    settings = {
+        "mappedFileSizeCommitLog": "65536", "maxMessageSize": "32768",
+        "deleteWhen": ";".join(map(str, range(24))),
+        "flushCommitLogThoroughInterval": "100", "flushIntervalCommitLog": "50",
+        "flushIntervalConsumeQueue": "50",
+    }  # fmt: skip
+    async with embedded(tcp=True, store=tmp_path, settings=settings) as mq:
+        names, broker = mq.servers.name_server_address, mq.servers.broker
+        await mq.admin.create_topic("T", queues=1)
+        sent = [await mq.send("T", os.urandom(20_000)) for _ in range(10)]
+        async with mq.subscribe("T", group="late", prefetch_count=1) as stream:
+            await (await stream.receive()).ack()
+            await becomes_healthy(names, topic="T", group="late")
+            for hours, wanted in ((60, "retention-near"), (20, "retention-lost")):
+                for path in sorted((tmp_path / "broker-a" / "commitlog").iterdir())[:-1]:
+                    time_s = path.stat().st_mtime - hours * 3600
+                    os.utime(path, (time_s, time_s))
+                store = broker.store
+                while store.retention.removable_end() < store.written_offset:
+                    store._checkpoint_s = 0.0
+                    store.tick()
+                    await asyncio.to_thread(store.sync)
+                broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
+                await broker._take(broker.core.cleaning.run())
+                await becomes(wanted, names, topic="T", group="late")
+            expired = await examine(names, message_id=sent[0].message_id)
+            assert expired.cause
+            assert expired.cause.code == "message-expired"
+
+
+class Popper:
+    """A member of G that pops T: known by the proxy's telemetry as clients of gRPC are, it pops by
+    requests, which may hide a message for less than those may."""
+
+    def __init__(self, mq: EmbeddedSluice) -> None:
+        m = pytest.importorskip("sluicemq.proxy.messages")
+        from proxied import Proxied
+
+        self._mq = mq
+        (proxy,) = mq.servers.proxies.values()
+        topic = m.SubscriptionEntry(topic=m.Resource(name="T"), expression={"expression": "*"})
+        wishes = m.Subscription(group=m.Resource(name="G"), subscriptions=[topic])
+        settings = m.Settings(client_type=m.ClientType.PUSH_CONSUMER, subscription=wishes)
+        Proxied(mq, proxy).speaker("one").call("Telemetry", m.TelemetryCommand(settings=settings))
+
+    async def pop(self, invisible_ms: int) -> list[AckMessageRequest]:
+        """What acknowledges each message that came."""
+        header = PopMessageRequest(
+            group="G", topic="T", queue_id=-1, count_max=32, invisible_ms=invisible_ms,
+            poll_ms=1000,
+        )  # fmt: skip
+        answer = await self._ask(RequestCode.POP_MESSAGE, header)
+        fields, found = fields_of(answer), decode_records(answer.body) if answer.body else []
+        pop_ms, hidden_ms, revive = (
+            int(fields[name]) for name in ("popTime", "invisibleTime", "reviveQid")
+        )
+        return [
+            AckMessageRequest(
+                group="G", topic="T", queue_id=0, offset=one.queue_offset,
+                handle=Handle(
+                    found[0].queue_offset, pop_ms, hidden_ms, revive, 0, "broker-a", 0,
+                    one.queue_offset,
+                ).text(),
+            )
+            for one in found
+        ]  # fmt: skip
+
+    async def acknowledge(self, header: AckMessageRequest) -> None:
+        assert (await self._ask(RequestCode.ACK_MESSAGE, header)).code == 0
+
+    async def _ask(self, code: RequestCode, header: Any) -> Command:
+        def talk(directory: object) -> Talk[Command]:
+            return (yield Call(self._mq.servers.broker.address, request(code, header)))
+
+        return await self._mq.admin.run(talk(self._mq.admin.directory))
+
+
+async def test_a_group_that_pops() -> None:
+    async with embedded(tcp=True, proxy=True, settings=LADDER) as mq:
+        names = mq.servers.name_server_address
+        about: dict[str, Any] = {"topic": "T", "group": "G"}
+        await mq.admin.create_topic("T", queues=1)
+        await mq.admin.create_group(GroupConfig("G"))
+        popper = Popper(mq)
+        await content(names, **about)
+        sent = [await mq.send("T", b"%d" % number) for number in range(4)]
+        await content(names, **about)
+        first, *others = await popper.pop(60_000)
+        await content(names, message_id=sent[0].message_id, **about)
+        for one in others:
+            await popper.acknowledge(one)
+        await content(names, **about)
+        await popper.acknowledge(first)
+        await content(names, message_id=sent[0].message_id, **about)
+        bad = await mq.send("T", b"poison")
+        for _ in range(4):
+            while not await popper.pop(300):
+                """It waits in the retry topic."""
+        await becomes("message-poisoned", names, **about)
+        found = await examine(names, message_id=bad.message_id, **about)
+        assert found.cause
+        assert found.cause.code == "message-poisoned"
+        assert bad.message_id in found.cause.what
+
+
 # ------------------------------------------------------------------------------ healthy set-ups
 
 
@@ -474,8 +656,8 @@ async def test_a_broker_behind_nat(tmp_path: Path) -> None:
         assert "silent" in found.cause.what
 
 
-async def becomes_healthy(names: str) -> None:
+async def becomes_healthy(names: str, **about: Any) -> None:
     end_s = time.monotonic() + 20
-    while (found := await examine(names)).cause is not None:
+    while (found := await examine(names, **about)).cause is not None:
         assert time.monotonic() < end_s, found.cause
         await asyncio.sleep(0.2)

@@ -179,11 +179,12 @@ def wiped(e: Evidence) -> Iterator[BrokerSeen]:
             yield one
 
 
-def without_master(e: Evidence) -> Iterator[str]:
-    """Brokers whose queues are in the route, and no master's address."""
-    for data in e.route.brokers if e.route else ():
-        if MASTER_ID not in data.addresses:
-            yield data.broker
+def masterless(e: Evidence) -> list[str]:
+    """Brokers that are registered, or in the route, without a master's address."""
+    routed = e.route.brokers if e.route else ()
+    names = {data.broker for data in routed if MASTER_ID not in data.addresses}
+    registered = {one.name for one in e.brokers if one.name}
+    return sorted(names | registered - {one.name for one in e.masters})
 
 
 def wrong_types(e: Evidence) -> Iterator[str]:
@@ -210,9 +211,17 @@ def short_sets(e: Evidence) -> Iterator[tuple[BrokerSeen, int, int]]:
     """Masters whose in-sync set is smaller than what a send needs."""
     for one in e.masters:
         in_sync = one.replica.get("inSyncSize")
-        wanted = int(one.number("inSyncReplicas", 1))
+        wanted = int(one.number("inSyncReplicas", 2 if one.is_sync_master else 1))
         if one.is_up and in_sync is not None and in_sync < wanted:
             yield one, in_sync, wanted
+
+
+def cut_off(e: Evidence) -> Iterator[BrokerSeen]:
+    """Slaves that have no connection to their master, though that one answers."""
+    up = {one.name for one in e.masters if one.is_up}
+    for one in e.brokers:
+        if one.replica.get("isLinked") is False and one.name in up:
+            yield one
 
 
 def mixed_models(e: Evidence) -> Iterator[str]:
@@ -387,7 +396,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("broker-mute", lambda e: [one for one in e.brokers if one.reach is Reach.MUTE],
         "The broker {it.name} at {it.address} takes connections and answers nothing.",
         "It hangs, or another program has its port: look at its log and its machine."),
-    Cause("no-master", without_master,
+    Cause("no-master", masterless,
         "The broker {it} has no master now: its topics can be read, and not written.",
         "Start the master, or see `sluice cluster status` for who could become it."),
     Cause("clock-skew", skewed,
@@ -424,13 +433,19 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "{it.runtime[sluiceParkedPulls]} pulls wait at {it.name}, as many as it keeps: others come "
         "back at once and ask again.",
         "Raise sluiceParkedPullsMax, or use fewer consumers or queues."),
+    Cause("replica-cut-off", cut_off,
+        "The replica {it.id} of {it.name} follows nobody: no connection to its master's "
+        "replication port ({it.replica[master]}).",
+        "Look whether it reaches that address (brokerIP2 and haListenPort of the master, "
+        "haMasterAddress of the slave); its log says why."),
     Cause("replica-not-in-sync", lagging("out"),
         "The replica {it.id} of {it.name} is not in sync: it cannot take over, and sends do not "
         "wait for it.",
         "Look at its log and its network; `sluice cluster status` shows how far behind it is."),
     Cause("replicas-too-few", short_sets,
         "{it[1]} replicas of {it[0].name} are in sync, and a send needs {it[2]}.",
-        "Start the missing replicas, or lower inSyncReplicas."),
+        "Start the missing replicas, or lower inSyncReplicas (a SYNC_MASTER needs 2 unless it is "
+        "written)."),
     Cause("replica-behind", lagging("behind"),
         "The replica {it.id} of {it.name} is {it.behind_bytes:,} bytes behind its master.",
         "Look at its disk and its network."),

@@ -42,6 +42,7 @@ from sluicemq.model.topic import (
     RETRY_PREFIX,
     MessageQueue,
     TopicRoute,
+    pop_origin,
 )
 from sluicemq.net.probe import listens, probe
 from sluicemq.operate.causes import RETRIES, Named, decide
@@ -54,6 +55,7 @@ from sluicemq.operate.evidence import (
     MemberSeen,
     MessageSeen,
     NameServerSeen,
+    without_master,
 )
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -127,7 +129,7 @@ def diagnose(
         if message_id is not None:
             message = walk.message(message_id, topic, group, seen)
         if group is not None:
-            about = walk.group(group)
+            about = walk.group(group, seen)
     evidence = Evidence(
         admin.clock.now_ms(), topic, type, names, seen, tuple(walk.denied), about, message,
         tuple(walk.unseen),
@@ -273,8 +275,24 @@ class Walk:
         for one in seen:
             row = known.pop((one.name, one.id), None)
             told = {} if row is None else {name: row[name] for name in ("inSync", "role", "state")}
-            found.append(replace(one, replica=told | {"inSyncSize": sizes.get(one.name)}))
+            linked = self.linked(one)
+            size = sizes.get(one.name, linked.pop("inSyncSize", None))
+            found.append(replace(one, replica=told | linked | {"inSyncSize": size}))
         return found
+
+    def linked(self, one: BrokerSeen) -> dict[str, Any]:
+        """What a replica says of its connections (907): how many replicas are in sync, or where its
+        master is and whether it follows it. Nothing of RocketMQ 4.9, and of who is alone."""
+        if not one.is_up or (one.id == MASTER_ID and not one.is_sync_master):
+            return {}
+        try:
+            told = self.admin.replication_status(one.address)
+        except SluiceError:
+            return {}
+        if told["master"]:
+            return {"inSyncSize": 1 + told["inSyncSlaveNums"]}
+        client = told["haClientRuntimeInfo"]
+        return {"isLinked": client["isActivated"], "master": client["masterAddr"] or "unknown"}
 
     # ------------------------------------------------------------------------------ rights
 
@@ -299,10 +317,14 @@ class Walk:
 
     # ------------------------------------------------------------------------------- group
 
-    def group(self, name: str) -> GroupSeen:
-        """Its settings and members, what explain finds, and what it has before it."""
+    def group(self, name: str, seen: Iterable[BrokerSeen]) -> GroupSeen | None:
+        """Its settings and members, what explain finds, and what it has before it. None: who may
+        know it does not answer."""
         admin = self.admin
         configs = self.look("the groups", admin.groups) or {}
+        if name not in configs and (gone := without_master(seen)):
+            self.unseen.append(f"the group {name}: no master of {', '.join(gone)} answers.")
+            return None
         about = GroupSeen(name, configs.get(name))
         explained = self.look(f"the group {name}", admin.explain_group, name)
         about = replace(about, explained=explained)
@@ -351,27 +373,29 @@ class Walk:
         return list((self.look(topic, self.admin.topic_offsets, topic) or {}).values())
 
     def retried(self, group: str) -> dict[str, int]:
-        """Messages that have failed often and come again: those at the end of the retry topic."""
-        admin, topic = self.admin, RETRY_PREFIX + group
-        if topic not in (self.look("the topics", admin.topics) or ()):
-            return {}
+        """Messages that have failed often and come again: those at the end of the retry topics, of
+        which a group that pops has one for each topic."""
+        admin = self.admin
+        known = set(self.look("the topics", admin.topics) or ())
+        topics = {one for one in known if pop_origin(one, group) in known - {one}}
         times: dict[str, int] = {}
 
         def take(page: list[StoredMessage]) -> bool:
             for message in page:
-                known = times.get(message.message_id, 0)
-                times[message.message_id] = max(known, message.reconsume_times)
+                count = max(times.get(message.message_id, 0), message.reconsume_times)
+                times[message.message_id] = count
             return True
 
-        for queue, stats in (self.look(topic, admin.topic_offsets, topic) or {}).items():
-            low = max(stats.offset_min, stats.offset_max - TAIL)
-            talk = read_range(admin.directory, queue, low, stats.offset_max, take)
-            self.look(topic, admin.run, talk)
+        for topic in sorted(topics | known & {RETRY_PREFIX + group}):
+            for queue, stats in (self.look(topic, admin.topic_offsets, topic) or {}).items():
+                low = max(stats.offset_min, stats.offset_max - TAIL)
+                talk = read_range(admin.directory, queue, low, stats.offset_max, take)
+                self.look(topic, admin.run, talk)
         found = {}
         for message_id in [one for one, count in times.items() if count >= RETRIES][: TAIL // 8]:
             told = self.look(message_id, admin.explain_message, message_id, group=group)
-            fates = [one.fate for one in told[1]] if told is not None else []
-            if Fate.RETRY in fates:
+            fates = {one.fate for one in told[1]} if told is not None else set()
+            if fates & {Fate.RETRY, Fate.IN_FLIGHT}:
                 found[message_id] = times[message_id]
         return found
 
@@ -410,8 +434,9 @@ class Walk:
 
     def message(
         self, message_id: str, topic: str | None, group: str | None, seen: Iterable[BrokerSeen]
-    ) -> MessageSeen:
-        """Where it is and what became of it in the group; else where it waits."""
+    ) -> MessageSeen | None:
+        """Where it is and what became of it in the group; else where it waits. None: who may have
+        it does not answer."""
         admin = self.admin
         deleting = [one for one in seen if one.is_up and one.number("commitLogMinOffset") > 0]
         earliest = [one.number("earliestMessageTimeStamp") for one in deleting]
@@ -422,6 +447,10 @@ class Walk:
         try:
             stored, found = admin.explain_message(message_id, group=group, topic=topic)
         except MessageNotFoundError:
+            if gone := without_master(seen):
+                what = f"the message {message_id}"
+                self.unseen.append(f"{what}: no master of {', '.join(gone)} answers.")
+                return None
             for name, waiting in WAITING_TOPICS.items():
                 try:
                     one = admin.message_by_id(message_id, topic=name)

@@ -4,7 +4,7 @@ Plain values: `doctor` collects them, `causes` judges them. None (of a text "", 
 empty one) is what could not be learned: no cause holds because of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final
@@ -76,7 +76,7 @@ class NameServerSeen(ServerSeen):
 class BrokerSeen(ServerSeen):
     """One replica, as the name servers name it (or, with `name` "", an address that the user gave).
     `config`, `runtime`: 26 and 28. `behind_bytes`: to its master. `replica`: a row of
-    `Admin.replicas`."""
+    `Admin.replicas`, and what it says itself: `inSyncSize`; of a slave `isLinked` and `master`."""
 
     name: str = ""
     cluster: str = ""
@@ -103,6 +103,12 @@ class BrokerSeen(ServerSeen):
             return default
 
     @property
+    def is_sync_master(self) -> bool:
+        """Do its sends wait for slaves, as its file says? Not where the consensus decides."""
+        is_sync = self.config.get("brokerRole") == "SYNC_MASTER"
+        return is_sync and not self.config.get("sluiceConsensus")
+
+    @property
     def disk_percent(self) -> float:
         """How full the fullest disk is; below 0 when it does not tell."""
         names = [name for name in self.runtime if name.endswith("DiskRatio")]
@@ -118,6 +124,12 @@ class BrokerSeen(ServerSeen):
         """Queues of requests, with how long their first one has waited, in ms."""
         for pool in ("send", "pull", "query", "ack"):
             yield pool, self.number(f"{pool}ThreadPoolQueueHeadWaitTimeMills")
+
+
+def without_master(seen: Iterable[BrokerSeen]) -> list[str]:
+    """Names of brokers of which no master answers: what they have is not known."""
+    up = {one.name for one in seen if one.id == MASTER_ID and one.is_up}
+    return sorted({one.name or one.address for one in seen if one.name not in up})
 
 
 @dataclass(frozen=True, slots=True)

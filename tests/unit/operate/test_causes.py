@@ -139,6 +139,7 @@ def slaves(**changes: Any) -> Evidence:
     return replace(HEALTHY, brokers=(BROKER, replace(slave, **changes)))
 
 
+CUT_OFF = {"role": "slave", "isLinked": False, "master": "10.0.0.2:10912"}
 OUT = {"inSync": False, "role": "slave"}
 FAILS = says(TopicRates(failed_per_second=2.0))
 BROADCAST = replace(MEMBER, client_id="two", model="BROADCASTING")
@@ -219,6 +220,7 @@ ROWS: dict[str, tuple[Evidence, Evidence]] = {
         counters(sendThreadPoolQueueHeadWaitTimeMills="90"),
     ),
     "polls-full": (counters(sluiceParkedPulls="10"), broker(runtime={"sluiceParkedPulls": ""})),
+    "replica-cut-off": (slaves(replica=CUT_OFF), slaves(replica=CUT_OFF | {"isLinked": True})),
     "replica-not-in-sync": (slaves(replica=OUT), slaves()),
     "replicas-too-few": (
         broker(config=CONFIG | {"inSyncReplicas": "2"}),

@@ -99,6 +99,8 @@ Progress = Callable[[int, int], None]
 """Told how many messages were read, of how many."""
 DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 MEMBERS_ASKED_MAX: Final = 16
+NAME_SERVERS: Final = "PROP_NAMESERVER_ADDR"
+"""What every client of remoting says of itself."""
 Brokers = Mapping[str, str]
 """Name and address of each master."""
 
@@ -279,7 +281,9 @@ def _members(
                 if answer.code == SUCCESS:
                     info = bodies.decode_running_info(answer.body)
                     own_topics = {item.topic: item for item in info.subscriptions}
-                    member = MemberFacts(client_id, own_topics, info.queues)
+                    # a proxy answers for a client of gRPC, which reads any queue
+                    queues = info.queues if NAME_SERVERS in info.properties else None
+                    member = MemberFacts(client_id, own_topics, queues)
         found.append(member)
     return found, subscriptions
 

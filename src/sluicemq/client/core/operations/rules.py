@@ -434,7 +434,8 @@ def _unacknowledged(group: GroupFacts, item: QueueProgress, owner: str | None) -
 def _stuck(group: GroupFacts, queues: Iterable[QueueProgress]) -> Iterator[Finding]:
     """Queues of which messages were fetched and none is acknowledged."""
     for item in queues:
-        if item.lag and item.fetched is not None and item.fetched > item.committed:
+        is_popped = item.in_flight > 0  # it comes again when its time is over
+        if item.lag and not is_popped and (item.fetched or 0) > item.committed:
             owner = owner_of(item.queue, group.members)
             finding = _unacknowledged(group, item, owner)
             if finding.code is Code.NOT_ACKNOWLEDGING and owner != "":
