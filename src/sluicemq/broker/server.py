@@ -25,6 +25,7 @@ from sluicemq.broker.background import in_executor, quick_switches
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
+from sluicemq.broker.otlp import Push
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
@@ -144,6 +145,7 @@ class Broker:
         self._unwritten: dict[str, str] = {}
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._push: Push | None = None
         self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
         self._announcements: Announcements
 
@@ -161,13 +163,22 @@ class Broker:
 
     async def start(self) -> None:
         """Serve. Raises SluiceError (store locked or damaged, port in use …) with its cure."""
+        loop, config = asyncio.get_running_loop(), self.settings.broker
         try:
+            if config.is_pushed:
+                self._push = await self._in_executor(
+                    partial(
+                        Push, BrokerCollector(lambda: self.core).collect, config,
+                        kind="broker", node=config.broker_name,
+                    )
+                )  # fmt: skip
             await self._open({})
         except BaseException:
             await self._give_up()
             raise
-        if self.settings.broker.metrics_enable:  # its imports are a tenth of a start
-            loop = asyncio.get_running_loop()
+        if self._push is not None:
+            self._push.start()
+        if config.metrics_enable:  # its imports are a tenth of a start
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
 
     async def become(self, term: Term | None) -> None:
@@ -418,6 +429,8 @@ class Broker:
         """Stop in order; everything is on disk and closed on return."""
         if self._life is None:
             return
+        if self._push is not None:
+            await self._in_executor(self._push.close)
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
         await self._announcements.farewell()

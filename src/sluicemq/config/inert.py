@@ -15,10 +15,12 @@ _REASONS: Final = {
     "statistics and metrics have no such switch here": """
         accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount
         commercialSizePerMsg debugLockEnable enableDetailStat estimateAccumulation isolateLogEnable
-        maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
-        metricLoggingExporterIntervalInMills metricsGrpcExporterHeader metricsGrpcExporterTarget
-        metricsInDelta metricsLabel metricsOtelCardinalityLimit printChannelGroups
-        printChannelGroupsMinNum sampleCountThreshold sampleSteps
+        maxStatsIdleTimeInMinutes metricLoggingExporterIntervalInMills metricsInDelta metricsLabel
+        metricsOtelCardinalityLimit printChannelGroups printChannelGroupsMinNum
+        sampleCountThreshold sampleSteps
+    """,
+    "metrics leave by OTLP over HTTP (sluiceOtlpEndpoint), not over gRPC": """
+        metricGrpcExporterTimeOutInMills metricsGrpcExporterTarget
     """,
     "what is popped is decided in memory, to the millisecond, and nothing scans for it": """
         appendAckAsync appendCkAsync enableNotifyAfterPopOrderLockRelease

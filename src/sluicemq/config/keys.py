@@ -6,6 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from sluicemq.errors import ConfigurationError
+
 INT_MAX: Final = 2**31 - 1
 
 
@@ -49,6 +51,8 @@ class Key(NamedTuple):
     live: bool = False
     is_secret: bool = False
     """Shown to nobody: request 26 answers it empty."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Words of RocketMQ's that mean nothing here, with what to write instead."""
     taken_as: tuple[int, int] | None = None
     """Limits that the value is brought into, as the real broker does (spec/store.md §9)."""
 
@@ -168,9 +172,47 @@ class MeasuredConfig(ServerConfig):
 
     metrics_enable: bool = setting("metricsExporterType", True,
         "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
-        choices={"PROM": True, "DISABLE": False})
+        choices={"PROM": True, "DISABLE": False}, refused=(
+            ("OTLP_GRPC", "Write sluiceOtlpEndpoint = http://HOST:4318 instead: OTLP leaves by "
+             "HTTP, beside PROM or DISABLE; gRPC is not offered."),))
     metrics_host: str = setting("metricsPromExporterHost", "",
         "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
     metrics_port: int = setting("metricsPromExporterPort", 5557,
         "Port of `/metrics`. 0 takes a free port.", maximum=65_535)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedConfig(MeasuredConfig):
+    """Of servers whose metrics leave by OTLP too."""
+
+    otlp_enable: bool = setting("sluiceOtlpEnable", False,
+        "Metrics are pushed by OTLP over HTTP too (extra `otlp`), see [operation](operation.md). "
+        "sluiceOtlpEndpoint means it as well.")
+    otlp_endpoint: str = setting("sluiceOtlpEndpoint", "",
+        "Base URL of the collector, `http://HOST:4318`. Default: the variable "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.")
+    otlp_headers: str = setting("sluiceOtlpHeaders", "",
+        "Headers of each push, `name:value,name:value`. Shown to nobody. Default: the variable "
+        "OTEL_EXPORTER_OTLP_HEADERS.", is_secret=True, aliases=("metricsGrpcExporterHeader",))
+    otlp_interval_ms: int = setting("sluiceOtlpIntervalMs", 0,
+        "Every so many ms. 0: the variable OTEL_METRIC_EXPORT_INTERVAL, else 60000.",
+        aliases=("metricGrpcExporterIntervalInMills",))
+
+    @property
+    def is_pushed(self) -> bool:
+        return self.otlp_enable or bool(self.otlp_endpoint)
+
+    @property
+    def otlp_headers_parsed(self) -> dict[str, str] | None:
+        """By name. Raises ConfigurationError."""
+        found = {}
+        for pair in filter(None, self.otlp_headers.split(",")):
+            name, colon, value = pair.partition(":")
+            if not (colon and name.strip()):
+                raise ConfigurationError(
+                    "sluiceOtlpHeaders has a header without a colon.",
+                    cure="Write name:value,name:value.",
+                )
+            found[name.strip()] = value.strip()
+        return found or None
 # fmt: on

@@ -395,7 +395,7 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
         case Kind.BOOLEAN:
             return _read_choice(name, text.lower(), (("true", True), ("false", False)))
         case Kind.CHOICE:
-            return _read_choice(name, text, key.choices)
+            return _read_choice(name, text, key.choices, dict(key.refused))
         case Kind.INTEGER:
             # int() alone would take "1_000" and other digits than Java's.
             if re.fullmatch("[+-]?[0-9]+", text) and key.minimum <= int(text) <= key.maximum:
@@ -431,12 +431,17 @@ def _not_valid(name: str, text: str, cure: str) -> ConfigurationError:
     return ConfigurationError(f"{name} = {text} is not valid.", cure=cure)
 
 
-def _read_choice(name: str, text: str, choices: tuple[tuple[str, object], ...]) -> object:
+def _read_choice(
+    name: str,
+    text: str,
+    choices: tuple[tuple[str, object], ...],
+    refused: Mapping[str, str] = {},
+) -> object:
     for word, value in choices:
         if word == text:
             return value
     cure = f"Write {' or '.join(word for word, _value in choices)}."
-    raise _not_valid(name, text, cure)
+    raise _not_valid(name, text, refused.get(text, cure))
 
 
 def _expand(environment: Mapping[str, str], name: str, text: str) -> str:

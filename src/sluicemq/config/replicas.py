@@ -8,7 +8,7 @@ from sluicemq.config.keys import (
     INTEGER,
     PATH,
     SERVERS,
-    MeasuredConfig,
+    PushedConfig,
     setting,
 )
 from sluicemq.errors import ConfigurationError
@@ -20,7 +20,7 @@ IN_SYNC_UNWRITTEN: Final = 2
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaConfig(MeasuredConfig):
+class ReplicaConfig(PushedConfig):
     """Role, place among the replicas, and the connection between them (spec/ha.md)."""
 
     broker_id: int = setting("brokerId", 0,

@@ -26,6 +26,7 @@ from sluicemq.config.keys import (
     MeasuredConfig,
     Origin,
     Part,
+    PushedConfig,
     setting,
 )
 from sluicemq.config.replicas import ReplicaConfig
@@ -515,7 +516,7 @@ class NameServerConfig(MeasuredConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyConfig(MeasuredConfig):
+class ProxyConfig(PushedConfig):
     """The settings of a proxy that stands alone."""
 
     listen_port: int = setting("grpcServerPort", 8081, "Port. 0 takes a free one.", maximum=65_535)

@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.lanes.rules import difference, subscription_key
 from sluicemq.broker.metrics import serve
+from sluicemq.broker.otlp import Push
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory, no_route
 from sluicemq.client.core.names import Credentials, signed
@@ -30,7 +31,7 @@ from sluicemq.client.core.operations.topics import masters
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
 from sluicemq.client.core.talks import AsyncioShell, Call, Talk, Wait
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.config.settings import ProxyConfig
+from sluicemq.config.settings import ProxyConfig, host_name
 from sluicemq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -259,6 +260,11 @@ async def stand_alone(
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
         warn_of_protection(config)
+        if config.is_pushed:
+            collect = ProxyCollector(proxy).collect
+            push = await asyncio.to_thread(Push, collect, config, "proxy", host_name())
+            push.start()
+            stack.push_async_callback(asyncio.to_thread, push.close)
         if config.metrics_enable:
             opened = await asyncio.to_thread(serve, ProxyCollector(proxy), config)
             if opened is not None:
