@@ -443,7 +443,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
         if name not in self.table:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{name}] does not exist.",
+                f"Group {name} does not exist",
             )
 
     def forbid(self, group: str, topic: str, *, is_forbidden: bool) -> None:
