@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12    the interpreter for the virtual environment
 #   VENV=.venv           where the virtual environment lives
-#   WORKERS=4            processes that run the tests: many of them wait for servers to start
+#   WORKERS=5            processes that run the tests: many of them wait for servers to start
 #   ORDER=1              another number is another random order of the tests
 #   ARGS="-k filter"     passed on to pytest, the demo or the benchmark
 #   SHORT=1 / QUICK=1    a shorter demo / benchmark
@@ -16,7 +16,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.sluicemq-dev
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 5
 ORDER ?= 1
 
 # The first interpreter that really starts, is new enough and can make a virtual environment:
@@ -48,19 +48,22 @@ demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked aga
 	$(BIN)/python examples/flights/demo.py $(if $(SHORT),--short) $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 4)
+test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 5)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: quick
 quick: $(STAMP) ## the fast tests: no server, JVM or network, fewer random examples; about two minutes
 	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
 
-.PHONY: check
-check: $(STAMP) ## ruff, mypy --strict, import contracts, house rules
+.PHONY: lint
+lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+.PHONY: check
+check: lint ## lint and the house rules
 	$(BIN)/python -m pytest -q -m "not spark" tests/house
 
 .PHONY: format

@@ -486,11 +486,11 @@ def main(release: str, target: Path, names: list[str]) -> None:
         with (
             clusters.java_server(
                 directory, "namesrv", f"{MAIN}.namesrv.NamesrvStartup", name_file,
-                clusters.SMALL_HEAP, release=release,
+                clusters.QUICK_JVM, release=release,
             ),
             clusters.java_server(
                 directory, "broker", f"{MAIN}.broker.BrokerStartup", broker_file,
-                clusters.SMALL_HEAP, release=release, stop=signal.SIGTERM,
+                clusters.QUICK_JVM, release=release, stop=signal.SIGTERM,
             ) as broker,
         ):  # fmt: skip
             clusters.await_line(broker, directory / "broker.log", "boot success")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from peer import drivers, toolchain
 from peer.clusters import (
-    SMALL_HEAP,
+    QUICK_JVM,
     Cluster,
     await_line,
     await_port,
@@ -78,11 +78,11 @@ def theirs(directory: Path) -> Iterator[Cluster]:
     main = "org.apache.rocketmq"
     with (
         java_server(
-            directory, "namesrv", f"{main}.namesrv.NamesrvStartup", names_file, SMALL_HEAP,
+            directory, "namesrv", f"{main}.namesrv.NamesrvStartup", names_file, QUICK_JVM,
             release="4.9.7",
         ) as names,
         java_server(
-            directory, "broker", f"{main}.broker.BrokerStartup", broker_file, SMALL_HEAP,
+            directory, "broker", f"{main}.broker.BrokerStartup", broker_file, QUICK_JVM,
             release="4.9.7",
         ) as broker,
     ):  # fmt: skip

@@ -20,7 +20,7 @@ from types import TracebackType
 
 from peer.clusters import (
     CALM,
-    SMALL_HEAP,
+    QUICK_JVM,
     SOURCE,
     await_line,
     await_registered,
@@ -143,7 +143,7 @@ class Replicas:
             main = "org.apache.rocketmq.broker.BrokerStartup"
             release = kind.removeprefix("java-")
             running = block.enter_context(
-                java_server(directory, "broker", main, path, SMALL_HEAP, release=release)
+                java_server(directory, "broker", main, path, QUICK_JVM, release=release)
             )
             await_line(running, log, "boot success")
             if role != "SLAVE":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from peer.clusters import (
     CALM,
-    SMALL_HEAP,
+    QUICK_JVM,
     SOURCE,
     await_line,
     await_port,
@@ -81,7 +81,7 @@ class House:
         log = self.directory / "broker.log"
         with java_server(
             self.directory, "broker", f"{MAIN}.broker.BrokerStartup",
-            self._configuration(**CALM), SMALL_HEAP, release=self.release, stop=stop,
+            self._configuration(**CALM), QUICK_JVM, release=self.release, stop=stop,
         ) as running:  # fmt: skip
             await_line(running, log, "boot success")
             await_registered(running, self.name_server_port, log)
@@ -107,7 +107,7 @@ def house(directory: Path, release: str, **settings: str) -> Iterator[House]:
         {"listenPort": str(name_server_port), "bindAddress": "127.0.0.1"},
     )
     with java_server(
-        directory, "namesrv", f"{MAIN}.namesrv.NamesrvStartup", configuration, SMALL_HEAP,
+        directory, "namesrv", f"{MAIN}.namesrv.NamesrvStartup", configuration, QUICK_JVM,
         release=release,
     ) as running:  # fmt: skip
         await_port(running, name_server_port, directory / "namesrv.log")
