@@ -111,7 +111,7 @@ class BrokerState:
         self.shares.before_turn = turns.end
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
-        self.polls = LongPolls(turns.write, turns.hold, polls_max, self.shares)
+        self.polls = LongPolls(turns.write, turns.hold, turns.flush, polls_max, self.shares)
         turns.wake = self.polls.wake
         self.order = ConsumerOrder(
             settings, topics, groups, offsets, files, clock, self.polls.wake, call_later

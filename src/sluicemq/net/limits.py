@@ -210,7 +210,7 @@ class LogLimit(logging.Filter):
 log = logging.getLogger(__name__)
 slow_log = logging.getLogger("sluicemq.slow")
 
-TURN_S: Final = 0.002
+TURN_S: Final = 0.001
 """So much of a turn goes to requests; then those that are left have to wait for the next one."""
 CREDIT_S: Final = 0.005
 """A connection that has asked for nothing starts this far ahead of the others."""

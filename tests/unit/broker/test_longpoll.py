@@ -27,6 +27,7 @@ class Polls:
         self.polls = LongPolls(
             lambda peer, frame: self.written.append((peer, frame)),
             lambda peer, answer, *_: self.held.append(answer),
+            lambda: None,
             size_max,
             Shares(ManualClock().monotonic_s, lambda run: None),
         )

@@ -291,6 +291,33 @@ def test_producer_and_consumer_on_one_connection_get_one_write(
     assert client.writes == before + 1
 
 
+def test_a_producer_has_its_answer_before_a_crowd_looks(broker: SteppedBroker) -> None:
+    consumers = [broker.connect() for _ in range(20)]
+    for consumer in consumers:
+        park(consumer)
+    producer = broker.connect()
+    order: list[object] = []
+    for one in (producer, *consumers):
+        one.peer.carry(Noting(one, order))
+    producer.feed(producer.request(310, send_fields(), b"x"))
+    broker.step()
+    assert order[0] is producer
+    assert set(order) == {producer, *consumers}
+
+
+class Noting:
+    """Notes who is written to."""
+
+    def __init__(self, client: SteppedClient, order: list[object]) -> None:
+        self._client, self._order = client, order
+
+    def write(self, data: bytes, /) -> None:
+        self._order.append(self._client)
+
+    def close(self) -> None:
+        self._client.close()
+
+
 def test_a_waiting_pull_is_not_woken_by_what_its_filter_does_not_want(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:

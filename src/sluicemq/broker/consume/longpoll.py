@@ -11,8 +11,8 @@ longest, and to the next one only when it leaves some. So a thousand that wait c
 look. Whoever is about to look (its turn has no time, or it has much to scan) has the offer until it
 has looked, is too late, or its connection breaks: then it goes to the next one.
 
-Looks have their share of the loop's time (`net.shares`), so that a send does not wait for all the
-filters that it wakes.
+Looks have their share of the loop's time (`net.limits`), and where many wait for one queue the
+answers of sends leave before them: no producer waits for all the filters that it wakes.
 
 The number of those that wait is bounded: `park` refuses and the caller answers at once.
 """
@@ -41,14 +41,18 @@ ANY_QUEUE: Final = -1
 Rivals = dict[Parked, Peer]
 """Those of one contest, in the order in which they came."""
 NOBODY: Final[dict[str, Rivals]] = {}
+CROWD: Final = 8
+"""Looks of so many take longer than writing twice to one that sends and waits."""
 
 
 @dataclass(slots=True, eq=False)
 class LongPolls:
-    """All parked pulls and pops of a broker. Answers that have to be safe first go to `hold`."""
+    """All parked pulls and pops of a broker. Answers that have to be safe first go to `hold`;
+    `flush` sends off what `write` was given."""
 
     write: Callable[[Peer, bytes], None]
     hold: Callable[[Peer, bytes, bool, bool], None]
+    flush: Callable[[], None]
     size_max: int
     shares: Shares
     popping: int = 0
@@ -84,7 +88,10 @@ class LongPolls:
         messages has changed, a group was sent to another place. Each pull looks when the turn has
         time for it; once, however often it is woken until then. HOT."""
         waiting = self._by_queue.get((topic, queue_id), NOBODY)
-        for parked, peer in tuple(waiting.get("", {}).items()):
+        pulls = tuple(waiting.get("", {}).items())
+        if len(pulls) >= CROWD:
+            self.flush()
+        for parked, peer in pulls:
             is_new = offset_max is None or offset_max > parked.scan_offset
             if parked.is_done or parked.is_looking or not is_new:
                 continue
