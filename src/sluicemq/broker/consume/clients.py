@@ -29,7 +29,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluicemq.broker.consume.filters import ConsumerFilters, Watch
 from sluicemq.broker.lanes.rules import difference, normal_atom, parse_key, subscription_key
@@ -39,13 +39,14 @@ from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import CONTRACT, CONTRACTS
+from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ConsumerGroupRequest
+from sluicemq.wire.tables import ConsumerFilter
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Member:
 @dataclass(slots=True, eq=False)
 class ConsumerGroup:
     """The members of a group that are connected, and what they subscribe to. `key`: what all
-    members subscribe to, while that is the same."""
+    members subscribe to, while that is the same. `edition` is another after each change."""
 
     name: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -91,6 +92,7 @@ class ConsumerGroup:
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     fingerprint: int = 0
     key: str = ""
+    edition: int = 0
     members: dict[Peer, Member] = field(default_factory=dict)
     watches: dict[str, Watch] = field(default_factory=dict)
 
@@ -134,6 +136,7 @@ class ConsumerGroup:
     def unite(self) -> None:
         """What at least one member wants, for tools: of a topic that several want the expression
         of the first one."""
+        self.edition += 1
         wanted: dict[str, Subscription] = {}
         for member in self.members.values():
             wanted = member.wanted | wanted
@@ -142,6 +145,7 @@ class ConsumerGroup:
     def replace(self, wanted: Mapping[str, Subscription]) -> bool:
         """Takes over what is said for all members; True when topics came or went."""
         changed = wanted.keys() != self.watches.keys()
+        self.edition += changed
         for topic in self.watches.keys() - wanted.keys():
             del self.watches[topic]
         for topic, new in wanted.items():
@@ -151,9 +155,20 @@ class ConsumerGroup:
                 new.expression, new.kind, new.codes,
             ):  # fmt: skip
                 self.watches[topic] = Watch(new)
+                self.edition += 1
             elif new.version > old.version:
                 watch.subscription = new
         return changed
+
+
+class Standing(NamedTuple):
+    """A member, and what it depends on that its heartbeats need not change anything."""
+
+    group: ConsumerGroup
+    edition: int
+    config: GroupConfig
+    member: Member
+    filters: tuple[ConsumerFilter, ...]
 
 
 class ContractError(Exception):
@@ -424,6 +439,7 @@ class Consumers:
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         group.members[member.peer] = known
+        said = known.client_id, known.key, known.fingerprint, known.wanted
         known.client_id, known.seen_ms = member.client_id, member.seen_ms
         known.wanted = {subscription.topic: subscription for subscription in data.subscriptions}
         before, known.key = known.key, key
@@ -440,11 +456,30 @@ class Consumers:
         if has_lanes:
             old = known.fingerprint
         known.fingerprint = fingerprint
+        if joined or said != (known.client_id, key, fingerprint, known.wanted):
+            group.edition += 1
         if joined:
             keys = {key} if has_lanes else None
         if keys is None or keys:
             self._notify(group, keys)
         return old not in {0, fingerprint}
+
+    def standing(self, name: str, peer: Peer) -> "Standing | None":
+        """Of a member whose next heartbeat changes nothing when it says the same; None when that
+        is not sure: the group is strict, has lanes or pops."""
+        group, config = self.groups.get(name), self.configs.table.get(name)
+        member = group.members.get(peer) if group is not None else None
+        if (
+            group is None
+            or config is None
+            or member is None
+            or name in self.lanes.table
+            or name in self.contracts.popping
+            or self.contracts.of(name) == STRICT
+        ):
+            return None
+        filters = tuple(self.filters.table.get(name, {}).values())
+        return Standing(group, group.edition, config, member, filters)
 
     def claimed(self, name: str, client_id: str) -> dict[str, str]:
         """Client id -> subscription of the members besides this client, with those that are waited
@@ -500,6 +535,7 @@ class Consumers:
             member.key = group.key
             member.wanted = {t: watch.subscription for t, watch in group.watches.items()}
             group.members[member.peer] = member
+            group.edition += 1
             self._notify(group, None)
         expected = known.fingerprint if has_lanes and known is not None else group.fingerprint
         return expected != fingerprint
@@ -539,6 +575,7 @@ class Consumers:
         member = group.members.pop(peer, None) if group is not None else None
         if group is None or member is None:
             return
+        group.edition += 1
         lanes = self.lanes.table.get(name)
         if lanes is not None and not any(
             (other.client_id, other.key) == (member.client_id, member.key)

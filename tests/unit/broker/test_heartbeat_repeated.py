@@ -1,0 +1,144 @@
+"""A heartbeat that comes again costs a look, and does what a first one would: nothing more."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from simulation.stepped import SteppedBroker, SteppedClient
+from sluicemq.broker.consume import heartbeat
+from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies import ConsumerData, Heartbeat
+from sluicemq.wire.frames import Command
+
+SAID = [
+    (("T", "A", TAG),), (("T", "B", TAG),), (("T", "n > 1", SQL92),),
+    (("T", "A", TAG), ("U", "*", TAG)),
+]  # fmt: skip
+CLIENTS, GROUPS = range(2), ("G", "H")
+
+beats = st.tuples(
+    st.just("beat"), st.sampled_from(CLIENTS), st.sampled_from(GROUPS), st.sampled_from(SAID),
+    st.sampled_from([0, 7]), st.booleans(),
+)  # fmt: skip
+again = st.tuples(st.just("again"), st.sampled_from(CLIENTS))
+others = st.one_of(
+    st.tuples(st.just("leave"), st.sampled_from(CLIENTS), st.sampled_from(GROUPS)),
+    st.tuples(st.just("reconnect"), st.sampled_from(CLIENTS)),
+    st.tuples(
+        st.just("contract"), st.sampled_from(GROUPS),
+        st.sampled_from(["compatible", "lanes", "strict"]),
+    ),
+    st.tuples(st.just("delete topic"), st.sampled_from(["%RETRY%G", "T"])),
+    st.tuples(st.just("delete group"), st.sampled_from(GROUPS)),
+    st.tuples(st.just("wait"), st.sampled_from([1, 70])),
+)  # fmt: skip
+
+
+class World:
+    """A broker, two clients, and what they see of it."""
+
+    def __init__(self) -> None:
+        self.broker = SteppedBroker()
+        self.clients = [self.broker.connect() for _ in CLIENTS]
+        self.seen: list[object] = []
+        self.last = [b"{}" for _ in CLIENTS]
+
+    def do(self, word: str, *what: object) -> None:
+        getattr(self, word.replace(" ", "_"))(*what)
+        for number, client in enumerate(self.clients):
+            self.seen.append((number, [it.code for it in client.requests]))
+            client.requests.clear()
+        core = self.broker.core
+        for group in GROUPS:
+            found = core.consumers.groups.get(group)
+            watches = {} if found is None else found.watches
+            self.seen.append((
+                None if found is None else sorted(found.client_ids),
+                {topic: watch.subscription.expression for topic, watch in watches.items()},
+                sorted(core.consumers.filters.table.get(group, {})),
+                f"%RETRY%{group}" in core.topics,
+            ))  # fmt: skip
+
+    def call(self, number: int, code: int, fields: dict[str, object], body: bytes = b"") -> Command:
+        answer = self.clients[number].call(code, fields, body)
+        self.seen.append((answer.code, answer.fields, answer.remark))
+        return answer
+
+    def beat(
+        self,
+        number: int,
+        group: str,
+        said: tuple[tuple[str, str, str], ...],
+        mark: int,
+        short: bool,
+    ) -> None:
+        subscriptions = tuple(Subscription(*one, version=1) for one in said)
+        data = ConsumerData(group, subscriptions=() if short else subscriptions)
+        beat = Heartbeat(f"c{number}", ("P",), (data,), mark, short)
+        self.last[number] = bodies.encode_heartbeat(beat)
+        self.again(number)
+
+    def again(self, number: int) -> None:
+        self.call(number, 34, {}, self.last[number])
+
+    def leave(self, number: int, group: str) -> None:
+        self.call(number, 35, {"clientID": f"c{number}", "consumerGroup": group})
+
+    def reconnect(self, number: int) -> None:
+        self.clients[number].disconnect()
+        self.clients[number] = self.broker.connect()
+
+    def contract(self, group: str, contract: str) -> None:
+        body = b'{"groupName":"%s","attributes":{"+sluice.contract":"%s"}}'
+        self.call(0, 200, {}, body % (group.encode(), contract.encode()))
+
+    def delete_topic(self, topic: str) -> None:
+        self.call(0, 215, {"topic": topic})
+
+    def delete_group(self, group: str) -> None:
+        self.call(0, 207, {"groupName": group})
+
+    def wait(self, seconds: int) -> None:
+        self.broker.clock.advance(seconds)
+        self.broker.core.consumers.expire(120_000)
+        self.broker.core.producers.expire(120_000)
+
+
+@given(st.lists(st.one_of(beats, again, again, others), min_size=10, max_size=40))
+def test_it_makes_no_difference_whether_heartbeats_are_remembered(
+    history: list[tuple[str, ...]],
+) -> None:
+    remembering, forgetting = World(), World()
+    with pytest.MonkeyPatch.context() as patch:
+        for one in history:
+            remembering.do(*one)
+            patch.setattr(heartbeat.Heartbeats, "_repeats", lambda *_: False)
+            forgetting.do(*one)
+            patch.undo()
+    assert remembering.seen == forgetting.seen
+
+
+def test_whoever_left_is_there_again() -> None:
+    world = World()
+    said = (("T", "A", TAG),)
+    world.do("beat", 0, "G", said, 7, False)
+    for word in ("again", "again", "leave", "again"):
+        world.do(word, 0, *(("G",) if word == "leave" else ()))
+    assert world.broker.core.consumers.groups["G"].client_ids == ["c0"]
+
+
+def test_the_second_one_is_known_and_counts(
+    broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat = Heartbeat("c", ("P",), (ConsumerData("G", subscriptions=(Subscription("T"),)),), 7)
+    body = bodies.encode_heartbeat(beat)
+    client.call(34, {}, body)  # the group is made
+    settled = client.call(34, {}, body)
+    monkeypatch.setattr(heartbeat.Heartbeats, "_take_in", None)
+    for _ in range(3):
+        broker.clock.advance(100)
+        answer = client.call(34, {}, body)
+        assert (answer.code, answer.fields) == (0, settled.fields)
+        assert not broker.core.consumers.expire(120_000)
+        assert not broker.core.producers.expire(120_000)
