@@ -263,7 +263,7 @@ async def noted_answer(console: Console, page: Page, context: Context, request: 
     except BaseException as error:
         console.audit.write(page.event, context.form, state="failed", why=str(error), **said)
         raise
-    console.audit.write(page.event, context.form, state="done", **said)
+    console.audit.write(page.event, context.form, state="done", **said, **answer.noted)
     console.cached.forget()
     return answer
 

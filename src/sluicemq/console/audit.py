@@ -14,7 +14,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import FOR_OWNER, SYSTEM_FILES, Files
 
 _log = logging.getLogger("sluicemq.console.audit")
-_HIDDEN: Final = frozenset({"form_token", "secret", "secret_key", "body", "token"})
+_HIDDEN: Final = frozenset({"form_token", "secret", "secret_key", "body", "token", "find", "put"})
 
 
 class Audit:

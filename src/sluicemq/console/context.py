@@ -111,11 +111,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Values of the template, or the address to go on at."""
+    """Values of the template, or the address to go on at. `noted`: what the audit log says besides
+    of a change that is done."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
     redirect: str = ""
+    noted: Mapping[str, Any] = field(default_factory=dict)
 
 
 Handler = Callable[[Context], Coroutine[Any, Any, Answer]]

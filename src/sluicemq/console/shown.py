@@ -1,10 +1,8 @@
 """Values as they are read: numbers, sizes, times and spans as text, for the templates."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from sluicemq.model.message import RESERVED_PROPERTIES
 from sluicemq.model.topic import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX
 
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -78,11 +76,6 @@ def kind(name: str, others: frozenset[str] = frozenset()) -> str:
         return "dead"
     is_system = name in _SYSTEM or name in others or name.startswith(("rmq_sys_", "sluice_sys_"))
     return "system" if is_system or name.endswith("_REPLY_TOPIC") else "normal"
-
-
-def of_user(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that an application has given, without RocketMQ's own."""
-    return {name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES}
 
 
 FILTERS: Final = {

@@ -4,7 +4,16 @@ from typing import Final
 
 from sluicemq.console.accounts import Role
 from sluicemq.console.context import Page
-from sluicemq.console.pages import access, cluster, groups, lab, messages, topics, waiting
+from sluicemq.console.pages import (
+    access,
+    cluster,
+    groups,
+    lab,
+    letters,
+    messages,
+    topics,
+    waiting,
+)
 
 PAGES: Final = (
     Page("/", cluster.show, Role.READ, "cluster.html", entry="nav.cluster"),
@@ -22,6 +31,12 @@ PAGES: Final = (
     Page("/messages/{topic}/{message_id}/explain", messages.explain, Role.READ, "explain.html"),
     Page("/messages/{topic}/{message_id}/resend", messages.resend, Role.OPERATE, "",
          event="resend message"),
+    Page("/dead-letters", letters.show_all, Role.READ, "dead_letters.html", entry="nav.dead"),
+    Page("/dead-letters/{group}", letters.show, Role.READ, "dead_group.html"),
+    Page("/dead-letters/{group}/letters", letters.show_cluster, Role.READ, "dead_cluster.html"),
+    Page("/dead-letters/{group}/replay", letters.dry_run, Role.READ, "replay.html"),
+    Page("/dead-letters/{group}/replay", letters.replay, Role.OPERATE, "replay.html",
+         event="replay dead letters"),
     Page("/delayed", waiting.show_delayed, Role.READ, "delayed.html", entry="nav.delayed"),
     Page("/delayed/cancel", waiting.cancel, Role.OPERATE, "", event="cancel delayed message"),
     Page("/transactions", waiting.show_transactions, Role.READ, "transactions.html",

@@ -130,6 +130,12 @@ def _month(time_ms: int) -> datetime:
     return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
+def unique_id_at(prefix: str, time_ms: int, number: int) -> str:
+    """The UNIQ_KEY with this beginning (hex digits) of a time and a number."""
+    start_ms = int(_month(time_ms).timestamp()) * 1000
+    return f"{prefix[:20].upper()}{time_ms - start_ms:08X}{number & 0xFFFF:04X}"
+
+
 def unique_time_ms(message_id: str, now_ms: int) -> int:
     """When a UNIQ_KEY was made, in the month that ends now or the one before; 0 for another id."""
     if re.fullmatch("[0-9A-Fa-f]{32}", message_id) is None:

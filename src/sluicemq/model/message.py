@@ -40,6 +40,15 @@ RESERVED_PROPERTIES = frozenset({
     *TIMER_PROPERTIES,
 })  # fmt: skip
 
+
+def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those that the producer gave itself."""
+    return {
+        name: text for name, text in properties.items()
+        if name not in RESERVED_PROPERTIES and not name.startswith("__RMQ.")
+    }  # fmt: skip
+
+
 COMPRESSED = 0x1
 TRANSACTION_MASK = 0xC
 PREPARED = 0x4

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from chromium import Missing, axe, chromium
+from sluicemq.client.core import requests
+from sluicemq.client.core.talks import Call
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.console.accounts import Accounts
 from sluicemq.console.app import Console
@@ -116,6 +118,10 @@ async def fill(mq: EmbeddedSluice) -> str:
     await mq.send("flights", b"{}", tag="<b>", keys=["<i>key"], delay=3600)
     payers = mq.producer("payers", listener=Undecided())
     await payers.send_in_transaction(Message("flights", PROBE.encode(), keys=("<i>key",)))
+    (stored,) = await mq.admin.messages_with_id("flights", probe.message_id)
+    for address in (await mq.admin.masters()).values():
+        dead = requests.send_back("late", stored, "flights", -1, 16)
+        assert (await mq.admin.exchange(Call(address, dead))).code == 0
     assert sent
     return probe.message_id
 
@@ -128,6 +134,9 @@ def pages(message_id: str) -> dict[str, str]:
         "reset": "/groups/late/reset?topic=flights&place=first",
         "messages": "/messages?topic=flights&by=time&where=dep_delay%20%3E%20230",
         "message": f"/messages/flights/{message_id}", "trace": f"/trace?id={message_id}",
+        "dead letters": "/dead-letters", "dead group": "/dead-letters/late",
+        "dead cluster": "/dead-letters/late/letters",
+        "dry run": "/dead-letters/late/replay?find=b%3E&put=%3Cbr%3E&set=a%3D%3Ci%3E&remove=note",
         "delayed": "/delayed", "transactions": "/transactions",
         "lab": f"/lab?topic=flights&kind=SQL92&expression={lab}",
         "access": "/access", "account": "/access/account?key=gate-displays",
@@ -207,6 +216,19 @@ async def test_actions_in_a_real_browser(console: tuple[Console, str, str]) -> N
         await page.goto(f"{base}/groups/late/reset?topic=flights&place=first")
         await page.click("form.do button")
         assert await page.inner_text(".notice") == "The group goes on at the new place."
+        await page.goto(f"{base}/dead-letters/late/letters")
+        await page.check("[type=checkbox]")
+        await page.fill("[name=find]", "<script>")
+        await page.fill("[name=put]", "<b>")
+        await page.click("button.main")
+        assert await page.inner_text("del") == "<script>"
+        await page.click("form.chosen button")
+        assert await page.inner_text(".badge.good") == "sent"
+        await page.goto(f"{base}/delayed")
+        await page.click("td a[href*=handle]")
+        await page.check("[name=sure]")
+        await page.click("form.chosen button")
+        assert await page.inner_text(".notice") == "The message will never be delivered."
         await page.goto(f"{base}/lab?topic=flights")
         await page.fill("[name=expression]", "dep_delay > 229")
         await page.wait_for_selector("#result table")

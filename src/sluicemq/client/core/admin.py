@@ -5,7 +5,14 @@ queue, times are milliseconds since 1970.
 """
 
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations import clients, definitions, explain, messages, servers
+from sluicemq.client.core.operations import (
+    clients,
+    definitions,
+    explain,
+    letters,
+    messages,
+    servers,
+)
 from sluicemq.client.core.operations import groups as group_talks
 from sluicemq.client.core.operations import replicas as replica_talks
 from sluicemq.client.core.operations import topics as topic_talks
@@ -74,6 +81,8 @@ class AdminOperations:
     trace = operation(messages.trace)
     explain_message = operation(explain.explain_message)
     explain_group = operation(explain.explain_group)
+    subscriptions = operation(explain.subscriptions)
+    dead_letters = operation(letters.dead_letters)
 
     known_route = operation(definitions.known_route)
     put_topic = operation(definitions.put_topic)

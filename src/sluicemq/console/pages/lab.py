@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from sluicemq.client.core.operations.explain import BrokerTrial
 from sluicemq.console.context import Answer, Context
-from sluicemq.console.shown import of_user
 from sluicemq.errors import SluiceError
 from sluicemq.filter.check import check
+from sluicemq.model.message import own_properties
 from sluicemq.model.subscription import SQL92, TAG
 
 ROWS_MAX: Final = 20_000
@@ -52,7 +52,7 @@ def summed(trials: list[BrokerTrial]) -> dict[str, Any]:
             "broker": one.broker,
             "queue_id": place[0],
             "offset": place[1],
-            "properties": of_user(properties),
+            "properties": own_properties(properties),
         }
         for one in trials
         for place, properties in one.messages.items()

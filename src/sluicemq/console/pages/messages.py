@@ -5,10 +5,10 @@ sent again.
 from typing import Final
 from urllib.parse import quote
 
-from sluicemq.console import bodies, shown
+from sluicemq.console import bodies
 from sluicemq.console.context import PAGE_ROWS, Answer, Context
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.message import RESERVED_PROPERTIES, StoredMessage
+from sluicemq.model.message import StoredMessage, own_properties
 
 WAYS: Final = "time", "key", "id"
 HOUR_MS: Final = 3_600_000
@@ -58,6 +58,7 @@ async def _message(context: Context) -> StoredMessage:
 async def show(context: Context) -> Answer:
     """One message."""
     message = await _message(context)
+    own = own_properties(message.properties)
     forms = bodies.forms(message.body)
     wanted = context.query.get("as", "")
     form = wanted if wanted in forms else next(iter(forms))
@@ -67,11 +68,9 @@ async def show(context: Context) -> Answer:
         "form": form,
         "body": forms[form](),
         "is_cut": len(message.body) > bodies.SHOWN_BYTES_MAX,
-        "own": shown.of_user(message.properties),
+        "own": own,
         "reserved": {
-            name: value
-            for name, value in message.properties.items()
-            if name in RESERVED_PROPERTIES
+            name: value for name, value in message.properties.items() if name not in own
         },
         "address": address(message),
     })  # fmt: skip
@@ -89,7 +88,7 @@ async def resend(context: Context) -> Answer:
     message = await _message(context)
     if context.form.get("sure") != "yes":
         raise ConfigurationError("the box is not ticked.", cure="Tick it to send once more.")
-    own = shown.of_user(message.properties)
+    own = own_properties(message.properties)
     sent = await context.mq.send(
         message.topic, message.body, tag=message.tag, keys=message.keys, properties=own
     )

@@ -27,17 +27,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.client.core import requests
+from sluicemq.client.core.operations.explain import GroupSubscriptions
 from sluicemq.client.core.operations.groups import QueueLag
-from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
-    ConnectionLostError,
     FilterSyntaxError,
-    ProtocolError,
-    RequestError,
-    RequestTimeoutError,
     RouteNotFoundError,
     SluiceError,
 )
@@ -61,7 +56,6 @@ from sluicemq.spark.pipelines.ready import (
     table_lines,
 )
 from sluicemq.spark.sources.offsets import open_admin
-from sluicemq.wire import bodies
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -71,51 +65,12 @@ SYSTEM_PREFIXES: Final = (
     "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_", "LOCK_CONSUMER",
 )  # fmt: skip
 """Groups of the system itself."""
-MEMBERS_ASKED_MAX: Final = 64
 EXPRESSIONS_MAX: Final = 60
 """Bits of a bigint; a topic with more expressions is judged by the first ones, and that is said."""
 COMBINATIONS_MAX: Final = 20_000
-_NO_ANSWER: Final = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
 
 
 # ---- who subscribes to what
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSubscriptions:
-    """A group's subscriptions by topic. `members`: client id -> what it says itself, None when it
-    did not answer; `brokers` the brokers' view; `kept` of a group that is away.
-
-    A broker keeps one subscription for a group and topic, that of the heartbeat that came last;
-    what the members themselves say shows whether they agree.
-    """
-
-    group: str
-    members: Mapping[str, Mapping[str, Subscription] | None] = field(default_factory=dict)
-    brokers: Mapping[str, Subscription] = field(default_factory=dict)
-    kept: Mapping[str, Subscription] = field(default_factory=dict)
-
-    @property
-    def is_online(self) -> bool:
-        return bool(self.members)
-
-    @property
-    def topics(self) -> frozenset[str]:
-        """Subscribed topics, without the group's own retry topic."""
-        names = set(self.brokers).union(self.kept, *(said or () for said in self.members.values()))
-        return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
-
-    def said(self, topic: str) -> dict[str, Subscription | None]:
-        """Client id -> its subscription of a topic, None when it has none; only those that told."""
-        return {
-            client_id: own.get(topic) for client_id, own in self.members.items() if own is not None
-        }
-
-    def wanted(self, topic: str) -> list[Subscription]:
-        """All that anybody says of a topic, each expression once."""
-        known = [self.brokers.get(topic), self.kept.get(topic), *self.said(topic).values()]
-        found = {(one.kind, one.expression): one for one in known if one is not None}
-        return [found[key] for key in sorted(found)]
 
 
 def known_groups(admin: Admin) -> list[str]:
@@ -126,37 +81,7 @@ def known_groups(admin: Admin) -> list[str]:
 def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
     """Asks brokers and members. A member that does not answer is not known, never an error."""
     masters = admin.masters()
-    found = []
-    for group in groups:
-        clients: dict[str, str] = {}
-        brokers: dict[str, Subscription] = {}
-        for address in masters.values():
-            answer = admin.call(address, requests.consumer_connections(group=group))
-            if answer.code == SUCCESS:
-                seen = bodies.decode_consumer_connections(answer.body)
-                clients |= {one.client_id: address for one in seen.connections}
-                brokers |= seen.subscriptions
-        members: dict[str, Mapping[str, Subscription] | None] = {}
-        for client_id, address in sorted(clients.items()):
-            members[client_id] = None
-            with contextlib.suppress(*_NO_ANSWER):
-                if len(members) <= MEMBERS_ASKED_MAX:
-                    answer = admin.call(address, requests.running_info(
-                        group=group, client_id=client_id, stack_enable=False
-                    ))  # fmt: skip
-                    if answer.code == SUCCESS:
-                        info = bodies.decode_running_info(answer.body)
-                        members[client_id] = {one.topic: one for one in info.subscriptions}
-        kept: dict[str, Subscription] = {}
-        with contextlib.suppress(*_NO_ANSWER):
-            kept = {
-                item.topic: Subscription(item.topic, item.expression, item.kind)
-                for broker in (() if members else admin.matching(group))
-                for item in broker.topics
-                if item.expression is not None
-            }
-        found.append(GroupSubscriptions(group, members, brokers, kept))
-    return found
+    return [admin.subscriptions(group, brokers=masters) for group in groups]
 
 
 # ---- a topic's recent messages

@@ -22,45 +22,39 @@ or happened to filters, in between. A message that the group would not get is no
                  edit={"body": "replace(text, 'NaN', 'null')"})
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
-from sluicemq.client.core.names import (
-    check_keys,
-    check_properties,
-    check_tag,
-    check_topic_to_send,
+from sluicemq.client.core.operations.letters import (
+    FILTERED,
+    INVALID,
+    ORIGIN_IDS,
+    ORIGIN_TOPICS,
+    Judge,
+    cause_of,
+    no_letters,
+    replay_id,
+    wanted_of,
 )
-from sluicemq.client.core.operations.rules import verdict_on
-from sluicemq.client.keeper import unique_ids
 from sluicemq.client.sync.admin import Admin
-from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.ids import Host
 from sluicemq.model.message import (
-    KEYS,
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
     SHARDING_KEY,
-    TAGS,
-    UNIQ_KEY,
-    StoredMessage,
 )
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.pipelines.archive import OWN_PROPERTIES
-from sluicemq.spark.pipelines.audit import subscriptions_of
 from sluicemq.spark.pipelines.ready import (
     FLAG,
     FROM_PLACE,
@@ -86,9 +80,7 @@ from sluicemq.spark.sources.offsets import Bounds, open_admin, queue_bounds, to_
 
 CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
 JSON_LINES, PARQUET = "jsonl", "parquet"
-MATCHES, UNCHECKED, FILTERED, INVALID = "matches", "unchecked", "filtered", "invalid"
 EDITABLE: Final = ("body", "topic", "tags", "keys", "sharding_key", "properties")
-NO_HINT: Final = "no hint in the message"
 PLAN: Final = "plan"
 REPORT: Final = "report"
 TOPICS_MAX: Final = 1_000
@@ -97,9 +89,6 @@ SAMPLE_MESSAGES: Final = 2_000
 TOPICS_SAMPLED_MAX: Final = 5
 VALUES_SHOWN: Final = 3
 SHARE_MIN: Final = 0.3
-_HINT: Final = "(?i)exception|error|cause|reason|fail|stack"
-_TEXT_MAX: Final = 100
-_NOWHERE: Final = Host("0.0.0.0", 0)
 _SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags", "only_matching",
                     "delivery", "report")  # fmt: skip
 _SOURCE_COLUMNS: Final = (
@@ -140,10 +129,7 @@ def _bounds(admin: Admin, group: str) -> Bounds:
     try:
         return queue_bounds(admin, [DLQ_PREFIX + group])
     except RouteNotFoundError:
-        raise RouteNotFoundError(
-            f"the group {group!r} has no dead letters: there is no topic {DLQ_PREFIX + group!r}.",
-            cure="A group gets one with its first dead letter.",
-        ) from None
+        raise no_letters(group) from None
 
 
 def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds) -> Any:
@@ -154,27 +140,19 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
         startingOffsets=json.dumps(to_table(starts, several=False)),
         endingOffsets=json.dumps(to_table(ends, several=False)),
     )  # fmt: skip
-    named = f"filter(map_entries(own), one -> one.key rlike '{_HINT}' and one.value <> '')"
-    told = f"array_sort({named})[0]"
-    first_line = f"substring_index({told}.value, '\\n', 1)"
-    numbers = r"\\b0x[0-9a-fA-F]+|[0-9a-fA-F-]{16,}|[0-9]+"
-    hint = (
-        f"concat({told}.key, ': ', left(regexp_replace({first_line}, '{numbers}', '#'),"
-        f" {_TEXT_MAX}))"
-    )
-    cause = (
-        f"coalesce(if(size({named}) > 0, {hint}, null), "
-        "case when not is_valid_utf8(cast(body as string)) then 'the body is not UTF-8' "
-        "when text rlike '^\\\\s*[\\\\[{]' and try_parse_json(text) is null "
-        f"then 'the body is no JSON' else '{NO_HINT}' end)"
-    )
+
+    def causes(asked: pa.Array) -> pa.Array:
+        told = ((dict(one["own"] or ()), one["body"] or b"") for one in asked.to_pylist())
+        return pa.array([cause_of(own, body) for own, body in told], pa.string())
+
+    cause = F.arrow_udf(causes, "string")(F.expr("struct(own, cast(body as binary) as body)"))
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
         .withColumn("own", F.expr(OWN_PROPERTIES))
-        .withColumn("origin_topic", _either(RETRY_TOPIC, "DLQ_ORIGIN_TOPIC"))
-        .withColumn("origin_id", _either(ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID"))
+        .withColumn("origin_topic", _either(*ORIGIN_TOPICS))
+        .withColumn("origin_id", _either(*ORIGIN_IDS))
         .withColumn("sharding_key", _either(SHARDING_KEY))
-        .withColumn("cause", F.expr(cause))
+        .withColumn("cause", cause)
         .drop("properties")
         .withColumnRenamed("own", "properties")
     )
@@ -345,58 +323,6 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """What becomes of a message that is sent: `subscriptions` of the group by topic (None: not
-    known), and the topics that are not there."""
-
-    subscriptions: Mapping[str, tuple[Subscription, ...]] | None
-    missing: frozenset[str] = frozenset()
-
-    def verdict(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """(verdict, reason). Never raises a SluiceError."""
-        try:
-            self._check(row)
-        except SluiceError as error:
-            return INVALID, str(error)
-        if self.subscriptions is None:
-            return UNCHECKED, "no member of the group is online, and its filter is not known"
-        wanted = self.subscriptions.get(row["read_as"], ())
-        if not wanted:
-            return FILTERED, f"the group does not subscribe to {row['read_as']!r}"
-        named = {TAGS: row["tags"], KEYS: row["keys"], UNIQ_KEY: row["new_id"], "WAIT": "true"}
-        properties = {**row["properties"], **{name: text for name, text in named.items() if text}}
-        message = StoredMessage(  # as a filter will see it
-            row["read_as"], 0, 0, 0, 0, b"", properties, 0, 0, 0, _NOWHERE, 0, _NOWHERE, 0, 0, 0
-        )
-        for said in wanted:
-            _, finding = verdict_on(message, said)
-            if finding is not None:
-                return FILTERED, finding.what
-        return MATCHES, ""
-
-    def _check(self, row: Mapping[str, Any]) -> None:
-        target, size = row["target"], row["size"]
-        if not target:
-            raise ConfigurationError("its origin topic is not known.", cure="Edit its topic.")
-        check_topic_to_send(target)
-        if target in self.missing:
-            raise ConfigurationError(f"the topic {target!r} does not exist.", cure="Create it.")
-        if not size or size > BODY_BYTES_MAX:
-            raise ConfigurationError(
-                f"the body has {size or 0:,} bytes.", cure=f"It takes 1 to {BODY_BYTES_MAX:,}."
-            )
-        if row["tags"]:
-            check_tag(row["tags"])
-        check_keys(tuple((row["keys"] or "").split()))
-        check_properties(row["properties"])
-        total = sum(len(f"{name}{text}".encode()) + 2 for name, text in row["properties"].items())
-        if total > PROPERTIES_BYTES_MAX:
-            raise ConfigurationError(
-                f"the properties have {total:,} bytes.", cure=f"At most {PROPERTIES_BYTES_MAX:,}."
-            )
-
-
 def judged(rows: Any, judge: Judge) -> Any:
     """The rows with `verdict` and `reason`; bodies do not travel to Python for that."""
 
@@ -420,18 +346,15 @@ def judged(rows: Any, judge: Judge) -> Any:
     )
 
 
-def numbered(rows: Any, bases: Iterable[tuple[str, int, int]], first_id: str) -> Any:
-    """The rows with `new_id`: the id of a row is settled by its place. `bases`: (broker, queue,
-    what to add to an offset); `first_id` as `client.keeper` makes it."""
-    prefix, time = first_id[:20], int(first_id[20:28], 16)
-    known = rows.sparkSession.createDataFrame(list(bases), "broker string, queue_id int, base long")
-    number = "(queue_offset + base)"
-    new_id = (
-        f"concat('{prefix}', lpad(hex({time} + {number} div 65536), 8, '0'),"
-        f" lpad(hex({number} % 65536), 4, '0'))"
-    )
-    joined = rows.join(known.hint("broadcast"), ["broker", "queue_id"])
-    return joined.withColumn("new_id", F.expr(new_id)).drop("base")
+def numbered(rows: Any) -> Any:
+    """The rows with `new_id`: the id of a row follows from its place."""
+
+    def ids(asked: pa.Array) -> pa.Array:
+        found = [replay_id(**one) for one in asked.to_pylist()]
+        return pa.array(found, pa.string())
+
+    place = "struct(topic, broker, queue_id, queue_offset, unix_millis(store_time) as stored_ms)"
+    return rows.withColumn("new_id", F.arrow_udf(ids, "string")(F.expr(place)))
 
 
 def _wanted(task: Task, bounds: Bounds) -> Any:
@@ -439,7 +362,7 @@ def _wanted(task: Task, bounds: Bounds) -> Any:
     return letters.where(task.options["where"]) if task.options["where"] else letters
 
 
-def _judged(task: Task, admin: Admin, letters: Any, bounds: Bounds, first_id: str) -> Any:
+def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     """The letters as they would be sent, each with its new id, verdict and reason."""
     options = task.options
     rows = edited(letters, options["edit"], options["to"], options["group"])
@@ -450,12 +373,8 @@ def _judged(task: Task, admin: Admin, letters: Any, bounds: Bounds, first_id: st
         one for one in targets
         if not one.startswith(RETRY_PREFIX) and admin.find_route(one) is None
     )  # fmt: skip
-    bases, total = [], 0
-    for queue, (low, high) in sorted(bounds.items()):
-        bases.append((queue.broker, queue.queue_id, total - low))
-        total += high - low
     judge = Judge(_subscriptions(task, admin, topics), missing)
-    return judged(numbered(rows, bases, first_id), judge)
+    return judged(numbered(rows), judge)
 
 
 def _subscriptions(
@@ -471,13 +390,7 @@ def _subscriptions(
         if options[option]:
             check_subscription(Subscription("", options[option], kind))
             return {topic: (subscribe(topic, options[option], kind),) for topic in topics}
-    (found,) = subscriptions_of(admin, [options["group"]])
-    if not found.is_online and not found.kept:
-        return None
-    return {  # with their tags, which brokers do not tell
-        topic: tuple(subscribe(topic, one.expression, one.kind) for one in found.wanted(topic))
-        for topic in topics
-    }
+    return wanted_of(admin.subscriptions(options["group"]), topics)
 
 
 # ---- the ready pipeline
@@ -495,7 +408,7 @@ def _look(task: Task, report: Report, *, check: bool) -> None:
             return
         # How many of each verdict and, values aside, of each reason; needs no body.
         values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-        rows = _judged(task, admin, letters, bounds, unique_ids(SYSTEM_CLOCK).next())
+        rows = _judged(task, admin, letters)
         found = (
             rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
             .groupBy("target", "verdict", "why")
@@ -558,17 +471,16 @@ def _replay(task: Task, report: Report) -> None:
 def _settle(task: Task, ledger: Ledger) -> None:
     """Decides what every message becomes, before the first is sent."""
     folder, options = ledger.folder, task.options
-    first_id = unique_ids(SYSTEM_CLOCK).next()
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _bounds(admin, options["group"])
-        rows = _judged(task, admin, _wanted(task, bounds), bounds, first_id)
+        rows = _judged(task, admin, _wanted(task, bounds))
         kept = rows.selectExpr(
             "topic", "broker", "queue_id", "queue_offset", "store_time", "msg_id", "origin_topic",
             "origin_id", "target", "new_id", "verdict", "reason", "new_body", "new_tags",
             "new_keys", "new_sharding_key", "new_properties",
         )  # fmt: skip
         kept.write.mode("overwrite").parquet(folder.at(PLAN))
-    name = hashlib.sha256(f"{folder.path} {first_id}".encode()).hexdigest()[:16]
+    name = secrets.token_hex(8)
     size = step_rows(float(options["rate"]), options["step"])
     ledger.begin(query=f"dead-letters-{name}", step_rows=size)
 

@@ -15,6 +15,7 @@ pytest.importorskip("sqlalchemy")
 import pyarrow as pa
 import sqlalchemy as sa
 
+from sluicemq.client.core.operations.explain import GroupSubscriptions
 from sluicemq.client.core.tracing import Finished, MessageKind, Outcome, Published, encode
 from sluicemq.client.ledger import blocking_engine
 from sluicemq.errors import ConfigurationError
@@ -23,7 +24,6 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.spark.pipelines.audit import (
     AUDIT,
     Audit,
-    GroupSubscriptions,
     History,
     Seen,
     collisions,

@@ -11,7 +11,7 @@ messages here, the newest of each queue.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -101,6 +101,10 @@ DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 MEMBERS_ASKED_MAX: Final = 16
 NAME_SERVERS: Final = "PROP_NAMESERVER_ADDR"
 """What every client of remoting says of itself."""
+SUBSCRIBERS_ASKED_MAX: Final = 64
+SILENT_MAX: Final = 3
+"""After so many members that do not answer, each for its time-out, no further one is asked."""
+_NO_ANSWER: Final = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
 Brokers = Mapping[str, str]
 """Name and address of each master."""
 
@@ -274,18 +278,98 @@ def _members(
     for client_id, address in sorted(clients.items()):
         member = MemberFacts(client_id)
         if len(found) < MEMBERS_ASKED_MAX:
-            no_answer = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
-            with contextlib.suppress(*no_answer):
-                command = requests.running_info(group=name, client_id=client_id, stack_enable=False)
-                answer = yield Call(address, command)
-                if answer.code == SUCCESS:
-                    info = bodies.decode_running_info(answer.body)
-                    own_topics = {item.topic: item for item in info.subscriptions}
-                    # a proxy answers for a client of gRPC, which reads any queue
-                    queues = info.queues if NAME_SERVERS in info.properties else None
-                    member = MemberFacts(client_id, own_topics, queues)
+            info = yield from _running(name, client_id, address)
+            if info is not None:
+                own_topics = {item.topic: item for item in info.subscriptions}
+                # a proxy answers for a client of gRPC, which reads any queue
+                queues = info.queues if NAME_SERVERS in info.properties else None
+                member = MemberFacts(client_id, own_topics, queues)
         found.append(member)
     return found, subscriptions
+
+
+# ---------------------------------------------------------------------- who subscribes to what
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubscriptions:
+    """A group's subscriptions by topic. `members`: client id -> what it says itself, None when it
+    did not answer; `brokers` the brokers' view; `kept` of a group that is away.
+
+    A broker keeps one subscription for a group and topic, that of the heartbeat that came last;
+    what the members themselves say shows whether they agree.
+    """
+
+    group: str
+    members: Mapping[str, Mapping[str, Subscription] | None] = field(default_factory=dict)
+    brokers: Mapping[str, Subscription] = field(default_factory=dict)
+    kept: Mapping[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def is_online(self) -> bool:
+        return bool(self.members)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Subscribed topics, without the group's own retry topic."""
+        names = set(self.brokers).union(self.kept, *(said or () for said in self.members.values()))
+        return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
+
+    def said(self, topic: str) -> dict[str, Subscription | None]:
+        """Client id -> its subscription of a topic, None when it has none; only those that told."""
+        return {
+            client_id: own.get(topic) for client_id, own in self.members.items() if own is not None
+        }
+
+    def wanted(self, topic: str) -> list[Subscription]:
+        """All that anybody says of a topic, each expression once."""
+        known = [self.brokers.get(topic), self.kept.get(topic), *self.said(topic).values()]
+        found = {(one.kind, one.expression): one for one in known if one is not None}
+        return [found[key] for key in sorted(found)]
+
+
+def subscriptions(
+    directory: Directory, group: str, *, brokers: Brokers | None = None
+) -> Talk[GroupSubscriptions]:
+    """What a group subscribes to, as masters (all, or `brokers`) and its members say. A member that
+    does not answer is not known, never an error."""
+    masters_asked = (yield from masters(directory)) if brokers is None else brokers
+    clients: dict[str, str] = {}
+    known: dict[str, Subscription] = {}
+    command = requests.consumer_connections(group=group)
+    for _, address, answer in (yield from ask_each(masters_asked, command, absent=None)):
+        seen = bodies.decode_consumer_connections(answer.body)
+        clients |= {one.client_id: address for one in seen.connections}
+        known |= seen.subscriptions
+    members: dict[str, Mapping[str, Subscription] | None] = {}
+    silent = 0
+    for client_id, address in sorted(clients.items()):
+        members[client_id] = None
+        if len(members) <= SUBSCRIBERS_ASKED_MAX and silent < SILENT_MAX:
+            info = yield from _running(group, client_id, address)
+            if info is not None:
+                members[client_id] = {one.topic: one for one in info.subscriptions}
+            silent += info is None
+    kept: dict[str, Subscription] = {}
+    with contextlib.suppress(*_NO_ANSWER):
+        away = [] if members else (yield from matching(directory, group))
+        kept = {
+            item.topic: Subscription(item.topic, item.expression, item.kind)
+            for broker in away
+            for item in broker.topics
+            if item.expression is not None
+        }
+    return GroupSubscriptions(group, members, known, kept)
+
+
+def _running(group: str, client_id: str, address: str) -> Talk[bodies.RunningInfo | None]:
+    """What a member says of itself; None when it does not answer."""
+    command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
+    with contextlib.suppress(*_NO_ANSWER):
+        answer = yield Call(address, command)
+        if answer.code == SUCCESS:
+            return bodies.decode_running_info(answer.body)
+    return None
 
 
 def _copies(

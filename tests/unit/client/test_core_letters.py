@@ -1,0 +1,186 @@
+"""Dead letters: causes, clusters, edits, ids that stay, and what is decided about each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluicemq.client.core.operations.explain import GroupSubscriptions
+from sluicemq.client.core.operations.letters import (
+    INVALID,
+    RETRY,
+    UNCHECKED,
+    Edit,
+    Judge,
+    cause_of,
+    clusters,
+    edited,
+    kind_of,
+    origin_of,
+    replay_id,
+    wanted_of,
+)
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.ids import Host
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import SQL92, Subscription
+
+HERE = Host("10.0.0.1", 10911)
+OWN = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A", "TAGS": "A", "KEYS": "k1 k2",
+       "amount": "7"}  # fmt: skip
+STORED_MS = 1_795_478_034_089
+
+
+def letter(body: bytes = b"x", offset: int = 5, time_ms: int = STORED_MS, **own: str) -> Any:
+    return StoredMessage(
+        "%DLQ%billing", 0, offset, 0, 0, body, own, 3, 0, 0, HERE, time_ms, HERE, 16, 0, 0,
+        "broker-a",
+    )  # fmt: skip
+
+
+LETTERS = st.builds(
+    letter,
+    st.binary(max_size=8) | st.sampled_from([b"{", b" [1]", b'{"a": NaN}', "ü".encode()]),
+    st.integers(0, 1 << 40),
+    st.integers(0, STORED_MS),
+    error=st.text(max_size=9),
+    RETRY_TOPIC=st.sampled_from(["", "orders", "bills"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "body", "cause"),
+    [
+        ({}, b"hello", "no hint in the message"),
+        ({}, b"", "no hint in the message"),
+        ({}, b' \n{"a": 1}', "no hint in the message"),
+        ({}, b'{"a": NaN}', "the body is no JSON"),
+        ({}, b"[1] tail", "the body is no JSON"),
+        ({}, b"[" * 5_000, "the body is no JSON"),
+        ({}, b"{\xff", "the body is not UTF-8"),
+        ({"MyError": "at 0x1F of 12\nline"}, b"{", "MyError: at # of #"),
+        ({"stack": "s", "cause": "id 0a1b2c3d-0a1b2c3d4e5f"}, b"x", "cause: id #"),
+        ({"error": "", "reason": "why"}, b"x", "reason: why"),
+        ({"failed": "y" * 200}, b"x", "failed: " + "y" * 100),
+        ({"FAILURE": ""}, b"x", "no hint in the message"),
+    ],
+)
+def test_the_cause_is_what_the_letter_tells(
+    own: Mapping[str, str], body: bytes, cause: str
+) -> None:
+    assert cause_of(own, body) == cause
+
+
+@settings(max_examples=30)
+@given(st.lists(LETTERS, max_size=12))
+def test_every_letter_is_in_the_one_cluster_of_its_kind(letters: list[StoredMessage]) -> None:
+    found = clusters(letters)
+    assert {(one.origin, one.cause) for one in found} == {kind_of(one) for one in letters}
+    assert sum(one.messages for one in found) == len(letters)
+    assert [one.messages for one in found] == sorted((o.messages for o in found), reverse=True)
+    for one in found:
+        own = [it for it in letters if kind_of(it) == (one.origin, one.cause)]
+        assert one.examples == own[:3]
+        assert (one.first_ms, one.last_ms) == (
+            min(it.store_time_ms for it in own), max(it.store_time_ms for it in own)
+        )  # fmt: skip
+
+
+def test_the_origin_is_said_by_either_way_of_dying() -> None:
+    assert origin_of(letter(**OWN)) == "orders"
+    assert origin_of(letter(DLQ_ORIGIN_TOPIC="bills", RETRY_TOPIC="")) == "bills"
+    assert origin_of(letter()) == ""
+
+
+def test_an_edit_changes_what_it_names_and_nothing_else() -> None:
+    plain = edited(letter(b"a NaN b NaN", **OWN), Edit(), "billing")
+    assert plain.message.topic == plain.read_as == "orders"
+    assert (plain.message.tag, plain.message.keys, plain.message.flag) == ("A", ("k1", "k2"), 3)
+    assert plain.message.properties == {"amount": "7"}
+    assert not plain.system
+    changes = {"amount": None, "fixed": "yes", "TAGS": None, "KEYS": "k9", "__SHARDINGKEY": "s"}
+    changed = edited(
+        letter(b"a NaN b NaN", **OWN), Edit(b"NaN", b"null", changes, RETRY), "billing"
+    )
+    message = changed.message
+    assert (message.topic, changed.read_as) == ("%RETRY%billing", "orders")
+    assert message.body == b"a null b null"
+    assert (message.tag, message.keys, message.sharding_key) == (None, ("k9",), "s")
+    assert message.properties == {"fixed": "yes"}
+    assert changed.system == {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A"}
+    named = edited(letter(**OWN), Edit(to="bills"), "billing")
+    assert named.message.topic == named.read_as == "bills"
+
+
+@given(LETTERS, st.binary(max_size=3), st.binary(max_size=3), st.text(max_size=3))
+def test_a_letter_has_one_id_whatever_is_edited(
+    one: StoredMessage, find: bytes, put: bytes, text: str
+) -> None:
+    plain = edited(one, Edit(), "billing")
+    other = edited(one, Edit(find, put, {text: text, "TAGS": text}, text), "billing")
+    assert plain.message_id == other.message_id
+    assert len(bytes.fromhex(plain.message_id)) == 16
+    assert plain.message_id == plain.message_id.upper()
+    assert plain.message.body == one.body
+    verdict, reason = Judge(None).verdict(other.row)
+    assert verdict in (UNCHECKED, INVALID)
+    assert reason
+
+
+@given(st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 1 << 40))))
+def test_ids_differ_by_place(places: set[tuple[str, int, int]]) -> None:
+    ids = {replay_id("%DLQ%g", *place, STORED_MS + place[2]) for place in places}
+    assert len(ids) == len(places)
+
+
+def test_what_a_group_wants_is_what_anybody_says_or_is_not_known() -> None:
+    a, b = subscribe("orders", "A"), Subscription("orders", "amount > 5", SQL92)
+    known = GroupSubscriptions("g", {"one": {"orders": a}, "two": None}, {"orders": b})
+    wanted = wanted_of(known, ["orders", "bills"])
+    assert wanted is not None
+    assert {one.expression for one in wanted["orders"]} == {"A", "amount > 5"}
+    assert {one.tags for one in wanted["orders"]} == {frozenset({"A"}), frozenset()}
+    assert wanted["bills"] == ()
+    assert wanted_of(GroupSubscriptions("g"), ["orders"]) is None
+    assert wanted_of(GroupSubscriptions("g", kept={"orders": b}), ["orders"]) is not None
+
+
+def row(**changes: Any) -> Mapping[str, Any]:
+    return {
+        "target": "orders", "read_as": "orders", "tags": "A", "keys": "k1 k2", "new_id": "1F",
+        "properties": {"amount": "7"}, "size": 10,
+    } | changes  # fmt: skip
+
+
+SELECTOR = {"orders": (subscribe("orders", "amount > 5 AND KEYS = 'k1 k2'", "SQL92"),)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "reason"),
+    [
+        ({}, "matches", ""),
+        ({"properties": {"amount": "5"}}, "filtered", "amount > 5 is false (amount is '5'"),
+        ({"properties": {}}, "filtered", "amount > 5 is null (amount is absent)"),
+        ({"read_as": "other"}, "filtered", "does not subscribe to 'other'"),
+        ({"target": None}, "invalid", "origin topic is not known"),
+        ({"target": "gone"}, "invalid", "'gone' does not exist"),
+        ({"size": 0}, "invalid", "the body has 0 bytes"),
+        ({"tags": "A||B"}, "invalid", "separates tags"),
+        ({"properties": {"DELAY": "3"}}, "invalid", "'DELAY' is reserved"),
+        ({"properties": {"x": "y" * 40_000}}, "invalid", "the properties have 40,003 bytes"),
+    ],
+)
+def test_each_letter_gets_a_verdict_with_its_reason(
+    changes: dict[str, Any], verdict: str, reason: str
+) -> None:
+    found = Judge(SELECTOR, frozenset({"gone"})).verdict(row(**changes))
+    assert found[0] == verdict
+    assert reason in found[1]
+
+
+def test_all_expressions_of_a_group_have_to_let_a_letter_through() -> None:
+    unequal = {"orders": (subscribe("orders", "A"), subscribe("orders", "B"))}
+    assert Judge(unequal).verdict(row())[0] == "filtered"
+    assert Judge(None).verdict(row())[0] == "unchecked"
