@@ -96,6 +96,7 @@ def no_json(**edit: str) -> str:
 
 async def test_groups_and_causes_lead_to_letters(browser: Browser, mq: EmbeddedSluice) -> None:
     assert ">Dead letters</a>" in (await browser.get("/")).text
+    assert f'href="{AT}"' in (await browser.get("/groups/billing")).text
     listed = (await browser.get("/dead-letters?q=bill", live=True)).text
     assert "billing" in listed
     assert f">{LETTERS}</td>" in listed

@@ -16,7 +16,7 @@ from sluicemq.console.history import LAG, MATCHING, Ring, lag_of
 from sluicemq.console.pages.topics import selected
 from sluicemq.console.parts import Part, parts
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
-from sluicemq.model.topic import CONTRACT
+from sluicemq.model.topic import CONTRACT, DLQ_PREFIX
 from sluicemq.wire.bodies import ConsumerConnections
 
 CHART_S: Final = 3600.0
@@ -65,6 +65,7 @@ async def show(context: Context) -> Answer:
         {
             "group": group,
             "kind": shown.kind(group),
+            "has_letters": DLQ_PREFIX + group in await context.listed("topics", admin.topics),
             "config": known[group],
             "contract": known[group].attributes.get(CONTRACT)
             or next((one.contract for one in contracts), None),

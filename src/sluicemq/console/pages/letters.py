@@ -24,6 +24,7 @@ from sluicemq.client.core.operations.letters import (
     edited,
     kind_of,
     named_properties,
+    origin_of,
     wanted_of,
 )
 from sluicemq.console.context import Answer, Context
@@ -83,7 +84,8 @@ async def show_cluster(context: Context) -> Answer:
     asked = asked_of(context)
     return Answer({
         "group": context.path["group"], "paged": context.paged(chosen), "address": address,
-        "pick": pick_of, "origin": asked.get("origin", ""), "cause": asked.get("cause", ""),
+        "pick": pick_of, "origin_of": origin_of,
+        "origin": asked.get("origin", ""), "cause": asked.get("cause", ""),
         "until_ms": until_ms(context, found), "targets": TARGETS, "most": TEXT_MAX,
         "topics": await context.listed("topics", context.admin.topics),
     })  # fmt: skip
