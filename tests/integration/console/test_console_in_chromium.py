@@ -86,7 +86,7 @@ class Undecided(TransactionListener):
     def execute_local(self, message: Any, transaction_id: str, argument: object) -> Any:
         return TransactionState.UNKNOWN
 
-    def check_local(self, message: Any) -> Any:
+    def check(self, message: Any) -> Any:
         return TransactionState.UNKNOWN
 
 
@@ -220,6 +220,7 @@ async def test_actions_in_a_real_browser(console: tuple[Console, str, str]) -> N
         await page.check("[type=checkbox]")
         await page.fill("[name=find]", "<script>")
         await page.fill("[name=put]", "<b>")
+        await page.fill("[name=set]", "origin=JFK\ndep_delay=99")
         await page.click("button.main")
         assert await page.inner_text("del") == "<script>"
         await page.click("form.chosen button")

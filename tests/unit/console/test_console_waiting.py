@@ -26,7 +26,7 @@ class Undecided(TransactionListener):
     def execute_local(self, message: Any, transaction_id: str, argument: object) -> Any:
         return TransactionState.UNKNOWN
 
-    def check_local(self, message: Any) -> Any:
+    def check(self, message: Any) -> Any:
         return TransactionState.UNKNOWN
 
 
