@@ -24,6 +24,7 @@ class Receiver:
 
     def __init__(self, port: int = 0) -> None:
         received = self.received = SimpleQueue[tuple[str, dict[str, str], Any]]()
+        refused = self.refused = SimpleQueue[str]()
         answers = self.answers = [200]
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,6 +33,8 @@ class Receiver:
                 if answers[0] == 200:
                     message = KINDS[self.path].FromString(body)
                     received.put((self.path, dict(self.headers.items()), message))
+                else:
+                    refused.put(self.path)
                 self.send_response(answers[0])
                 self.send_header("Content-Length", "0")
                 self.end_headers()

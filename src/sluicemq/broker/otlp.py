@@ -98,11 +98,12 @@ def export(exporter: Any, data: Any) -> str | None:
         logger.removeFilter(reason)
 
 
-def resource_of(**attributes: str) -> "Resource":
+def resource_of(service: str | None, instance: str = "") -> "Resource":
     """Who says it: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
 
-    found = {f"service.{name}": value for name, value in attributes.items()}
+    found = {"service.name": service or "rocketmq"}
+    found |= {"service.instance.id": instance} if instance else {}
     return Resource(found).merge(OTELResourceDetector().detect())
 
 
@@ -178,7 +179,7 @@ class Push:
         """`kind`, `node`: what serves, and its name. Raises ConfigurationError, see
         `open_exporter`."""
         self._exporter = open_exporter("metrics", config.otlp_endpoint, config.otlp_headers_parsed)
-        self._resource = resource_of(name=f"sluicemq-{kind}", instance_id=node)
+        self._resource = resource_of(f"sluicemq-{kind}", node)
         self._collect = collect
         self._begin_ns = SYSTEM_CLOCK.now_ms() * NS_PER_MS
         variable = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")

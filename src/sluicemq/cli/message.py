@@ -3,17 +3,23 @@ trace`, the way of one, out of the traces that clients wrote; `sluice delay` and
 transaction`, those that nobody gets yet: only SluiceMQ brokers know these requests.
 """
 
+import asyncio
+import contextlib
 import functools
+from operator import add
 from typing import Any
 
 import click
 
 from sluicemq.cli.output import (
     TIME_MAX_MS,
+    Access,
     admin_options,
     as_time,
     body_record,
+    client_options,
     fields,
+    json_option,
     print_json,
     print_records,
     print_result,
@@ -21,17 +27,21 @@ from sluicemq.cli.output import (
     show_body,
     show_time,
 )
+from sluicemq.cli.traffic import parse_start, until_interrupted
+from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.operations.messages import COUNT_MAX, Timeline
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
+from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC, Published, TraceRecord, decode
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
-from sluicemq.errors import RequestError
+from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
 BODY_BEGIN_BYTES = 60
 WAITING_MAX = 1000
+EXPORTED_AT_ONCE = 20
+AGAIN_S = 2.0
 DONE = (ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
 RESULTS: dict[str, str] = {
     ConsumeResult.SUCCESS: "handled",
@@ -154,22 +164,113 @@ def record_of(stored: StoredMessage) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------- trace
 
 
-@click.command()
-@click.argument("message_id", metavar="MESSAGE_ID")
-@click.option(
+class _Traces(click.Group):
+    """`sluice trace ID` is `sluice trace show ID`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+_trace_topic_option = click.option(
     "-t", "--topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
 )
-@admin_options
-def trace(admin: Admin, message_id: str, topic: str, as_json: bool) -> None:
-    """Show what happened to a message: sent, stored, delivered, consumed by which groups.
+
+
+@click.group(cls=_Traces)
+def trace() -> None:
+    """What happened to messages: show it of one (`sluice trace ID`), or export it of all.
 
     Traces are there when the clients write them, in Python Sluice(…, trace=True).
     """
+
+
+@trace.command("show")
+@click.argument("message_id", metavar="MESSAGE_ID")
+@_trace_topic_option
+@admin_options
+def show_trace(admin: Admin, message_id: str, topic: str, as_json: bool) -> None:
+    """Show what happened to a message: sent, stored, delivered, consumed by which groups."""
     found = admin.trace(message_id, trace_topic=topic)
     if as_json:
         print_json(found)
         return
     click.echo("\n".join(drawn(found)))
+
+
+@trace.command("export")
+@click.option(
+    "--otlp", "endpoint", default="", metavar="URL",
+    help="Where to: http://HOST:4318. Without it OTEL_EXPORTER_OTLP_ENDPOINT says it.",
+)  # fmt: skip
+@_trace_topic_option
+@click.option(
+    "-g", "--group", default="sluice-trace-export", show_default=True,
+    help="Consumer group; its offsets say what is exported.",
+)  # fmt: skip
+@click.option("--from", "start", default="first", show_default=True, help="As of sluice consume.")
+@click.option("--timeout", "timeout_s", type=float, help="Stop when none came for so many seconds.")
+@click.option(
+    "--parents", is_flag=True,
+    help="Look every message up: one with a property traceparent belongs to that trace.",
+)  # fmt: skip
+@client_options
+@json_option
+def export_traces(
+    access: Access, endpoint: str, start: str, parents: bool, as_json: bool, **options: Any
+) -> None:
+    """Export traces as spans of OpenTelemetry until --timeout or Ctrl-C.
+
+    What the endpoint has taken is committed, so each span arrives at least once, with the same id.
+    """
+    from sluicemq.broker.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
+    from sluicemq.operate.spans import Joiner, exportable  # noqa: PLC0415
+
+    topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
+    exporter, joiner, begin = open_exporter("traces", endpoint), Joiner(), parse_start(start)
+    done = {"messages": 0, "spans": 0, "unread": 0}
+
+    async def parents_of(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
+        found = {}
+        for one in records:
+            if isinstance(one, Published) and one.message_id and one.offset_message_id:
+                with contextlib.suppress(SluiceError):  # deleted meanwhile, or a batch of Java's
+                    stored = await mq.admin.message_by_id(one.offset_message_id)
+                    found[one.message_id] = stored.properties.get("traceparent", "")
+        return found
+
+    async def run() -> int:
+        async with Sluice(access.name_servers, credentials=access.credentials) as mq:
+            stream = mq.subscribe(topic, group=group, start=begin)
+            while messages := await stream.receive_many(EXPORTED_AT_ONCE, timeout_s):
+                decoded = [decode(one.body) for one in messages]
+                records = [record for some, _ in decoded for record in some]
+                known = await parents_of(mq, records) if parents else {}
+                spans = list(joiner.spans(records, mq.cluster.clock.now_ms(), known))
+                data, is_said = exportable(spans), False
+                while data and (reason := await asyncio.to_thread(export, exporter, data)):
+                    if not is_said:
+                        click.echo(f"Not taken, and tried again: {reason}", err=True)
+                    is_said = True
+                    await asyncio.sleep(AGAIN_S)
+                for one in messages:
+                    await one.ack()
+                more = len(messages), len(spans), sum(unread for _, unread in decoded)
+                done.update(zip(done, map(add, done.values(), more), strict=True))
+        return 0
+
+    try:
+        asyncio.run(until_interrupted(run()))
+    finally:
+        exporter.shutdown()
+    result = done | {"unfinished": len(joiner)}
+    print_result(
+        result,
+        f"{done['spans']:,} spans of {done['messages']:,} trace messages exported; {len(joiner)} "
+        f"deliveries had not ended, {done['unread']} records could not be understood.",
+        as_json=as_json,
+    )
 
 
 def drawn(found: Timeline) -> list[str]:

@@ -193,12 +193,12 @@ def consume(
                 printed += len(messages)
             return printed
 
-    printed = asyncio.run(_until_interrupted(run()))
+    printed = asyncio.run(until_interrupted(run()))
     if not as_json and printed is not None:
         click.echo(f"{printed:,} messages.", err=True)
 
 
-async def _until_interrupted(work: Coroutine[None, None, int]) -> int | None:
+async def until_interrupted(work: Coroutine[None, None, int]) -> int | None:
     """Ctrl-C and SIGTERM end the work in order: offsets are committed, the group is left."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

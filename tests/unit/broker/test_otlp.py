@@ -95,7 +95,7 @@ def test_names_labels_and_values_are_those_of_the_page(
     assert counters == expected_counters & {name for name, _ in values}
     resource = attributes_of(request.resource_metrics[0].resource.attributes)
     assert resource["service.name"] == "sluicemq-broker"
-    assert resource["service.instance_id"] == "broker-a"
+    assert resource["service.instance.id"] == "broker-a"
 
 
 def test_an_endpoint_that_is_down_is_a_line_once_and_so_is_its_return(
