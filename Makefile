@@ -29,6 +29,8 @@ PYTHON ?= $(shell for candidate in python3.13 python3.12 python3.11 python3; do 
 export PIP_DEFAULT_TIMEOUT ?= 180
 export PIP_RETRIES ?= 10
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# Tests start hundreds of Pythons: none of them compiles what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## what can be asked of this Makefile
@@ -50,6 +52,11 @@ demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked aga
 .PHONY: test
 test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 5)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
+
+.PHONY: bytecode
+bytecode: $(STAMP) ## what Python makes of modules and tests: processes that begin side by side would each make all of it
+	$(BIN)/python -m compileall -q src
+	for tests in tests/unit "tests --ignore tests/unit"; do $(BIN)/python -m pytest -q --collect-only $$tests >/dev/null & done; wait
 
 .PHONY: quick
 quick: $(STAMP) ## the fast tests: no server, JVM or network, fewer random examples; about two minutes
