@@ -66,6 +66,11 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
+def offset_message_ids(prefix: str, offsets: bytes) -> str:
+    """Several, joined by commas. `prefix`: the store host as text; `offsets`: eight bytes each."""
+    return prefix + offsets.hex(",", 8).upper().replace(",", "," + prefix)
+
+
 def parse_offset_message_id(text: str) -> tuple[Host, int]:
     """Id -> (store host, commit-log offset). Raises ProtocolError when it is not such an id."""
     try:

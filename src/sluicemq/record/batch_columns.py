@@ -41,7 +41,6 @@ from sluicemq.record.layout import (
     VALUE_END,
 )
 from sluicemq.record.table import (
-    HEX_PAIRS,
     UNIT_COLUMNS,
     Bytes,
     Positions,
@@ -311,6 +310,9 @@ def starts_of(data: bytes) -> list[int] | None:
 
 def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Columns | None:
     """A batch as columns, but for what its request says of all messages. `code_of`: of a tag."""
+    (first,) = _unpack_size(data, 0)
+    if first * COUNT_MIN > 2 * len(data):  # too few, if the first one is no giant
+        return None
     listed = starts_of(data)
     if listed is None or len(listed) < COUNT_MIN:
         return None
@@ -467,14 +469,3 @@ def _spread(columns: Columns, starts: Positions, gaps: Bytes, middles: Bytes) ->
 def _rows(matrix: Bytes) -> list[bytes]:
     data, size = matrix.tobytes(), matrix.shape[1]
     return [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def ids_of(prefix: bytes, positions: Positions) -> bytes:
-    """Message ids, joined by commas: `prefix` and a position as 16 hex digits each."""
-    size = len(prefix) + 17
-    ids = np.empty((len(positions), size), np.uint8)
-    ids[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-    digits = positions.astype(">i8").view(np.uint8)
-    ids[:, len(prefix) : -1] = HEX_PAIRS[digits].view(np.uint8).reshape(-1, 16)
-    ids[:, -1] = ord(",")
-    return ids.tobytes()[:-1]

@@ -453,18 +453,22 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
     return b"".join(parts)
 
 
-def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes]]:
-    """The request's body -> (flag, body, encoded properties) of each. HOT.
+def decode_batch(
+    body: Buffer, behind: bytes = b""
+) -> list[tuple[int, bytes | memoryview, bytes, int]]:
+    """The request's body -> (flag, body, encoded properties, tag code) of each, with the properties
+    `behind` added to those of each. HOT.
 
     Bodies of a large request are views of it; those of a small one are copies, which cost less
     than views do. Raises ProtocolError when the lengths do not agree with each other or with the
     whole.
     """
-    source = bytes(body) if len(body) <= COPIED_BYTES_MAX else memoryview(body)
+    is_small = len(body) <= COPIED_BYTES_MAX
+    source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
     unpack_head, unpack_length = _unpack_head, _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
     end = len(body)
-    messages: list[tuple[int, bytes | memoryview, bytes]] = []
+    messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
     at = 0
     while at < end:
         try:
@@ -479,7 +483,11 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes]]:
         next_at = body_end + 2 + properties_length
         if properties_length < 0 or next_at - at != size or next_at > end:
             raise _bad(at)
-        messages.append((flag, source[start:body_end], bytes(source[body_end + 2 : next_at])))
+        own = bytes(source[body_end + 2 : next_at])
+        tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
+        if behind:
+            own = own + behind if own[-1:] == b"\x02" or not own else b"%b\x02%b" % (own, behind)
+        messages.append((flag, source[start:body_end], own, tag_code))
         at = next_at
     return messages
 

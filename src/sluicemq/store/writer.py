@@ -220,6 +220,7 @@ class Writer:
         records: list[bytes | bytearray | memoryview] = []
         units: list[bytes] = []
         positions: list[int] = []
+        add = records.extend
         try:
             for flag, body, properties, tag_code in parts:
                 body_bytes = len(body)
@@ -231,7 +232,7 @@ class Writer:
                     size, magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
                     sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0, body_bytes,
                 )  # fmt: skip
-                records += (head, body, topic_part, _pack_length(properties_bytes), properties)
+                add((head, body, topic_part, _pack_length(properties_bytes), properties))
                 units.append(_pack_unit(position, size, tag_code))
                 positions.append(position)
                 position += size

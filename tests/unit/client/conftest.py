@@ -91,7 +91,7 @@ class FakeBroker:
             self.cluster.topics[topic] = 4
         body = bytes(command.body)
         if fields["m"] == "true":
-            parts = [(flag, bytes(b), bytes(p)) for flag, b, p in decode_batch(body)]
+            parts = [(flag, bytes(b), bytes(p)) for flag, b, p, _ in decode_batch(body)]
         else:
             parts = [(int(fields["h"]), body, fields["i"].encode())]
         ids: list[str] = []

@@ -172,7 +172,7 @@ def test_parts_of_a_batch_hold_at_most_the_limit_and_a_giant_goes_alone():
 def test_a_joined_batch_reads_back_and_has_no_id_that_a_broker_would_give_its_messages():
     parts = [prepare(Message("t", b"%d" % n, tag="A", flag=n), f"ID{n}") for n in range(3)]
     joined = join(parts, "BATCH")
-    read = [(flag, bytes(body), bytes(text)) for flag, body, text in decode_batch(joined.body)]
+    read = [(flag, bytes(body), bytes(text)) for flag, body, text, _ in decode_batch(joined.body)]
     assert read == [(n, b"%d" % n, parts[n].properties.encode()) for n in range(3)]
     assert joined.message_id == "BATCH"
     assert decode_properties(joined.properties.encode()) == {"WAIT": "true"}

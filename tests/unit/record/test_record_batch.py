@@ -11,7 +11,7 @@ MESSAGES = [(0, b"one", b"a\x01b\x02"), (-7, b"", b""), (5, b"x" * 300, b"TAGS\x
 
 
 def plain(body: bytes) -> list[tuple[int, bytes, bytes]]:
-    return [(flag, bytes(part), properties) for flag, part, properties in decode_batch(body)]
+    return [(flag, bytes(part), properties) for flag, part, properties, _ in decode_batch(body)]
 
 
 def test_layout_is_that_of_the_fact_sheet() -> None:

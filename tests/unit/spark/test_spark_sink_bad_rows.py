@@ -86,7 +86,7 @@ def messages(rows: Rows) -> list[tuple[bytes, dict[str, str]]]:
     made = encoded(rows.bodies, rows.properties)
     return [
         (bytes(body), dict(p.split("\x01") for p in bytes(texts).decode().split("\x02") if p))
-        for _, body, texts in decode_batch(made.request(0, len(made)))
+        for _, body, texts, _ in decode_batch(made.request(0, len(made)))
     ]
 
 
@@ -170,7 +170,7 @@ class Picky:
         self.stored: list[tuple[str, bytes]] = []
 
     def send_encoded(self, topic: str, body: Any, *, queue: MessageQueue | None) -> SendResult:
-        found = [(topic, bytes(one)) for _, one, _ in decode_batch(body)]
+        found = [(topic, bytes(one)) for _, one, _, _ in decode_batch(body)]
         if len(body) > 400 or any(one.startswith(b"bad") for _, one in found):
             raise RequestError(13, "the message is illegal", address="a:1", cure="Mend it.")
         self.stored += found

@@ -50,7 +50,7 @@ def parsed(properties: bytes) -> dict[str, str]:
 def by_columns(values: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
     made = encoded(body_column(values["body"]), property_column(values, len(values["body"])))
     batch = decode_batch(made.request(0, len(made)))
-    return [(bytes(body), parsed(properties)) for _, body, properties in batch]
+    return [(bytes(body), parsed(properties)) for _, body, properties, _ in batch]
 
 
 def by_messages(rows: list[dict[str, Any]]) -> list[tuple[bytes, dict[str, str]]]:
@@ -158,7 +158,7 @@ def test_requests_hold_as_many_rows_as_fit_and_a_larger_row_alone() -> None:
     properties = pa.array([b""] * 6, pa.binary())
     made = encoded(bodies, properties)
     assert list(made.runs(2, 200)) == [(0, 2), (2, 3), (3, 5), (5, 6)]
-    rows = [body for run in made.runs(2, 200) for _, body, _ in decode_batch(made.request(*run))]
+    rows = [body for run in made.runs(2, 200) for _, body, _, _ in decode_batch(made.request(*run))]
     assert [bytes(body) for body in rows] == bodies.to_pylist()
     assert bytes(made.bodies(1, 3)) == b"x" * 510
 

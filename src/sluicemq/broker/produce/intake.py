@@ -23,6 +23,7 @@ second.
 """
 
 import logging
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
 from sluicemq.broker.turns import Turns
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
-from sluicemq.model.ids import HOST_BYTES_IPV4, tag_code
+from sluicemq.model.ids import HOST_BYTES_IPV4, offset_message_ids, tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
     STORE_HOST_IPV6,
@@ -234,29 +235,23 @@ class Intake:
             if done is not None:
                 return done
         try:
-            messages = decode_batch(body)
+            parts = decode_batch(body, suffix)
         except ProtocolError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if not messages:
+        if not parts:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
         if any(name in body for name in _NOT_IN_BATCH):
-            for _, _, own in messages:
-                refuse_in_batch(text.as_dict(own.decode("utf-8", "replace")))
-        stored = [
-            own + (suffix if own[-1:] == b"\x02" or not own else b"\x02" + suffix)
-            for _, _, own in messages
-        ]
-        self.check_properties(max(map(len, stored)))
-        parts = [
-            (flag, one, properties, text.tag_code_of(own))
-            for (flag, one, own), properties in zip(messages, stored, strict=True)
-        ]
+            for _, _, stored, _ in parts:
+                refuse_in_batch(text.as_dict(stored.decode("utf-8", "replace")))
+        sizes = [len(stored) for _, _, stored, _ in parts]
+        self.check_properties(max(sizes))
         positions, offset = self._writer.append_batch(topic.name, queue_id, parts, *origin)
-        bodies = [one for _, one, _ in messages]
-        self._count(topic, Counter(map(len, bodies)), sum(map(len, stored)))
+        self._count(topic, Counter([len(one) for _, one, _, _ in parts]), sum(sizes))
         if topic.name == STAGING_TOPIC:
-            self.on_staged(queue_id, offset, stored, bodies)
-        return ",".join(map((id_prefix + "%016X").__mod__, positions[:ids_max])), offset
+            properties = [stored for _, _, stored, _ in parts]
+            self.on_staged(queue_id, offset, properties, [one for _, one, _, _ in parts])
+        wanted = positions[:ids_max]
+        return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
 
     def _append_columns(
         self, topic: Topic, queue_id: int, body: bytes, origin: Origin, id_prefix: str,
@@ -277,8 +272,8 @@ class Intake:
         self._count(topic, columns.body_sizes(), int(columns.property_sizes.sum()))
         if topic.name == STAGING_TOPIC:
             self.on_staged(queue_id, offset, columns.properties, columns.bodies)
-        ids = batch_columns.ids_of(id_prefix.encode(), positions[:ids_max])
-        return ids.decode(), offset
+        wanted = positions[:ids_max].astype(">i8")
+        return offset_message_ids(id_prefix, wanted.tobytes()), offset
 
     def _count(self, topic: Topic, sizes: Mapping[int, int], properties_bytes: int) -> None:
         """`sizes`: how many bodies have which size."""

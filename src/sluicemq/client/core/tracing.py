@@ -387,7 +387,7 @@ class Tracing:
         if batch:
             parts = [
                 (str(properties, "utf-8", "replace"), len(body))
-                for _, body, properties in decode_batch(outgoing.body)
+                for _, body, properties, _ in decode_batch(outgoing.body)
             ]
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
