@@ -307,9 +307,18 @@ def pipeline() -> None:
 @click.option(
     "--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."
 )
+@click.option(
+    "--progress", type=click.Path(file_okay=False), default="", envvar="SLUICE_PIPELINES",
+    help="Directory where it leaves how far it is, for `sluice console --pipelines`.",
+)  # fmt: skip
 @json_option
 def run_command(
-    file: str, dry_run: bool, master: str | None, settings: tuple[str, ...], as_json: bool
+    file: str,
+    dry_run: bool,
+    master: str | None,
+    settings: tuple[str, ...],
+    progress: str,
+    as_json: bool,
 ) -> None:
     """Run the pipeline of FILE.
 
@@ -322,7 +331,14 @@ def run_command(
         raise click.UsageError(f"--conf is {wrong[0]!r}: write KEY=VALUE.")
     chosen = dict(one.split("=", 1) for one in settings)
     raise SystemExit(
-        run_file(file, master=master, settings=chosen, dry_run=dry_run, as_json=as_json)
+        run_file(
+            file,
+            master=master,
+            settings=chosen,
+            dry_run=dry_run,
+            as_json=as_json,
+            progress=progress,
+        )
     )
 
 

@@ -88,13 +88,14 @@ class Console:
         *,
         audit: Audit | None = None,
         is_read_only: bool = False,
+        pipelines: tuple[str, ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.accounts, self.is_read_only, self.clock = accounts, is_read_only, clock
         self.audit = audit or Audit(clock)
         self.sessions, self.throttle = Sessions(clock), Throttle(clock)
         self.cached, self.history = Cached(clock), History(clock)
-        self.connect = connect
+        self.connect, self.pipelines = connect, pipelines
         self._clients: dict[Credentials | None, Sluice] = {}
         self._templates = made_templates()
 
@@ -233,6 +234,7 @@ def endpoint_of(console: Console, page: Page) -> Callable[[Request], Any]:
             console.client(session.credentials), session, console.cached, console.history,
             console.clock, {name: str(text) for name, text in request.path_params.items()},
             dict(request.query_params), form, is_live_part(request),
+            console.pipelines,
         )  # fmt: skip
         try:
             answer = await noted_answer(console, page, context, request)

@@ -60,7 +60,8 @@ class Paged(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Context:
     """One request. `path`, `query` and `form` are texts by name; `is_live`: only the part of the
-    page that is fetched again and again is wanted."""
+    page that is fetched again and again is wanted. `pipelines`: directories where runs of pipelines
+    leave how far they are."""
 
     mq: "Sluice"
     session: Session
@@ -71,6 +72,7 @@ class Context:
     query: Mapping[str, str] = field(default_factory=dict)
     form: Mapping[str, str] = field(default_factory=dict)
     is_live: bool = False
+    pipelines: tuple[str, ...] = ()
 
     @property
     def admin(self) -> "Admin":

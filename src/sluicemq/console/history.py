@@ -42,7 +42,7 @@ def lag_of(queues: "list[QueueLag] | None") -> dict[str, Any]:
     if queues is None:
         return dict.fromkeys((LAG, MATCHING, "eta_ms", "at_risk", "lost"))
     counts = [one.matching if one.lag else 0 for one in queues]
-    spans = [one.eta_ms for one in queues if one.matching]
+    spans = [one.eta_ms for one in queues if one.lag and one.matching != 0]
     return {
         LAG: sum(one.lag for one in queues),
         MATCHING: None if None in counts else sum(count or 0 for count in counts),

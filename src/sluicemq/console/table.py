@@ -11,6 +11,7 @@ from sluicemq.console.pages import (
     lab,
     letters,
     messages,
+    pipelines,
     topics,
     waiting,
 )
@@ -44,6 +45,8 @@ PAGES: Final = (
     Page("/transactions/decide", waiting.decide, Role.OPERATE, "", event="decide transaction"),
     Page("/trace", messages.trace, Role.READ, "trace.html", entry="nav.trace"),
     Page("/lab", lab.show, Role.READ, "lab.html", entry="nav.lab"),
+    Page("/pipelines", pipelines.show_all, Role.READ, "pipelines.html", entry="nav.pipelines"),
+    Page("/pipelines/{name:path}", pipelines.show, Role.READ, "pipeline.html"),
     Page("/access", access.show, Role.ADMIN, "access.html", entry="nav.access"),
     Page("/access/account", access.account, Role.ADMIN, "account.html"),
     Page("/access/try", access.attempt, Role.ADMIN, "attempt.html"),

@@ -61,6 +61,7 @@ def test_rates_and_lag() -> None:
     assert (known["lag"], known["matching"], known["eta_ms"]) == (40, 8, 4000)
     assert lag_of([queue_lag(3), queue_lag(None)])["matching"] is None
     assert lag_of([queue_lag(3)])["eta_ms"] is None
+    assert lag_of([queue_lag(None)])["eta_ms"] is None  # who does not know what matches, nor when
     assert lag_of([])["eta_ms"] == 0
     assert set(lag_of(None).values()) == {None}
     passed = QueueLag("late", QUEUE, 30, 0, 30)

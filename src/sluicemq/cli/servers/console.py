@@ -41,9 +41,19 @@ accounts_option = click.option(
 @click.option(
     "--audit", type=click.Path(dir_okay=False), help="File for the audit log (else the log)."
 )
+@click.option(
+    "--pipelines", multiple=True, type=click.Path(file_okay=False), envvar="SLUICE_PIPELINES",
+    help="Directory of `sluice pipeline run --progress`; repeatable.",
+)  # fmt: skip
 @log_options("console")
 def console(
-    access: Access, host: str, port: int, read_only: bool, path: str | None, audit: str | None
+    access: Access,
+    host: str,
+    port: int,
+    read_only: bool,
+    path: str | None,
+    audit: str | None,
+    pipelines: tuple[str, ...],
 ) -> None:
     """Show a cluster, ours or RocketMQ's, in the browser, until SIGTERM or Ctrl-C.
 
@@ -74,6 +84,7 @@ def console(
             Accounts(path or default_path()),
             audit=Audit(SYSTEM_CLOCK, audit or ""),
             is_read_only=read_only,
+            pipelines=pipelines,
         )
         return f"console={await stack.enter_async_context(serve.serving(made, host, port))}"
 

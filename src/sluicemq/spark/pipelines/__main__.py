@@ -24,7 +24,8 @@ import sluicemq
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.spark.pipelines.file import Pipeline, load_pipeline
 from sluicemq.spark.pipelines.plan import plan, sentence_of
-from sluicemq.spark.pipelines.run import Event, Stop, run, stop_on_signals
+from sluicemq.spark.pipelines.record import recording
+from sluicemq.spark.pipelines.run import Event, Listener, Stop, run, stop_on_signals
 from sluicemq.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -38,19 +39,34 @@ def run_file(
     settings: Mapping[str, str] | None = None,
     dry_run: bool = False,
     as_json: bool = False,
+    progress: str = "",
 ) -> int:
     """Runs a file, or plans it, and returns the exit code. `master`: None takes the session that
-    spark-submit has set up, else all cores of this machine. Raises SluiceError."""
+    spark-submit has set up, else all cores of this machine. `progress`: the directory where a run
+    leaves how far it is, "" for none. Raises SluiceError."""
     pipeline = load_pipeline(path)
     for warning in pipeline.warnings:
         _to_stderr(warning.told(path))
-    spark = session_for(pipeline, master, settings or {})
+    with recording("" if dry_run else progress, pipeline) as record:
+        return run_in_session(pipeline, master, settings or {}, record, dry_run, as_json)
+
+
+def run_in_session(
+    pipeline: Pipeline,
+    master: str | None,
+    settings: Mapping[str, str],
+    record: Listener,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """The same of a pipeline that is loaded; `record` hears its events too."""
+    spark = session_for(pipeline, master, settings)
     try:
         if dry_run:
             found = plan(pipeline, spark)
             _to_stdout(found.figures if as_json else found.told())
             return 0
-        return run_pipeline(pipeline, spark, as_json=as_json)
+        return run_pipeline(pipeline, spark, as_json=as_json, record=record)
     except SluiceError as error:  # as text alone, without secrets
         raise ConfigurationError(pipeline.secrets.hidden(str(error))) from None
     finally:
@@ -87,10 +103,17 @@ def session_for(
         raise ConfigurationError(f"Spark does not start: {sentence_of(error)}") from error
 
 
-def run_pipeline(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
+def run_pipeline(
+    pipeline: Pipeline,
+    spark: "SparkSession",
+    *,
+    as_json: bool,
+    record: Listener = lambda _event: None,
+) -> int:
     """Runs it, prints its events, and returns the exit code."""
 
     def hear(event: Event) -> None:
+        record(event)
         if as_json:
             _to_stdout(event.as_json())
         else:
@@ -121,11 +144,13 @@ def main() -> int:
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--dry-run", action="store_true", help="Say what would be done.")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout.")
+    parser.add_argument("--progress", default="", help="Directory for its progress.")
     given = parser.parse_args()
     settings = dict(one.split("=", 1) for one in given.conf if "=" in one)
     try:
         return run_file(given.file, master=given.master, settings=settings,
-                        dry_run=given.dry_run, as_json=given.json)  # fmt: skip
+                        dry_run=given.dry_run, as_json=given.json,
+                        progress=given.progress)  # fmt: skip
     except SluiceError as error:
         sys.stderr.write(f"{error}\n")
         return 1
