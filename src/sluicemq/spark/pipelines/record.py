@@ -150,7 +150,7 @@ def recording(directory: str, pipeline: "Pipeline") -> Iterator[Callable[["Event
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Progress:
     """The last run of a pipeline as its file tells. `rows` are done, `left` are not (None: nobody
     knows), `eta_ms` until then; `why` says why it is stalled or cannot be read."""
 
@@ -176,14 +176,16 @@ class Run:
 
 def runs_of(
     directories: Iterable[str], files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
-) -> dict[str, Run]:
+) -> dict[str, Progress]:
     """The runs that these directories know, by name; of one name that which began last."""
-    found: dict[str, Run] = {}
+    found: dict[str, Progress] = {}
     for directory in directories:
         try:
             names = sorted(files.names(directory))
         except OSError as error:
-            found[directory] = Run(directory, why=f"the directory cannot be read: {error.strerror}")
+            found[directory] = Progress(
+                directory, why=f"the directory cannot be read: {error.strerror}"
+            )
             continue
         for name in names:
             if name.endswith(SUFFIX):
@@ -193,8 +195,8 @@ def runs_of(
     return dict(sorted(found.items()))
 
 
-def run_of(path: str, files: Files, now_ms: int) -> Run:
-    """One file; `Run.why` for one that is none."""
+def run_of(path: str, files: Files, now_ms: int) -> Progress:
+    """One file; `Progress.why` for one that is none."""
     try:
         file = files.open(path)
         try:
@@ -204,10 +206,10 @@ def run_of(path: str, files: Files, now_ms: int) -> Run:
         return made(told, now_ms)
     except (OSError, SluiceError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = path.rpartition("/")[2].removesuffix(SUFFIX)
-        return Run(name, why=f"{path} is no progress of a pipeline: {error}")
+        return Progress(name, why=f"{path} is no progress of a pipeline: {error}")
 
 
-def made(told: Mapping[str, Any], now_ms: int) -> Run:
+def made(told: Mapping[str, Any], now_ms: int) -> Progress:
     """Of the values in a file. Raises KeyError and TypeError for others."""
     sinks: dict[str, dict[str, Any]] = told["sinks"]
     lefts = [one.get("left") for one in sinks.values()]
@@ -220,7 +222,7 @@ def made(told: Mapping[str, Any], now_ms: int) -> Run:
         state, why = STALLED, "its process is gone: it was killed, or its machine is away"
     elif state == RUNNING and left != 0 and now_ms - told["stepped_ms"] > STALL_MS:
         state, why = STALLED, "it runs, and has done no step for a while though something is left"
-    return Run(
+    return Progress(
         str(told["pipeline"]), str(told["kind"]), str(told["file"]), state, str(told["error"]),
         why, int(told["begun_ms"]), int(told["stepped_ms"]),
         sum(int(one["rows"]) for one in sinks.values()), left,
