@@ -23,7 +23,7 @@ from sluicemq.cli.output import (
     print_result,
     show_time,
 )
-from sluicemq.cli.servers.serve import print_proxy_clients, proxy_status
+from sluicemq.cli.servers.serve import print_proxy_clients
 from sluicemq.client.core.operations.groups import (
     EARLIEST_MS,
     LATEST_MS,
@@ -37,6 +37,7 @@ from sluicemq.client.core.operations.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import CONTRACTS, RETRY_PREFIX, GroupConfig
+from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 

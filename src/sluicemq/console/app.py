@@ -89,13 +89,14 @@ class Console:
         audit: Audit | None = None,
         is_read_only: bool = False,
         pipelines: tuple[str, ...] = (),
+        proxies: tuple[str, ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.accounts, self.is_read_only, self.clock = accounts, is_read_only, clock
         self.audit = audit or Audit(clock)
         self.sessions, self.throttle = Sessions(clock), Throttle(clock)
         self.cached, self.history = Cached(clock), History(clock)
-        self.connect, self.pipelines = connect, pipelines
+        self.connect, self.pipelines, self.proxies = connect, pipelines, proxies
         self._clients: dict[Credentials | None, Sluice] = {}
         self._templates = made_templates()
 
@@ -234,7 +235,7 @@ def endpoint_of(console: Console, page: Page) -> Callable[[Request], Any]:
             console.client(session.credentials), session, console.cached, console.history,
             console.clock, {name: str(text) for name, text in request.path_params.items()},
             dict(request.query_params), form, is_live_part(request),
-            console.pipelines,
+            console.pipelines, console.proxies,
         )  # fmt: skip
         try:
             answer = await noted_answer(console, page, context, request)

@@ -61,7 +61,7 @@ class Paged(Generic[T]):
 class Context:
     """One request. `path`, `query` and `form` are texts by name; `is_live`: only the part of the
     page that is fetched again and again is wanted. `pipelines`: directories where runs of pipelines
-    leave how far they are."""
+    leave how far they are; `proxies`: those that tell which members came to them."""
 
     mq: "Sluice"
     session: Session
@@ -73,6 +73,7 @@ class Context:
     form: Mapping[str, str] = field(default_factory=dict)
     is_live: bool = False
     pipelines: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()
 
     @property
     def admin(self) -> "Admin":

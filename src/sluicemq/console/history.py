@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
-from sluicemq.console.parts import parts
+from sluicemq.console.parts import part, parts
+from sluicemq.console.shown import kind
 from sluicemq.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 STEP_S: Final = 10.0
 POINTS_MAX: Final = 6 * 360
 GROUPS_MAX: Final = 100
-RATE_IN, RATE_OUT = "in", "out"
+NAMES_S: Final = 60.0
+"""How old the list of groups may be."""
+RATE_IN, RATE_OUT, DISK = "in", "out", "disk"
 LAG, MATCHING = "lag", "matching"
 
 Values = Mapping[str, float]
@@ -78,6 +81,9 @@ class History:
         self._clock = clock
         self.cluster = Ring()
         self.groups: dict[str, Ring] = {}
+        self.counted: list[str] = []
+        """The groups whose lag is summed up for the cluster."""
+        self._counted_s: float | None = None
 
     @property
     def now_s(self) -> float:
@@ -107,11 +113,32 @@ class History:
                 RATE_IN: sum(rate(one.get("putTps", "")) for one in known),
                 RATE_OUT: sum(rate(one.get("getTransferredTps", "")) for one in known),
             }
+            disks = [
+                rate(one["commitLogDiskRatio"]) for one in known if "commitLogDiskRatio" in one
+            ]
+            point |= {DISK: max(disks) * 100} if disks else {}
+            lag = await self.lag(admin)
+            point |= {} if lag is None else {LAG: float(lag)}
             self.cluster.add(self.now_s, point)
         found = await parts({group: admin.lag(group) for group in self.groups})
         for group, one in found.items():
             if one.value is not None and group in self.groups:
                 self.watch(group, one.value)
+
+    async def lag(self, admin: "Admin") -> int | None:
+        """Of all groups; of those that are watched, when there are more than `GROUPS_MAX`. None
+        when one of them cannot say."""
+        if self._counted_s is None or self.now_s - self._counted_s >= NAMES_S:
+            names = (await part(admin.groups())).value or {}
+            self.counted = [name for name in names if kind(name) == "normal"]
+            self._counted_s = self.now_s
+        if len(self.counted) > GROUPS_MAX:
+            self.counted = [name for name in self.groups if name in self.counted]
+        reached = await parts({name: admin.progress(name) for name in self.counted})
+        queues = [one.value for one in reached.values()]
+        if None in queues:
+            return None
+        return sum(max(0, queue.lag) for own in queues for queue in own or ())
 
     async def run(self, admin: "Admin") -> None:
         """Looks again and again, until it is cancelled."""

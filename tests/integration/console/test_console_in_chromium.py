@@ -17,10 +17,14 @@ from chromium import Missing, axe, chromium
 from sluicemq.client.core import requests
 from sluicemq.client.core.talks import Call
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Accounts
 from sluicemq.console.app import Console
+from sluicemq.console.history import History
 from sluicemq.console.serve import serving
 from sluicemq.model.message import Message
+from sluicemq.spark.pipelines.record import Recorder
+from sluicemq.spark.pipelines.run import Event
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -29,7 +33,8 @@ pytestmark = pytest.mark.slow
 PROBE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 VIEWS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 PICTURES = {(1280, "light"), (390, "dark")}
-SHOWN = "cluster", "group", "message", "lab", "account"
+SHOWN = "cluster", "group", "message", "lab", "account", "pipeline"
+LOOKS = 40
 OWN = "operations", "a-secret-of-operations"
 RULES = """
 globalWhiteRemoteAddresses: [10.20.30.40]
@@ -74,10 +79,14 @@ async def console(tmp_path: Path) -> AsyncIterator[tuple[Console, str, str]]:
         trace=True, store=tmp_path / "store", settings=settings, credentials=OWN
     ) as mq:
         message_id = await fill(mq)
+        clock = PastClock()
+        leave_runs(str(tmp_path / "runs"), clock)
         made = Console(
             lambda credentials: mq.servers.client(credentials=credentials or OWN),
             Accounts("/nowhere"),
+            pipelines=(str(tmp_path / "runs"),),
         )
+        made.history = await hours(mq, clock)
         async with serving(made, "127.0.0.1", 0) as link:
             yield made, link.partition("/enter")[0], message_id
 
@@ -88,6 +97,58 @@ class Undecided(TransactionListener):
 
     def check(self, message: Any) -> Any:
         return TransactionState.UNKNOWN
+
+
+class PastClock:
+    """The time some seconds ago: what happens at once is drawn as if it had taken hours."""
+
+    ago_s = 0.0
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms() - int(self.ago_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return SYSTEM_CLOCK.monotonic_s() - self.ago_s
+
+
+async def hours(mq: EmbeddedSluice, clock: PastClock) -> History:
+    """What the console would have seen of a cluster that is sent to, looked at again and again."""
+    history = History(clock)
+    for point in range(LOOKS):
+        clock.ago_s = (LOOKS - 1 - point) * 300.0
+        for number in range(point * 7 % 11):
+            sent = {"origin": "JFK" if number % 2 else "EWR", "dep_delay": "75"}
+            await mq.send("flights", b"{}", properties=sent)
+        history.watch("late", await mq.admin.lag("late"))
+        await history.look(mq.admin)
+        await asyncio.sleep(0.05)
+    return history
+
+
+def leave_runs(directory: str, clock: PastClock) -> None:
+    """A stream that goes on, one that failed, a batch that is done."""
+    for name, kind, ending in (
+        ("bookings-archive", "archive", ""),
+        ("late-flights", "batch", "late.yaml:12: sinks[2].url: the database does not answer."),
+        ("copy-flights", "streaming", None),
+    ):
+        clock.ago_s = 600.0
+        recorder = Recorder(directory, name, f"{name}.yaml", kind, clock=clock)
+        left = 90_000
+        for batch in range(40):
+            clock.ago_s = 600.0 - batch * 15
+            rows = 1200 + batch % 7 * 180
+            left = max(0, left - rows - 600) + (batch % 5) * 300
+            figures = {
+                "sink": "topic-copy", "rows": rows, "rows_per_second": rows / 3, "lag": left,
+                "eta_s": left / rows * 3,
+            }  # fmt: skip
+            told = f"{name} topic-copy: batch {batch}: {rows:,} rows, lag {left:,}"
+            recorder.hear(Event("batch", told, figures))
+        if ending is None:
+            recorder.beat()
+        else:
+            recorder.end(ending)
 
 
 async def fill(mq: EmbeddedSluice) -> str:
@@ -139,6 +200,7 @@ def pages(message_id: str) -> dict[str, str]:
         "dry run": "/dead-letters/late/replay?find=b%3E&put=%3Cbr%3E&set=a%3D%3Ci%3E&remove=note",
         "delayed": "/delayed", "transactions": "/transactions",
         "lab": f"/lab?topic=flights&kind=SQL92&expression={lab}",
+        "pipelines": "/pipelines", "pipeline": "/pipelines/copy-flights",
         "access": "/access", "account": "/access/account?key=gate-displays",
         "try": "/access/try?key=gate-displays&request=PULL_MESSAGE&topic=flights&group=late",
         "error": "/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E",

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from sluicemq.client.core.operations.groups import QueueLag
-from sluicemq.console.history import GROUPS_MAX, POINTS_MAX, History, Ring, lag_of, rate
+from sluicemq.client.core.operations.groups import QueueLag, QueueProgress
+from sluicemq.console.history import GROUPS_MAX, NAMES_S, POINTS_MAX, History, Ring, lag_of, rate
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 
@@ -30,6 +30,7 @@ class Scripted:
     """A cluster of one broker; `is_there` says whether it answers."""
 
     is_there = True
+    names: tuple[str, ...] = ("late", "early")
 
     async def masters(self) -> dict[str, str]:
         return {"broker-a": "127.0.0.1:1"}
@@ -37,7 +38,17 @@ class Scripted:
     async def runtime(self, _address: str) -> dict[str, str]:
         if not self.is_there:
             raise RequestTimeoutError("no answer within 5 s.")
-        return {"putTps": "3.0 2.0 1.0", "getTransferredTps": "7.5 0 0"}
+        return {
+            "putTps": "3.0 2.0 1.0", "getTransferredTps": "7.5 0 0", "commitLogDiskRatio": "0.25",
+        }  # fmt: skip
+
+    async def groups(self) -> dict[str, None]:
+        return dict.fromkeys([*self.names, "CID_ONSAPI_PULL", "%RETRY%late"])
+
+    async def progress(self, group: str) -> list[QueueProgress]:
+        if group == "forbidden":
+            raise RequestTimeoutError("no answer within 5 s.")
+        return [QueueProgress(QUEUE, 3, 10), QueueProgress(QUEUE, 12, 10)]
 
     async def lag(self, _group: str) -> list[QueueLag]:
         return [queue_lag(4)]
@@ -82,6 +93,31 @@ async def test_it_looks_at_the_cluster_and_at_groups_that_are_watched() -> None:
     assert history.groups["late"].chart("lag", "matching") == [
         [1000.0, 1010.0, 1020.0], [20, 20, 20], [9, 4, 4],
     ]  # fmt: skip
+
+
+async def test_the_lag_of_all_groups_and_the_fullest_disk() -> None:
+    clock, cluster = HandClock(), Scripted()
+    admin: Any = cluster
+    history = History(clock)
+    await history.look(admin)
+    assert history.counted == ["late", "early"]
+    cluster.names = ("late", "forbidden")
+    clock.now_s += NAMES_S - 1
+    await history.look(admin)  # the list may be a minute old
+    clock.now_s += 1
+    await history.look(admin)  # one of them cannot say
+    assert history.cluster.chart("lag", "disk")[1:] == [[14.0, 14.0, None], [25.0, 25.0, 25.0]]
+
+
+async def test_of_many_groups_those_that_are_watched_count() -> None:
+    clock, cluster = HandClock(), Scripted()
+    cluster.names = tuple(f"group-{number}" for number in range(GROUPS_MAX + 1))
+    admin: Any = cluster
+    history = History(clock)
+    history.watch("group-7", [])
+    await history.look(admin)
+    assert history.counted == ["group-7"]
+    assert history.cluster.chart("lag")[1] == [7.0]
 
 
 def test_the_groups_watched_last_are_kept() -> None:

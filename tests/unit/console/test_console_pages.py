@@ -14,6 +14,7 @@ from console_app import SECRETS, Browser, browsing
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Role
 from sluicemq.console.app import HEADERS
+from sluicemq.console.pages import groups
 from sluicemq.errors import NameServerUnreachableError, PermissionDeniedError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -211,6 +212,30 @@ async def test_no_link_leads_to_another_site(browser: Browser) -> None:
     text = (await browser.http.get("http://console:8082//evil.example/")).text
     assert 'href="//' not in text
     assert 'href="/evil.example/' in text
+
+
+async def test_members_that_came_to_a_proxy_are_shown_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def take(_message: Any) -> None:
+        pass
+
+    async with embedded(tcp=True, proxy=True) as mq:
+        await mq.admin.create_topic("flights", queues=1)
+        await mq.consumer("late", take).subscribe("flights").start()
+        (member,) = await mq.admin.consumers("late")
+        at, page = mq.servers.proxy_address, "/groups/late"
+        async with browsing(connect_to(mq), tmp_path, proxies=(at,)) as browser:
+            await browser.enter()
+            assert '<td data-label="Protocol">Remoting</td>' in (await browser.get(page)).text
+            clients = [{"client_id": member.client_id, "group": "late"}]
+            monkeypatch.setattr(groups, "proxy_status", lambda *_given: {"clients": clients})
+            assert f"gRPC</span> <code>{at}</code>" in (await browser.get(page)).text
+            monkeypatch.undo()
+            browser.console.proxies = ("127.0.0.1:1",)
+            text = (await browser.get(page)).text
+            assert "127.0.0.1:1: Not known:" in text
+            assert '<td data-label="Protocol">–</td>' in text
 
 
 class LargeAdmin:

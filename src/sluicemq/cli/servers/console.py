@@ -45,6 +45,10 @@ accounts_option = click.option(
     "--pipelines", multiple=True, type=click.Path(file_okay=False), envvar="SLUICE_PIPELINES",
     help="Directory of `sluice pipeline run --progress`; repeatable.",
 )  # fmt: skip
+@click.option(
+    "--proxy", "proxies", multiple=True,
+    help="Show which members came to the proxy at host:port; repeat for more.",
+)  # fmt: skip
 @log_options("console")
 def console(
     access: Access,
@@ -54,6 +58,7 @@ def console(
     path: str | None,
     audit: str | None,
     pipelines: tuple[str, ...],
+    proxies: tuple[str, ...],
 ) -> None:
     """Show a cluster, ours or RocketMQ's, in the browser, until SIGTERM or Ctrl-C.
 
@@ -85,6 +90,7 @@ def console(
             audit=Audit(SYSTEM_CLOCK, audit or ""),
             is_read_only=read_only,
             pipelines=pipelines,
+            proxies=proxies,
         )
         return f"console={await stack.enter_async_context(serve.serving(made, host, port))}"
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
 from sluicemq.cli.output import (
     Access,
@@ -33,7 +32,6 @@ from sluicemq.cli.output import (
     server_options,
 )
 from sluicemq.cli.servers.logs import log_options
-from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
@@ -58,13 +56,10 @@ from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
-from sluicemq.net.tls import Tls
-from sluicemq.proxy import STATUS
-from sluicemq.wire.signature import sign_call
+from sluicemq.proxy import proxy_status
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
-    from sluicemq.client.core.names import Credentials
 
 PROXY_PORT = 8081
 REPLICAS_MAX = 9
@@ -323,26 +318,6 @@ def status(address: str, access: Access, as_json: bool) -> None:
         f"{found['connections']} connections, {len(found['clients'])} clients, {polls} waiting "
         f"polls; the proxy is {'in its broker' if found['mode'] == 'local' else 'alone'}."
     )
-
-
-def proxy_status(
-    address: str, credentials: "Credentials | tuple[str, str] | None"
-) -> dict[str, Any]:
-    """What a proxy does now. Raises ConfigurationError for something that is none of ours."""
-    from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - not for `--help`
-    from sluicemq.net.grpc import CallError, StatusCode, ask  # noqa: PLC0415
-
-    account, now = Credentials.of(credentials), f"{SYSTEM_CLOCK.now_ms()}"
-    metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
-    try:
-        found: dict[str, Any] = orjson.loads(ask(address, STATUS, b"", metadata, tls=Tls.of(None)))
-    except CallError as error:
-        if error.code != StatusCode.UNIMPLEMENTED:
-            raise
-        raise ConfigurationError(
-            f"{address} is no proxy of SluiceMQ: {error}", cure="Name one of `sluice up`."
-        ) from error
-    return found
 
 
 def print_proxy_clients(clients: list[dict[str, Any]], title: str) -> None:

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from sluicemq.console.context import Answer, Context
-from sluicemq.console.history import RATE_IN, RATE_OUT, rate
+from sluicemq.console.history import DISK, LAG, RATE_IN, RATE_OUT, rate
 from sluicemq.console.parts import parts
 
 DISK_WARNING: Final = 0.75
@@ -33,6 +33,9 @@ async def show(context: Context) -> Answer:
                 for name in ("in_per_s", "out_per_s", "in_today", "out_today")
             },
             "chart": context.history.cluster.chart(RATE_IN, RATE_OUT),
+            "lag_chart": context.history.cluster.chart(LAG),
+            "lag_groups": len(context.history.counted),
+            "disk_chart": context.history.cluster.chart(DISK),
         }
     )
 

@@ -1,5 +1,6 @@
 """Consumer groups: the list with lag, and one with members, subscriptions and what is before it."""
 
+import asyncio
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from sluicemq.console.pages.topics import selected
 from sluicemq.console.parts import Part, parts
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.topic import CONTRACT, DLQ_PREFIX
+from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import ConsumerConnections
 
 CHART_S: Final = 3600.0
@@ -56,6 +58,7 @@ async def show(context: Context) -> Answer:
     )
     masters = (await context.listed("masters", admin.masters)).values()
     connected = await parts({at: admin.group_connections(group, at) for at in masters})
+    by_grpc, silent = await clients_of_proxies(context, group)
     lags: list[QueueLag] | None = told["lag"].value
     contracts: list[GroupContract] = told["contract"].value or []
     # Who is refused the lag sees none of before either; a question that fails leaves a gap.
@@ -70,6 +73,9 @@ async def show(context: Context) -> Answer:
             "contract": known[group].attributes.get(CONTRACT)
             or next((one.contract for one in contracts), None),
             "told": told,
+            "by_grpc": by_grpc,
+            "silent": silent,
+            "proxies": context.proxies,
             "lags": lags or [],
             "total": lag_of(lags),
             "subscriptions": subscriptions(
@@ -82,6 +88,23 @@ async def show(context: Context) -> Answer:
             "chart": ring.chart(LAG, MATCHING, since_s=since_s),
         }
     )
+
+
+async def clients_of_proxies(
+    context: Context, group: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Members of the group that came to a proxy, by client id, and why a proxy does not say."""
+    credentials = context.mq.cluster.credentials
+    told = await parts(
+        {at: asyncio.to_thread(proxy_status, at, credentials) for at in context.proxies}
+    )
+    found = {
+        client["client_id"]: client | {"proxy": at}
+        for at, one in told.items()
+        for client in (one.value or {}).get("clients", ())
+        if client["group"] == group
+    }
+    return found, {at: one.reason for at, one in told.items() if one.value is None}
 
 
 async def preview(context: Context) -> Answer:
