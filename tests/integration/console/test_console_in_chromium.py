@@ -207,6 +207,7 @@ def pages(message_id: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.timeout(300)
 async def test_every_page_in_a_real_browser(
     console: tuple[Console, str, str], tmp_path: Path
 ) -> None:

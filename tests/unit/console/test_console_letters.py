@@ -14,6 +14,7 @@ import pytest
 
 from console_app import SECRETS, Browser, browsing
 from sluicemq.client.core import requests
+from sluicemq.client.core.operations import letters as core
 from sluicemq.client.core.talks import Call
 from sluicemq.console.accounts import Role
 from sluicemq.console.pages import letters as pages
@@ -114,7 +115,7 @@ async def test_groups_and_causes_lead_to_letters(browser: Browser, mq: EmbeddedS
 
 
 async def test_what_is_looked_at_is_bounded_and_goes_on(
-    browser: Browser, mq: EmbeddedSluice
+    browser: Browser, mq: EmbeddedSluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = await mq.admin.dead_letters("billing", count_max=5)
     assert (len(newest.letters), newest.stored) == (5, LETTERS)
@@ -122,11 +123,14 @@ async def test_what_is_looked_at_is_bounded_and_goes_on(
     until_ms = newest.letters[0].store_time_ms
     await bury(mq, b"later")
     again = await mq.admin.dead_letters("billing", until_ms=until_ms)
-    assert len(again.letters) == LETTERS
+    assert (len(again.letters), again.stored) == (LETTERS, LETTERS)
     assert again.older_ms is None
     assert b"later" not in {one.body for one in again.letters}
+    monkeypatch.setattr(core, "_PAGE", 4)
     few = await mq.admin.dead_letters("billing", bytes_max=1)
-    assert 0 < len(few.letters) <= 64
+    assert (len(few.letters), few.stored) == (4, LETTERS + 1)
+    older = (await browser.get(f"{AT}?until={few.older_ms}")).text
+    assert "that were stored until" in older
 
 
 async def test_a_dry_run_shows_what_becomes_of_each_and_sends_nothing(

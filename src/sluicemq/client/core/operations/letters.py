@@ -29,7 +29,7 @@ from sluicemq.client.core.names import (
 from sluicemq.client.core.operations.explain import GroupSubscriptions
 from sluicemq.client.core.operations.messages import read_range
 from sluicemq.client.core.operations.rules import verdict_on
-from sluicemq.client.core.operations.topics import offset_by_time, offset_max, offset_min, queues
+from sluicemq.client.core.operations.topics import offset_by_time, offsets, queues
 from sluicemq.client.core.talks import Talk
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.filter.subscriptions import subscribe
@@ -61,7 +61,7 @@ LETTERS_MAX: Final = 2_000
 LETTERS_BYTES_MAX: Final = 64 << 20
 """So many of the newest letters are looked at, and so many bytes of their bodies."""
 EXAMPLES_MAX: Final = 3
-_PAGE: Final = 64
+_PAGE: Final = 32
 _HINT: Final = re.compile("exception|error|cause|reason|fail|stack", re.IGNORECASE)
 _NUMBERS: Final = re.compile(r"\b0x[0-9a-fA-F]+|[0-9a-fA-F-]{16,}|[0-9]+")
 _TEXT_MAX: Final = 100
@@ -168,14 +168,13 @@ def dead_letters(
     found: list[StoredMessage] = []
     stored, borders = 0, []
     for queue in readable:
-        low, high = (yield from offset_min(directory, queue)), 0
-        if until_ms is None:
-            high = yield from offset_max(directory, queue)
-        else:
-            high = yield from offset_by_time(directory, queue, until_ms + 1)
+        low, high = yield from offsets(directory, queue)
+        if until_ms is not None:  # RocketMQ 4 tells the last one before that time
+            behind = yield from offset_by_time(directory, queue, until_ms + 1)
+            high = min(high, behind + 1)
         own: list[StoredMessage] = []
         end, last = high, max(low, high - max(1, count_max // len(readable)))
-        size = 0
+        size = later = 0
         while end > last and size < bytes_max // len(readable):
             page: list[StoredMessage] = []
 
@@ -185,9 +184,11 @@ def dead_letters(
 
             begin = max(last, end - _PAGE)
             yield from read_range(directory, queue, begin, end, take)
-            own += reversed(page)
+            wanted = [one for one in page if until_ms is None or one.store_time_ms <= until_ms]
+            own += reversed(wanted)
+            later += len(page) - len(wanted)
             end, size = begin, size + sum(len(one.body) for one in page)
-        stored += max(0, high - low)
+        stored += max(0, high - low) - later
         borders += [own[-1].store_time_ms] if own and end > low else []
         found += own
     found.sort(key=lambda one: (-one.store_time_ms, one.broker, one.queue_id, -one.queue_offset))
