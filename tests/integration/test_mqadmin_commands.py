@@ -25,13 +25,13 @@ class Tool:
         self.mq = mq
         self.broker = broker
 
-    async def __call__(self, line: str) -> str:
+    async def __call__(self, line: str, code: int = 0) -> str:
         """What it prints: stdout, then stderr. In a thread: the cluster needs this one."""
         environment = {"NAMESRV_ADDR": self.mq.servers.name_server_address}
         words = ["mqadmin", *line.split()]
         async with asyncio.timeout(30):
             done = await asyncio.to_thread(CliRunner().invoke, main, words, env=environment)
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == code, done.output
         return done.stdout + done.stderr
 
     async def rows(self, line: str) -> list[list[str]]:
@@ -112,6 +112,17 @@ async def test_the_order_of_a_topic_is_a_value_of_the_name_servers(tool: Tool) -
     await tool("updateKvConfig -s N -k a -v b")
     assert await tool("deleteKvConfig -s N -k a") == "delete kv config from namespace success.\n"
     assert "set cluster orderConf" in await tool("updateTopic -c DefaultCluster -t To -o true")
+
+
+async def test_a_flag_that_chooses_nothing_is_refused(tool: Tool) -> None:
+    assert await tool("topicStatus -t T -c DefaultCluster") == await tool("topicStatus -t T")
+    assert await tool("topicStatus -t T -c other", 1) == (
+        "topicStatus -c <arg> is refused: all clusters are looked at (DefaultCluster), and no lite "
+        "topics. Leave it away.\n"
+    )
+    assert await tool("queryMsgByOffset -t T -b broker-a -i 0 -o 0 -r P", 1) == (
+        "queryMsgByOffset -r <arg> is refused: it has no effect here. Leave it away.\n"
+    )
 
 
 async def test_groups_are_made_shown_and_deleted(tool: Tool, tmp_path: Path) -> None:

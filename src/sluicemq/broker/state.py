@@ -95,10 +95,9 @@ class BrokerState:
         self.groups = groups = Groups(settings, files, clock)
         self.offsets = offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock)
-        self.guard = Guard.of(files, clock, settings.broker)
-        self.access = Access(self.guard)
+        self.guard = guard = Guard.of(files, clock, settings.broker)
+        self.access, self.producers = Access(guard), Producers(clock)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
-        self.producers = Producers(clock)
         # Turns, and what is worked at beside them.
         self.shares = shares or Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
@@ -149,8 +148,9 @@ class BrokerState:
             call_soon=call_soon, run_sync=run_sync,
         )  # fmt: skip
         self.retries = Retries(
-            settings, topics, groups, store, intake, consumers, self.locks, clock, self.access
-        )
+            settings, topics, groups, store, intake, consumers, self.locks, clock, self.delivered,
+            self.access,
+        )  # fmt: skip
         self.send = Send(settings, topics, self.retries, store, intake, turns, unique_ids)
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)

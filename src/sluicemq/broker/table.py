@@ -188,7 +188,9 @@ def families(b: BrokerState) -> tuple[object, ...]:
             b.background, b.delivered, b.request_filters, b.random, consumers,
             b.assignments.admit,
         ),
-        Acknowledge(topics, offsets, b.checkpoints, b.order, store, b.turns, clock),
+        Acknowledge(
+            topics, offsets, b.checkpoints, b.order, store, b.turns, clock, b.delivered,
+        ),
         TransactionRequests(settings, b.transactions, clock, b.access),
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),

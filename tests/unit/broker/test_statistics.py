@@ -4,10 +4,12 @@ import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.admin.refused import SENTENCES
+from sluicemq.broker.admin.statistics import UNMEASURED
 from sluicemq.broker.admin.status import Spans
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.popping import Handle
 
 STATISTICS, OF_BROKER, PRODUCERS, TOPICS, SUBSCRIPTION, FORBIDDEN = 315, 317, 328, 343, 345, 353
 PULL, COMMIT, DELETE_TOPIC, UNITS = 11, 15, 215, 321
@@ -75,6 +77,60 @@ def test_messages_are_counted_by_minute_hour_and_day(
     found = counted(client, "TOPIC_PUT_NUMS", "T")
     assert (found["statsMinute"]["sum"], found["statsHour"]["sum"]) == (0, 5)
     assert counted(client, "BROKER_PUT_NUMS", broker.settings.broker.cluster_name)
+
+
+def test_messages_of_a_queue_are_counted_by_their_times(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    for _ in range(3):
+        client.call(310, send_fields(), b"x")
+    pass_s(broker, 120)
+    client.call(310, send_fields(), b"x")
+    found = counted(client, "QUEUE_PUT_NUMS", "T@0")
+    assert [found[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [1, 4, 4]
+    assert found["statsMinute"]["avgpt"] == 1
+    for key in ("T@99", "T", "U@0", "@"):
+        fields = {"statsName": "QUEUE_PUT_NUMS", "statsKey": key}
+        assert client.call(STATISTICS, fields).code == 1
+
+
+def test_what_is_sent_back_and_acknowledged_is_counted(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    pass_s(broker, 1)
+    sent = client.call(310, send_fields(), b"x")
+    join(client)
+    place = int((sent.fields or {})["msgId"][16:], 16)
+    back = {"offset": str(place), "group": "G", "delayLevel": "1", "originTopic": "T"}
+    assert client.call(36, back).code == 0
+    pop = {
+        "consumerGroup": "G", "topic": "T", "queueId": "0", "maxMsgNums": "8",
+        "invisibleTime": "60000", "pollTime": "0", "initMode": "0", "order": "false",
+    }  # fmt: skip
+    answer = client.call(200050, pop)
+    fields = answer.fields or {}
+    handle = Handle(
+        0, int(fields["popTime"]), int(fields["invisibleTime"]), int(fields["reviveQid"]), 0,
+        "broker-a", 0, 0,
+    )  # fmt: skip
+    done = {
+        "consumerGroup": "G", "topic": "T", "queueId": "0", "offset": "0",
+        "extraInfo": handle.text(),
+    }  # fmt: skip
+    assert client.call(200051, done).code == 0
+    pass_s(broker, 11)
+    for name in ("SNDBCK_PUT_NUMS", "GROUP_ACK_NUMS"):
+        assert counted(client, name, "T@G")["statsDay"]["sum"] == 1
+    cluster = broker.settings.broker.cluster_name
+    assert counted(client, "BROKER_ACK_NUMS", cluster)["statsDay"]["sum"] == 1
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_what_nobody_counts_is_told_with_what_tells_it(client: SteppedClient, name: str) -> None:
+    answer = client.call(STATISTICS, {"statsName": name, "statsKey": "T@G"})
+    assert (answer.code, answer.remark) == (
+        1, f"The stats <{name}> <T@G> not exist: {UNMEASURED[name]}",
+    )  # fmt: skip
 
 
 def test_what_came_into_a_deleted_topic_still_counts_for_the_broker(

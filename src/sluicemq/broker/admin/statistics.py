@@ -12,7 +12,7 @@ a count is the newest sample less the oldest of its span (spec/admin.md §4).
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sluicemq.broker.admin.status import Admin, RuntimeInfo
 from sluicemq.broker.background import Steps
@@ -36,6 +36,19 @@ from sluicemq.wire.headers import (
 
 log = logging.getLogger(__name__)
 
+_SPANS_S: Final = {"statsMinute": 60, "statsHour": 3600, "statsDay": 86_400}
+UNMEASURED: Final = {
+    "TOPIC_PUT_LATENCY": "latencies are measured for the whole broker, see putLatency99 of "
+    "brokerStatus and sluicemq_* of its metrics.",
+    "GROUP_GET_LATENCY": "a read is a slice of the mapped log and is not measured by group.",
+    "GROUP_CK_NUMS": "checkpoints are counted with what they hold, see GROUP_GET_NUMS.",
+    "DLQ_PUT_NUMS": "see TOPIC_PUT_NUMS of %DLQ% and the group.",
+    "QUEUE_GET_NUMS": "reads are counted by topic and group, see GROUP_GET_NUMS.",
+    "QUEUE_GET_SIZE": "reads are counted by topic and group, see GROUP_GET_SIZE.",
+    "QUEUE_PUT_SIZE": "bytes are counted by topic, see TOPIC_PUT_SIZE.",
+}
+"""What RocketMQ counts and nobody here: why not, and what tells it instead."""
+
 
 @dataclass(slots=True, eq=False)
 class Statistics:
@@ -53,11 +66,19 @@ class Statistics:
     def view(self, header: StatisticsRequest, command: Command, peer: Peer) -> Command:
         """315. `avgpt` is bytes a message of what counts bytes, else 1."""
         key = "" if header.key == self.settings.broker.cluster_name else header.key
-        counted = self.runtime.spans.counted(f"{header.name} {key}")
+        if header.name == "QUEUE_PUT_NUMS":
+            counted = self._put_into(header.key)
+        else:
+            counted = self.runtime.spans.counted(f"{header.name} {key}")
         if counted is None:
             remark = f"The stats <{header.name}> <{header.key}> not exist"
+            if header.name in UNMEASURED:
+                remark += f": {UNMEASURED[header.name]}"
             raise RequestError(ResponseCode.SYSTEM_ERROR, remark)
-        numbers = self.runtime.spans.counted(f"{header.name.replace('_SIZE', '_NUMS')} {key}") or {}
+        numbers = counted
+        if header.name.endswith("_SIZE"):
+            name = header.name.replace("_SIZE", "_NUMS")
+            numbers = self.runtime.spans.counted(f"{name} {key}") or {}
         body = {
             span: {
                 "avgpt": total / numbers[span][0] if numbers.get(span, (0,))[0] else 0.0,
@@ -67,6 +88,21 @@ class Statistics:
             for span, (total, rate) in counted.items()
         }
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+
+    def _put_into(self, key: str) -> dict[str, tuple[int, float]] | None:
+        """What came into a queue (`topic@queueId`): the queue knows it by time, so nobody has to
+        count, and a restart forgets nothing. None for one that is not there."""
+        name, _, number = key.rpartition("@")
+        topic = self.topics.get(name)
+        if topic is None or not number.isdecimal() or int(number) >= topic.queues:
+            return None
+        store, now_ms = self.status.store, self.status.clock.now_ms()
+        end, found = store.queue_offsets(name, int(number))[1], {}
+        for span, seconds in _SPANS_S.items():
+            since_ms = now_ms - 1000 * seconds
+            first = store.reader.offset_by_time(name, int(number), since_ms) if end else 0
+            found[span] = (max(end - first, 0), max(end - first, 0) / seconds)
+        return found
 
     def topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
         """The topics that exist and that groups have offsets of, without those that a group which

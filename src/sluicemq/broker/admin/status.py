@@ -190,7 +190,9 @@ class RuntimeInfo:
 
     def statistics(self) -> dict[str, int]:
         """Counters by RocketMQ's name and key of them; those of the broker have none."""
-        found = {"BROKER_PUT_NUMS ": self.topics.gone[0], "BROKER_GET_NUMS ": 0}
+        found = {
+            "BROKER_PUT_NUMS ": self.topics.gone[0], "BROKER_GET_NUMS ": 0, "BROKER_ACK_NUMS ": 0,
+        }  # fmt: skip
         for topic in self.topics:
             if topic.messages_in:
                 found["BROKER_PUT_NUMS "] += topic.messages_in
@@ -201,6 +203,11 @@ class RuntimeInfo:
                 found["BROKER_GET_NUMS "] += delivered.messages_out
                 found[f"GROUP_GET_NUMS {name}@{group}"] = delivered.messages_out
                 found[f"GROUP_GET_SIZE {name}@{group}"] = delivered.bytes_out
+            if delivered.acknowledged:
+                found["BROKER_ACK_NUMS "] += delivered.acknowledged
+                found[f"GROUP_ACK_NUMS {name}@{group}"] = delivered.acknowledged
+            if delivered.sent_back:
+                found[f"SNDBCK_PUT_NUMS {name}@{group}"] = delivered.sent_back
         return found
 
     def counters(self) -> dict[str, int]:
@@ -247,6 +254,7 @@ class RuntimeInfo:
             "getMissTps": rates.text("miss"),
             "getTotalTps": rates.text("found", "miss"),
             "getTransferredTps": rates.text("get"),
+            "getTransferedTps": rates.text("get"),  # as mqadmin 4.9 spells it, which needs it
             "putMessageTimesTotal": str(put),
             "putMessageFailedTimes": str(self.send.failures),
             "putMessageSizeTotal": str(counters["put_bytes"]),
@@ -344,6 +352,7 @@ class Admin:
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""
         text = settings_text(self.settings.in_force, self.settings.at_next_start)
+        text += "filterServerNums=0\n"  # without it exportConfigs of mqadmin 4.9 fails
         version = tables.encode_data_version(self.version).decode()
         fields = encode_header(GetBrokerConfigResponse(version=version))
         return Command(ResponseCode.SUCCESS, fields, text.encode())

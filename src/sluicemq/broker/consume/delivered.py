@@ -119,6 +119,9 @@ class Delivered:
     messages_out: int = 0
     bytes_out: int = 0
     filtered: int = 0
+    acknowledged: int = 0
+    """Popped messages that were acknowledged."""
+    sent_back: int = 0
     pace: Pace = field(default_factory=Pace)
     runs: dict[tuple[MessageFilter, int], list[int]] = field(default_factory=dict)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.broker.background import Background, Steps
+from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.offsets import SEPARATOR, Offsets, Unfinished
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder, hidden_ms
@@ -24,7 +25,7 @@ from sluicemq.broker.topics import Groups, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Durable, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
-from sluicemq.model.topic import pop_topic
+from sluicemq.model.topic import pop_origin, pop_topic
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -59,6 +60,7 @@ class Acknowledge:
     store: Store
     turns: Turns
     clock: Clock
+    delivered: Deliveries
 
     def one(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
         """200051. HOT."""
@@ -115,6 +117,7 @@ class Acknowledge:
                 self.order.acknowledge(group, topic, handle.queue_id, offset, handle.pop_ms)
         else:
             self.checkpoints.acknowledge(group, topic, handle, offsets)
+        self.delivered[pop_origin(topic, group), group].acknowledged += len(offsets)
 
     def _acknowledge_all(self, acks: list[PopAck], command: Command) -> Steps[Any]:
         """The answer waits for the last ones' turn; those of the others must have been good.

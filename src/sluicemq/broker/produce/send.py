@@ -42,6 +42,7 @@ import orjson
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.produce.intake import (
@@ -116,6 +117,7 @@ class Retries:
     consumers: Consumers
     locks: QueueLocks
     clock: Clock
+    delivered: Deliveries
     access: Access = field(default_factory=Access)
     next_queue: int = field(default=0, init=False)
     said_s: dict[str, float] = field(default_factory=dict, init=False)
@@ -170,6 +172,7 @@ class Retries:
         draft.queue_id = self.next_queue % max(topic.config.write_queues, 1)
         draft.reconsume_times = times + 1
         self.intake.accept(draft)
+        self.delivered[properties[RETRY_TOPIC], config.name].sent_back += 1
         name = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
         self.stored(config.name, topic, name, times)
 

@@ -1,7 +1,8 @@
 """What a command of mqadmin is; how its flags are read, and how its errors look.
 
 Flags are declared in one text: `b:brokerAddr=` has a value, a `!` behind it makes it required, and
-of `(b:brokerAddr=|c:clusterName=)` one is. A flag is given as `-b X`, `-bX`, `-b=X`,
+of `(b:brokerAddr=|c:clusterName=)` one is. One with a `~` has nothing to choose from here: it is
+refused, but for the name of the only cluster. A flag is given as `-b X`, `-bX`, `-b=X`,
 `--brokerAddr X` or `-brokerAddr X`; words that belong to no flag are passed over, as the tool does.
 
 Exit codes are the tool's: 0, also when a command fails, and 1 for wrong flags. A command that is
@@ -23,7 +24,7 @@ from sluicemq.model.topic import MASTER_ID
 WIDTH: Final = 110
 TEMPORARY: Final = "/tmp"
 """Where files go when nobody says otherwise: everybody of the machine writes there."""
-_FLAG: Final = re.compile(r"(?P<group>\()?(?P<short>\w*):(?P<long>\w+)(?P<value>=?)(?P<must>!?)")
+_FLAG: Final = re.compile(r"(?P<group>\()?(?P<short>\w*):(?P<long>\w+)(?P<value>=?)(?P<mark>[!~]?)")
 _UNSAFE: Final = re.compile(r"^\.+|[/\0]")
 _COMMON: Final = "h:help n:namesrvAddr="
 
@@ -45,6 +46,7 @@ class Flag:
     takes_value: bool
     is_required: bool
     choice: int = 0
+    is_idle: bool = False
 
     @property
     def shown(self) -> str:
@@ -61,8 +63,10 @@ def parse_flags(text: str) -> tuple[Flag, ...]:
         for one in part.strip("()").split("|"):
             match = _FLAG.fullmatch(one)
             assert match is not None, one
-            value, must = match["value"] == "=", match["must"] == "!"
-            found.append(Flag(match["short"], match["long"], value, must, choice))
+            value, mark = match["value"] == "=", match["mark"]
+            found.append(
+                Flag(match["short"], match["long"], value, mark == "!", choice, mark == "~")
+            )
     return tuple(found)
 
 
@@ -248,6 +252,15 @@ def failure(command: Command, error: SluiceError) -> Iterator[str]:
         yield f"sluice: {error.cure}"
 
 
+def _refusal(session: Session, flag: Flag, given: Given) -> str:
+    """Why a flag that has nothing to choose from is refused; "" when it chooses what there is."""
+    if flag.long != "cluster":
+        return "it has no effect here"
+    names = sorted(session.admin.cluster_info().clusters)
+    is_only = names == [given["cluster"]]
+    return "" if is_only else f"all clusters are looked at ({', '.join(names)}), and no lite topics"
+
+
 def run(
     commands: Sequence[Command],
     words: Sequence[str],
@@ -275,6 +288,10 @@ def run(
             complain(f"{command.name} is refused. {command.refusal}")
             return 1
         with session(given.get("namesrvAddr")) as one:
+            for flag in command.flags:
+                if flag.is_idle and flag.long in given and (why := _refusal(one, flag, given)):
+                    complain(f"{command.name} {flag.shown} is refused: {why}. Leave it away.")
+                    return 1
             command.run(one, given)
     except WrongFlagsError as error:
         write(f"{error}\n" * bool(str(error)) + help_text)

@@ -64,7 +64,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
          topics.update_topic_perm),
     _row("topicRoute", "t:topic=! l:list", "Show the brokers and queues of a topic.",
          topics.topic_route),
-    _row("topicStatus", "t:topic=! c:cluster=", "Show the offsets of a topic's queues.",
+    _row("topicStatus", "t:topic=! c:cluster=~", "Show the offsets of a topic's queues.",
          topics.topic_status),
     _row("topicClusterList", "t:topic=!", "Show the clusters that have a topic.",
          topics.topic_cluster_list),
@@ -74,19 +74,19 @@ COMMANDS: Final[tuple[Command, ...]] = (
          brokers.reset_flushed),
     _row("brokerStatus", _ONE, "Show all counters of brokers.", brokers.broker_status),
     _row("queryMsgById", "t:topic=! i:msgId=! g:consumerGroup= d:clientId= s:sendMessage= "
-         "u:unitName= f:bodyFormat= c:cluster=", "Show messages by their ids.",
+         "u:unitName=~ f:bodyFormat= c:cluster=~", "Show messages by their ids.",
          messages.query_by_id),
     _row("queryMsgByKey", "t:topic=! k:msgKey=! b:beginTimestamp= e:endTimestamp= m:maxNum= "
-         "c:cluster= p:keyType= l:lastKey=", "List messages by a key.", messages.query_by_key),
+         "c:cluster=~ p:keyType= l:lastKey=~", "List messages by a key.", messages.query_by_key),
     _row("queryMsgByUniqueKey", "i:msgId=! g:consumerGroup= d:clientId= t:topic=! a:showAll "
-         "c:cluster= s:startTime= e:endTime=", "Show a message by its producer's id.",
+         "c:cluster=~ s:startTime= e:endTime=", "Show a message by its producer's id.",
          messages.query_by_unique_key),
     _row("queryMsgByOffset", "t:topic=! b:brokerName=! i:queueId=! o:offset=! f:bodyFormat= "
-         "r:routeTopic=", "Show the message at a place.", messages.query_by_offset),
+         "r:routeTopic=~", "Show the message at a place.", messages.query_by_offset),
     _row("queryMsgTraceById", "i:msgId=! t:traceTopic= b:beginTimestamp= e:endTimestamp= c:maxNum=",
          "Show what clients traced of a message.", messages.query_trace),
     _row("printMsg", "t:topic=! c:charsetName= s:subExpression= b:beginTimestamp= e:endTimestamp= "
-         "d:printBody= l:lmqParentTopic=", "Print the messages of a topic.",
+         "d:printBody= l:lmqParentTopic=~", "Print the messages of a topic.",
          messages.print_messages),
     _row("printMsgByQueue", "t:topic=! a:brokerName=! i:queueId=! c:charsetName= s:subExpression= "
          "b:beginTimestamp= e:endTimestamp= p:print_msg= d:printBody= f:calculate=",
@@ -99,7 +99,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
          groups.producer_connection),
     _row("consumerConnection", "g:consumerGroup=! b:brokerAddr=",
          "Show the members and subscriptions of a group.", groups.consumer_connection),
-    _row("consumerProgress", "g:groupName= t:topicName= s:showClientIP= c:cluster=",
+    _row("consumerProgress", "g:groupName= t:topicName= s:showClientIP= c:cluster=~",
          "Show how far groups are.", groups.consumer_progress),
     _row("consumerStatus", "g:consumerGroup=! i:clientId= b:brokerAddr= s:jstack",
          "Show what the members of a group do.", groups.consumer_status),
@@ -117,9 +117,9 @@ COMMANDS: Final[tuple[Command, ...]] = (
          brokers.wipe_write_permission),
     _row("addWritePerm", "b:brokerName=!", "Let producers choose a broker again.",
          brokers.add_write_permission),
-    _row("resetOffsetByTime", "g:group=! t:topic=! s:timestamp=! f:force= c:cluster= b:broker= "
+    _row("resetOffsetByTime", "g:group=! t:topic=! s:timestamp=! f:force= c:cluster=~ b:broker= "
          "q:queue= o:offset=", "Send a group to a time.", groups.reset_offset),
-    _row("skipAccumulatedMessage", "g:group=! t:topic=! f:force= c:cluster=",
+    _row("skipAccumulatedMessage", "g:group=! t:topic=! f:force= c:cluster=~",
          "Send a group behind the last message.", groups.skip_accumulated),
     _row("updateOrderConf", "t:topic=! v:orderConf= m:method=!",
          "Show, set or delete the strict order of a topic.", topics.update_order_conf),
@@ -148,7 +148,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
          groups.group_settings),
     _row("queryCq", "t:topic=! q:queue=! i:index=! c:count= b:broker= g:consumer=",
          "Show entries of a queue.", messages.query_queue),
-    _row("sendMessage", "t:topic=! p:body=! k:key= c:tags= b:broker= i:qid= m:msgTraceEnable=",
+    _row("sendMessage", "t:topic=! p:body=! k:key= c:tags= b:broker= i:qid= m:msgTraceEnable=~",
          "Send a message.", messages.send),
     _row("consumeMessage", "t:topic=! b:brokerName= i:queueId= o:offset= g:consumerGroup= "
          "s:beginTimestamp= e:endTimestamp= c:MessageNumber=", "Print the oldest messages.",
