@@ -23,6 +23,9 @@ LONG: Final = (
     "unit/broker/test_lane_simulation.py",
     "crash",
     "integration",
+    "house/test_readme.py",
+    "unit/broker/test_journal.py",
+    "unit/replication/test_etcd.py",
 )
 OWN_PROCESSES: Final = {
     "test_spark_demo.py", "test_spark_standalone.py", "test_spark_no_java.py",
