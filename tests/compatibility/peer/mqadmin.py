@@ -350,7 +350,7 @@ EXPLAINED: Final[Mapping[str, Excuse]] = {
     "statsAll -a": Excuse(_COUNTED, rf"{_TRACES}|Tscript Gscript 0 RATE RATE \d+ \d+"),
     "statsAll -t": Excuse(_COUNTED, values=_SENT_READ),
     "consumerProgress$": Excuse(
-        _COUNTED, values=(r"^(Gscript 1 V5_5_0 PUSH CLUSTERING) \d+ (\d+)$",)
+        _COUNTED, values=(r"^(Gscript 1 V\d_\d_\d PUSH CLUSTERING) \d+ (\d+)$",)
     ),
     "getBrokerConfig": _SETTINGS,
     "getNamesrvConfig": _SETTINGS,
@@ -373,6 +373,77 @@ EXPLAINED: Final[Mapping[str, Excuse]] = {
 }  # fmt: skip
 """Beginnings of lines of `COMMANDS` whose outcome may differ ($ is the end of a line) -> in what,
 and why."""
+_GROUPS_OF_TOPIC = Excuse(
+    "5.3.3 names the topic itself among the groups of a topic (300)",
+    r"(DefaultCluster )?Tscript Tscript( .*)?",
+    values=(r"\n?MessageTrack \[consumerGroup=Tscript,.*\nSee https://.*",),
+)
+_MESSAGES = Excuse(
+    "brokers of 5.x keep TRACE_ON, MSG_REGION and WAIT with a message, which makes it longer",
+    values=(
+        r"\b(CommitLog Offset: |storeSize=|commitLogOffset=|physicOffset=|physicSize=)\d+",
+        r"\b(?:TRACE_ON=true|MSG_REGION=DefaultRegion|WAIT=true)(?:, )?",
+        r"(, )(?=\})",
+    ),
+)  # fmt: skip
+_NEW_TOPICS = Excuse(
+    "5.x has more system topics, and lists those of transactions",
+    r"(DefaultCluster )?(RMQ_SYS_TRANS_(OP_)?HALF_TOPIC|rmq_sys_\w+(-a)?)( .*)?",
+)
+_CODE_4 = "4.9 has other codes and words"
+_NO_GROUP_4 = Excuse(
+    _CODE_4, values=(
+        r"CODE: (?:1 DESC: THe consumer group <Goffline> not exist|26 DESC: Group Goffline does not"
+        r" exist)",
+    ),
+)  # fmt: skip
+_NO_RULES_4 = Excuse(
+    "without aclEnable 4.9 fails or does not answer; ours says it", r"Caused by: .*|For more .*"
+)
+OLDER: Final[Mapping[str, Mapping[str, Excuse]]] = {
+    "5.3.3": dict.fromkeys(("topicList -c", "statsAll", "queryMsgBy"), _GROUPS_OF_TOPIC),
+    "4.9.7": {
+        "": Excuse(
+            "the pages that an error points to have moved",
+            values=(r"See https?://\S+ for further details", r"visit the url, https?://\S+"),
+        ),
+        "topicList": _NEW_TOPICS,
+        "statsAll": _NEW_TOPICS,
+        "updateTopic -b {broker} -t a/b": Excuse(
+            _CODE_4, values=(r"CODE: (?:1|29) (DESC: The specified topic)",)
+        ),
+        "clusterList": Excuse("versions", values=(r"\bV\d_\d_\d\b",)),
+        "brokerStatus": Excuse(
+            "versions; the earliest message is told at once by 5.x", values=(
+                r"\bV\d_\d_\d\b", r"(brokerVersion :) \d+",
+                r"(earliestMessageTimeStamp :) (?:-1|TIME)", r"(putTps :).*",
+            ),
+        ),
+        "getBrokerConfig": Excuse(
+            "5.x has other defaults", values=(
+                r"^(registerBrokerTimeoutMills|transactionCheckInterval) = \d+",
+            ),
+        ),
+        "updateBrokerConfig -b {broker} -k brokerConfigPath": Excuse(
+            "4.9 has no settings that a tool may not change",
+            r"update broker config success, ADDRESS|.*UpdateBrokerConfigSubCommand command failed|"
+            r"Caused by: .* CODE: 16 DESC: Can not update config in black list\. .*|For more .*",
+        ),
+        "updateNamesrvConfig -k": Excuse(
+            _CODE_4, values=(r"(Can not update config )(?:path|in black list\.)",)
+        ),
+        **dict.fromkeys(("queryMsgBy", "printMsg", "consumeMessage", "queryCq"), _MESSAGES),
+        "resetOffsetByTime -g Goffline": _NO_GROUP_4,
+        "skipAccumulatedMessage": _NO_GROUP_4,
+        **dict.fromkeys(
+            ("clusterAclConfigVersion", "getAclConfig", "updateAclConfig", "deleteAclConfig",
+             "updateGlobalWhiteAddr"),
+            _NO_RULES_4,
+        ),
+    },
+}  # fmt: skip
+"""The same for an older tool before a broker of its own release and before ours, beside those above
+-> beginnings of lines, in what they may differ."""
 REFUSAL: Final = " CODE: 3 DESC: "
 _USERS = "users and rules of ACL 2.0: accounts of plain_acl.yml instead (`sluice acl`)"
 _COLD = "reads of cold data are not throttled here"
@@ -416,19 +487,28 @@ def verdict(line: str) -> tuple[str, str]:
 
 def excuse_of(line: str) -> Excuse | None:
     """What may differ of a line that is explained."""
-    found = (it for beginning, it in EXPLAINED.items() if f"{line}$".startswith(beginning))
-    return next(found, None)
+    return next(iter(_excuses(EXPLAINED, line)), None)
 
 
-def differs(line: str, theirs: Outcome, mine: Outcome) -> tuple[str, str] | None:
-    """What of the outcomes before a Java broker and before ours the tables do not tell."""
+def _excuses(table: Mapping[str, Excuse], line: str) -> list[Excuse]:
+    return [it for beginning, it in table.items() if f"{line}$".startswith(beginning)]
+
+
+def differs(
+    line: str, theirs: Outcome, mine: Outcome, release: str = "5.5.0"
+) -> tuple[str, str] | None:
+    """What of the outcomes before a Java broker and before ours the tables do not tell. `release`
+    is that of the tool and of the Java broker."""
     if theirs.code != mine.code:
         return f"code {theirs.code}", f"code {mine.code}"
+    if theirs.text == mine.text:
+        return None
     kind, _ = verdict(line)
     if kind == "refused":
         return None if REFUSAL in mine.text else ("a refusal", mine.text)
-    excuse = excuse_of(line) or Excuse("")
-    texts = excuse.reduced(theirs.text, mine.text), excuse.reduced(mine.text, theirs.text)
+    texts = theirs.text, mine.text
+    for excuse in [*_excuses(EXPLAINED, line)[:1], *_excuses(OLDER.get(release, {}), line)]:
+        texts = excuse.reduced(*texts), excuse.reduced(texts[1], texts[0])
     return None if texts[0] == texts[1] else texts
 
 
@@ -443,7 +523,14 @@ def page() -> str:
         for line, (kind, reason) in zip(COMMANDS, verdicts, strict=True)
     ]
     left_out = [f"| `{name}` | left out | {reason} |" for name, reason in LEFT_OUT.items()]
-    return _PAGE.format(count=len(COMMANDS), **counts, rows="\n".join([*rows, *left_out]))
+    older = [
+        f"| {release} | {f'`{beginning}`' if beginning else 'all'} | {excuse.reason} |"
+        for release, table in OLDER.items()
+        for beginning, excuse in table.items()
+    ]
+    return _PAGE.format(
+        count=len(COMMANDS), **counts, rows="\n".join([*rows, *left_out]), older="\n".join(older)
+    )
 
 
 _PAGE = """# mqadmin before our broker and before a Java broker
@@ -461,6 +548,16 @@ and a sentence.
 | call | ours | why not the same |
 |---|---|---|
 {rows}
+
+## Older tools
+
+With SLUICEMQ_COMPATIBILITY=all mqadmin 5.3.3 and 4.9.7 make the same calls, before a Java broker of
+their own release and before ours; a command that a tool has not yet is refused by it before both.
+Exit codes are equal in all calls, and the rest but for what is explained above and here:
+
+| tool | calls that begin with | what differs |
+|---|---|---|
+{older}
 """
 
 
