@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.operations.letters import Edit, edited
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
@@ -87,7 +88,7 @@ def test_causes_and_what_would_become_of_edited_letters_are_told(
 
 
 def test_a_replay_sends_each_edited_letter_once_and_reports_each(
-    spark: Any, read: Any, name_server: str, topic: str, group: str, tmp_path: Path
+    spark: Any, read: Any, admin: Admin, name_server: str, topic: str, group: str, tmp_path: Path
 ) -> None:
     """Killed between sending a step and noting it; the filter changes meanwhile, the plan not."""
     state = str(tmp_path / "job")
@@ -111,6 +112,9 @@ def test_a_replay_sends_each_edited_letter_once_and_reports_each(
         "filtered", "filtered", "sent", "invalid", "sent",
     ]  # fmt: skip
     assert "amount is '7', a String" in lines[7].error
+    letters = admin.dead_letters(group).letters
+    by_console = {edited(one, Edit(), group).message_id for one in letters}
+    assert {line.new_id for line in lines.values() if line.new_id} < by_console
     again = read(columns="msg_id,keys,tags,properties,body").where("properties['fixed'] <> ''")
     found = {row.keys: row for row in again.collect()}
     assert len(found) == again.count() == 12
