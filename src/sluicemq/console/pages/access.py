@@ -34,6 +34,7 @@ from sluicemq.acl.verdict import (
     need_of,
     tried,
 )
+from sluicemq.console import shown
 from sluicemq.console.context import Answer, Context
 from sluicemq.console.parts import part, parts
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -152,6 +153,7 @@ async def account(context: Context) -> Answer:
     kind = kind if kind in KINDS else KINDS[0]
     wanted = context.query.get("q", "").strip().lower()
     names = list(await context.listed(kind, getattr(context.admin, kind)))
+    names.sort(key=lambda name: (shown.kind(name) != "normal", name))
     paged = context.paged([name for name in names if wanted in name.lower()])
     rows = []
     for name in paged.rows if known else ():
