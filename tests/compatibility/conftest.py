@@ -119,7 +119,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     with contextlib.ExitStack() as stack:
 
         def start(client: str) -> drivers.Driver:
-            if client not in running:
+            if client not in running or running[client].is_over:
                 with missing_tool_is_a_reason():
                     running[client] = DRIVERS[client](tmp_path_factory.mktemp(client))
                 stack.callback(running[client].close)

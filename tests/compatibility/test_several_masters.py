@@ -4,7 +4,6 @@ is killed. No send fails, and what was sent is consumed."""
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -49,6 +48,7 @@ class Servers:
         if name.startswith("names"):
             settings = {"kvConfigPath": str(own / "kv.json")}
             command += ["nameserver"]
+            port, _, _ = clusters.free_ports()
         else:
             settings = {
                 "brokerName": name,
@@ -56,16 +56,15 @@ class Servers:
                 "namesrvAddr": self.name_servers,
             }
             command += ["broker", "--store", str(own / "store")]
+            _, port, _ = clusters.free_ports()
+        port = self._ports.setdefault(name, port)  # none that a connection takes while it is down
         path = clusters.write_properties(own / "its.conf", settings)
-        command += ["-c", str(path), "--host", "127.0.0.1", "--port", str(self._ports.get(name, 0))]
+        command += ["-c", str(path), "--host", "127.0.0.1", "--port", str(port)]
         log = self._directory / f"{name}-{self._starts}.log"
         running = self._stack.enter_context(
             clusters.process(command, log, {"PYTHONPATH": str(clusters.SOURCE)})
         )
-        clusters.await_line(running, log, "ready ")
-        found = re.search(r"ready \S+=\S+:(\d+)", log.read_text())
-        assert found
-        self._ports[name] = int(found[1])
+        clusters.await_line(running, log, f"ready {command[3]}=")
         self._running[name] = running
 
     def end(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:

@@ -96,15 +96,25 @@ class Driver:
         self._process.stdin.flush()
         timeout_s = float(str(options.get("timeout_s", 30 * stretched))) + SPARE_S * stretched
         events: list[Event] = []
-        while True:
-            event = self._next(timeout_s)
-            if event["event"] == "done":
-                return events
-            if event["event"] == "failed":
-                raise DriverFailedError(f"{command} {options}: {event['error']}")
-            events.append(event)
-            if on_event:
-                on_event(event)
+        is_answered = False
+        try:
+            while not is_answered:
+                event = self._next(timeout_s)
+                is_answered = event["event"] in ("done", "failed")
+                if event["event"] == "failed":
+                    raise DriverFailedError(f"{command} {options}: {event['error']}")
+                if not is_answered:
+                    events.append(event)
+                    if on_event:
+                        on_event(event)
+        finally:
+            if not is_answered:  # the next command would take the rest for its own
+                self.kill()
+        return events
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """At once; the command that runs fails."""
