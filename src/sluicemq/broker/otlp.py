@@ -73,17 +73,18 @@ def open_exporter(
 
 
 class _Reason(logging.Filter):
-    """Keeps what one thread logs, instead of the log."""
+    """Keeps what one thread logs first, instead of the log: the first attempt says why it failed,
+    the last one that it was the last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.text = "no reason given"
+        self.text = ""
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.thread != self._thread:
             return True
-        self.text = record.getMessage()
+        self.text = self.text or record.getMessage()
         return False
 
 
@@ -93,7 +94,7 @@ def export(exporter: Any, data: Any) -> str | None:
     reason, logger = _Reason(), logging.getLogger(type(exporter).__module__)
     logger.addFilter(reason)
     try:
-        return None if exporter.export(data).name == "SUCCESS" else reason.text
+        return None if exporter.export(data).name == "SUCCESS" else reason.text or "no reason given"
     finally:
         logger.removeFilter(reason)
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics.export import MetricsData
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from otlp_receiver import Receiver, attributes_of
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.metrics import BrokerCollector
-from sluicemq.broker.otlp import Push
+from sluicemq.broker.otlp import Push, export, open_exporter
 from sluicemq.config import BrokerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import embedded
@@ -145,6 +146,14 @@ def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.M
         push.close()
         push._thread.join(20)
         assert not push._thread.is_alive()
+
+
+def test_the_reason_is_that_of_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        exporter = open_exporter("metrics", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert "refused" in str(export(exporter, MetricsData([])))
 
 
 @pytest.mark.parametrize(
