@@ -5,17 +5,17 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics.export import MetricsData
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from otlp_receiver import Receiver, attributes_of
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.metrics import BrokerCollector
-from sluicemq.broker.otlp import Push, export, open_exporter
+from sluicemq.broker.otlp import Push, export
 from sluicemq.config import BrokerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import embedded
@@ -148,12 +148,17 @@ def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.M
         assert not push._thread.is_alive()
 
 
-def test_the_reason_is_that_of_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        exporter = open_exporter("metrics", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        assert "refused" in str(export(exporter, MetricsData([])))
+def test_the_reason_is_what_was_logged_first_and_the_log_has_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Exporter:
+        def export(self, _: object) -> SimpleNamespace:
+            logging.getLogger(__name__).warning("refused, retrying in %d s", 1)
+            logging.getLogger(__name__).error("gave up")
+            return SimpleNamespace(name="FAILURE")
+
+    assert export(Exporter(), None) == "refused, retrying in 1 s"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
