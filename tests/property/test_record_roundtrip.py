@@ -16,6 +16,7 @@ from sluicemq.record.codec import (
     encode_record,
     parse_head,
     properties_slice,
+    tag_code_of,
 )
 
 HOSTS = st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16)
@@ -74,7 +75,13 @@ def test_records_come_back(records: list[dict], before: bytes) -> None:  # type:
 @given(st.lists(st.tuples(INTS, st.binary(max_size=50), st.binary(max_size=50)), max_size=5))
 def test_batches_come_back(messages: list[tuple[int, bytes, bytes]]) -> None:
     found = decode_batch(encode_batch(messages))
-    assert [(flag, bytes(body), properties) for flag, body, properties in found] == messages
+    assert [(flag, bytes(body), properties) for flag, body, properties, _ in found] == messages
+    behind = decode_batch(encode_batch(messages), b"MORE\x011\x02")
+    for (_, _, own, code), (_, _, stored, same_code) in zip(found, behind, strict=True):
+        assert (
+            stored == own + (b"MORE" if own[-1:] in (b"", b"\x02") else b"\x02MORE") + b"\x011\x02"
+        )
+        assert code == same_code == tag_code_of(own)
 
 
 @QUICK
