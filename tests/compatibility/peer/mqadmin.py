@@ -244,6 +244,7 @@ _NORMAL: Final = tuple(
         (r"[ \t]+", " "),
         (r"^broker-a \d+ SEND_OK", "broker-a QUEUE SEND_OK"),  # a queue of the sender's choice
         (r"spentTimeMills=\d+", "spentTimeMills=DURATION"),
+        (r"\b\d+-\d+\((?=RATEw)", "BEHIND("),  # of the timer, this very moment
         # a group has its retry topic's offsets some seconds after it has joined
         (r"^%RETRY%\S+ broker-a .*\n?", ""),
         (r" *\n+", "\n"),
@@ -319,6 +320,8 @@ _RUNTIME = Excuse(
         r"(putMessageDistributeTime :) .*$",  # null before the first of its periods is over
         r"((?:msg(?:Put|Get)TotalTodayNow|putMessageTimesTotal|putMessageSizeTotal) :) \d+$",
         r"(remainHowManyDataToFlush :) .*$",
+        r"(\w+Queue(?:Size|HeadWaitTimeMills) :) \d+$",
+        r"(timer(?:(?:Read|Offset)Behind|CongestNum) :) \d+$",
         r"(runtime :) \[ 0 days, 0 hours, \d minutes, \d+ seconds \]$",
     ),
 )  # fmt: skip
