@@ -129,11 +129,15 @@ class History:
         """Of all groups; of those that are watched, when there are more than `GROUPS_MAX`. None
         when one of them cannot say."""
         if self._counted_s is None or self.now_s - self._counted_s >= NAMES_S:
-            names = (await part(admin.groups())).value or {}
+            names = (await part(admin.groups())).value
+            if names is None:
+                return None
             self.counted = [name for name in names if kind(name) == "normal"]
             self._counted_s = self.now_s
         if len(self.counted) > GROUPS_MAX:
             self.counted = [name for name in self.groups if name in self.counted]
+            if not self.counted:
+                return None
         reached = await parts({name: admin.progress(name) for name in self.counted})
         queues = [one.value for one in reached.values()]
         if None in queues:

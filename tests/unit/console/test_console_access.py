@@ -224,7 +224,7 @@ async def test_nobody_deletes_the_key_that_is_signed_in(browser: Browser) -> Non
         "/access/account/delete", access_key="admin-key", typed="admin-key"
     )
     assert answer.status_code == 400
-    assert "signed in" in answer.text
+    assert "asks with" in answer.text
 
 
 async def test_without_rules_the_pages_say_why(tmp_path: Path) -> None:

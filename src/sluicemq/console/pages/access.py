@@ -34,6 +34,7 @@ from sluicemq.acl.verdict import (
     need_of,
     tried,
 )
+from sluicemq.client.core.names import Credentials
 from sluicemq.console import shown
 from sluicemq.console.context import Answer, Context
 from sluicemq.console.parts import part, parts
@@ -277,9 +278,10 @@ async def delete(context: Context) -> Answer:
     key = context.form.get("access_key", "")
     if context.form.get("typed", "").strip() != key:
         raise ConfigurationError(f"what was typed is not {key!r}.", cure="Type the key.")
-    if context.session.credentials is not None and context.session.credentials[0] == key:
+    mine = Credentials.of(context.session.credentials) or context.mq.cluster.credentials
+    if mine is not None and mine.access_key == key:
         raise ConfigurationError(
-            f"you are signed in with {key!r}.", cure="Sign in with another key to delete it."
+            f"this console asks with {key!r}.", cure="Sign in with another key to delete it."
         )
     await everywhere(context, lambda at: context.admin.delete_account(at, key))
     return Answer(redirect="/access?done=account_deleted")

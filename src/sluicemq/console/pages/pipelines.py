@@ -2,6 +2,7 @@
 (spark.pipelines.record). Nothing is asked of Spark.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -14,13 +15,14 @@ STEPS_SHOWN: Final = 50
 
 async def show_all(context: Context) -> Answer:
     """Each pipeline with its last run."""
-    runs = runs_of(context.pipelines, clock=context.clock)
+    runs = await asyncio.to_thread(runs_of, context.pipelines, clock=context.clock)
     return Answer({"paged": context.paged(list(runs.values())), "directories": context.pipelines})
 
 
 async def show(context: Context) -> Answer:
     """One with its sinks and steps. Raises ConfigurationError for one that no directory has."""
-    run = runs_of(context.pipelines, clock=context.clock).get(context.path["name"])
+    runs = await asyncio.to_thread(runs_of, context.pipelines, clock=context.clock)
+    run = runs.get(context.path["name"])
     if run is None:
         raise ConfigurationError(
             f"no directory has the progress of {context.path['name']!r}.", cure="See the list."

@@ -61,11 +61,9 @@ async def show_delayed(context: Context) -> Answer:
 
 async def cancel(context: Context) -> Answer:
     """Takes one back. Raises RequestError when it is too late."""
-    masters, name = await context.admin.masters(), context.form.get("broker", "")
-    if name not in masters:
-        raise ConfigurationError(f"there is no broker {name!r}.", cure="Choose from the list.")
+    address = await address_of(context)
     expect_sure(context)
-    await context.admin.cancel_delayed(masters[name], context.form.get("handle", ""))
+    await context.admin.cancel_delayed(address, context.form.get("handle", ""))
     return back_to("/delayed", context, "cancelled")
 
 
@@ -75,7 +73,9 @@ async def show_transactions(context: Context) -> Answer:
     ask = partial(context.admin.transactions, group=group or None, topic=topic or None)
     values = await listed(context, ask, lambda item: item.began_ms)
     wanted = context.query.get("id", "")
-    chosen = next((row for row in values.pop("rows") if row[1].transaction_id == wanted), None)
+    at = context.query.get("broker", "")
+    rows = values.pop("rows")
+    chosen = next((row for row in rows if (row[0], row[1].transaction_id) == (at, wanted)), None)
     topics = await context.listed("topics", context.admin.topics)
     return Answer({"topic": topic, "group": group, "topics": topics, "chosen": chosen, **values})
 
@@ -85,14 +85,24 @@ async def decide(context: Context) -> Answer:
     found = OUTCOMES.get(context.form.get("outcome", ""))
     if found is None:
         raise ConfigurationError("no outcome is chosen.", cure="Choose one of the two.")
+    address = await address_of(context)
     expect_sure(context)
     state, done = found
     wanted = context.form.get("id", "")
-    if await context.admin.resolve_transaction(wanted, state) is None:
+    if await context.admin.resolve_transaction(wanted, state, address=address) is None:
         raise MessageNotFoundError(
-            f"no broker has an undecided transaction {wanted!r}.", cure="It may be decided already."
+            f"the broker has no undecided transaction {wanted!r}.",
+            cure="It may be decided already.",
         )
     return back_to("/transactions", context, done)
+
+
+async def address_of(context: Context) -> str:
+    """Of the broker that the form names. Raises ConfigurationError."""
+    masters, name = await context.admin.masters(), context.form.get("broker", "")
+    if name not in masters:
+        raise ConfigurationError(f"there is no broker {name!r}.", cure="Choose from the list.")
+    return masters[name]
 
 
 def expect_sure(context: Context) -> None:

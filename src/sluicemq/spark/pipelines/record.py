@@ -10,6 +10,7 @@ secrets of the pipeline's file are hidden. Nothing here needs Spark.
 """
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ BEAT_S: Final = 10.0
 SILENT_MS: Final = 60_000
 STALL_MS: Final = 300_000
 SUFFIX: Final = ".json"
+STATES: Final = (RUNNING, FINISHED, STOPPED, FAILED, STALLED)
+FILE_BYTES_MAX: Final = 4 << 20
 
 
 @dataclass(slots=True)
@@ -200,18 +203,39 @@ def run_of(path: str, files: Files, now_ms: int) -> Progress:
     try:
         file = files.open(path)
         try:
-            told = orjson.loads(file.pread(file.size(), 0))
+            if (size := file.size()) > FILE_BYTES_MAX:
+                raise ValueError(f"it has {size:,} bytes, the limit is {FILE_BYTES_MAX:,}")
+            told = orjson.loads(file.pread(size, 0))
         finally:
             file.close()
         return made(told, now_ms)
-    except (OSError, SluiceError, ValueError, KeyError, TypeError, AttributeError) as error:
-        name = path.rpartition("/")[2].removesuffix(SUFFIX)
+    except (
+        OSError, SluiceError, ValueError, KeyError, TypeError, AttributeError, OverflowError
+    ) as error:  # fmt: skip
+        name = path.rpartition("/")[2].removesuffix(SUFFIX).encode(errors="replace").decode()
+        path = path.encode(errors="replace").decode()
         return Progress(name, why=f"{path} is no progress of a pipeline: {error}")
 
 
 def made(told: Mapping[str, Any], now_ms: int) -> Progress:
-    """Of the values in a file. Raises KeyError and TypeError for others."""
-    sinks: dict[str, dict[str, Any]] = told["sinks"]
+    """Of the values in a file. Raises KeyError, TypeError and ValueError for others."""
+    sinks = {
+        str(name): {
+            **one, "rows": int(one["rows"]),
+            **{key: number(one.get(key)) for key in ("left", "rows_per_second", "eta_s")},
+        }
+        for name, one in told["sinks"].items()
+    }  # fmt: skip
+    steps = tuple(
+        {
+            **one, "text": str(one["text"]), "sink": one.get("sink"),
+            "time_ms": int(one["time_ms"]), "left": number(one.get("left")),
+            "rows_per_second": number(one.get("rows_per_second")),
+        }
+        for one in told["steps"]
+    )  # fmt: skip
+    if told["state"] not in STATES:
+        raise ValueError(f"{told['state']!r} is no state")
     lefts = [one.get("left") for one in sinks.values()]
     paces = [one["rows_per_second"] for one in sinks.values() if one.get("rows_per_second")]
     etas = [one["eta_s"] for one in sinks.values() if one.get("eta_s") is not None]
@@ -220,12 +244,21 @@ def made(told: Mapping[str, Any], now_ms: int) -> Progress:
     state, why = str(told["state"]), ""
     if state == RUNNING and now_ms - told["seen_ms"] > SILENT_MS:
         state, why = STALLED, "its process is gone: it was killed, or its machine is away"
-    elif state == RUNNING and left != 0 and now_ms - told["stepped_ms"] > STALL_MS:
+    elif state == RUNNING and left and now_ms - told["stepped_ms"] > STALL_MS:
         state, why = STALLED, "it runs, and has done no step for a while though something is left"
     return Progress(
         str(told["pipeline"]), str(told["kind"]), str(told["file"]), state, str(told["error"]),
         why, int(told["begun_ms"]), int(told["stepped_ms"]),
         sum(int(one["rows"]) for one in sinks.values()), left,
         sum(paces) if paces else None, max(etas) * 1000 if etas else None,
-        sinks, tuple(told["steps"]),
+        sinks, steps,
     )  # fmt: skip
+
+
+def number(value: Any) -> float | None:
+    """Of a file: whole where it is. Raises TypeError and ValueError."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, str) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)

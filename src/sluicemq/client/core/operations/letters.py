@@ -76,7 +76,7 @@ def cause_of(own: Mapping[str, str], body: bytes) -> str:
     """Why it died, as its own properties and its body tell."""
     for name in sorted(own):
         if own[name] and _HINT.search(name):
-            first_line = own[name].partition("\n")[0]
+            first_line = " ".join(own[name].partition("\n")[0][: 4 * _TEXT_MAX].split())
             return f"{name}: {_NUMBERS.sub('#', first_line)[:_TEXT_MAX]}"
     try:
         body.decode()

@@ -348,18 +348,25 @@ def transactions(
 
 
 def resolve_transaction(
-    directory: Directory, transaction_id: str, state: TransactionState
+    directory: Directory,
+    transaction_id: str,
+    state: TransactionState,
+    *,
+    address: str | None = None,
 ) -> Talk[str | None]:
-    """Commit or roll back by hand; the broker's address, None when it is undecided nowhere.
+    """Commit or roll back by hand, at one broker or at the first master that knows it; the broker's
+    address, None when it is undecided nowhere. A send that was tried again at another broker has
+    its id at both.
 
     Only SluiceMQ brokers answer. Raises RequestError.
     """
-    for address in (yield from masters(directory)).values():
+    asked = [address] if address else list((yield from masters(directory)).values())
+    for at in asked:
         command = requests.resolve_transaction(transaction_id=transaction_id, outcome=int(state))
-        answer = yield Call(address, command)
+        answer = yield Call(at, command)
         if answer.code != QUERY_NOT_FOUND:
-            expect_success(answer, address)
-            return address
+            expect_success(answer, at)
+            return at
     return None
 
 
