@@ -42,24 +42,37 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
+NATIVE := .native-tried
+$(NATIVE): $(STAMP) tools/native.py $(wildcard src/sluicemq/engine/*.p[yx][xd])
+	@$(BIN)/python tools/native.py --quietly
+	@touch $(NATIVE)
+
+.PHONY: native
+native: $(STAMP) ## the compiled engine, built in place; says what is missing when it cannot be (the other targets try it once, quietly)
+	$(BIN)/python tools/native.py
+
+.PHONY: wheels
+wheels: $(STAMP) ## a wheel for this platform and the source distribution, into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 .PHONY: setup
 setup: $(STAMP) ## the virtual environment with everything in it (the other targets do this themselves)
 
 .PHONY: demo
-demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked against the CSV (SHORT=1: a part)
+demo: $(NATIVE) ## 336,776 flights through broker, filters and Spark, checked against the CSV (SHORT=1: a part)
 	$(BIN)/python examples/flights/demo.py $(if $(SHORT),--short) $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 5)
+test: $(NATIVE) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 5)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: bytecode
-bytecode: $(STAMP) ## what Python makes of modules and tests: processes that begin side by side would each make all of it
+bytecode: $(NATIVE) ## what Python makes of modules and tests: processes that begin side by side would each make all of it
 	$(BIN)/python -m compileall -q src
 	for tests in tests/unit "tests --ignore tests/unit"; do $(BIN)/python -m pytest -q --collect-only $$tests >/dev/null & done; wait
 
 .PHONY: quick
-quick: $(STAMP) ## the fast tests: no server, JVM or network, fewer random examples; about two minutes
+quick: $(NATIVE) ## the fast tests: no server, JVM or network, fewer random examples; about two minutes
 	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
 
 .PHONY: lint
@@ -79,15 +92,15 @@ format: $(STAMP) ## let ruff lay out the code
 	$(BIN)/ruff format .
 
 .PHONY: compat
-compat: $(STAMP) ## only the tests with the real Java and Go clients and the real Java broker (SLUICEMQ_COMPATIBILITY=all: with the pairs that CI leaves out)
+compat: $(NATIVE) ## only the tests with the real Java and Go clients and the real Java broker (SLUICEMQ_COMPATIBILITY=all: with the pairs that CI leaves out)
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: official
-official: $(STAMP) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping, of replicas and of our proxy before the real broker
+official: $(NATIVE) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping, of replicas and of our proxy before the real broker
 	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from
+simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
@@ -104,7 +117,7 @@ histories: $(STAMP) ## 200 histories (HISTORIES=n) of real replicas in network n
 	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --histories $(or $(HISTORIES),200) $(if $(HISTORIES),,--report docs/reports/histories.json) $(ARGS)
 
 .PHONY: soak
-soak: $(STAMP) ## an hour (MINUTES=n) of mixed load with restarts, retention and a pipeline: what grows of memory, descriptors, latency
+soak: $(NATIVE) ## an hour (MINUTES=n) of mixed load with restarts, retention and a pipeline: what grows of memory, descriptors, latency
 	PYTHONPATH=tests/compatibility $(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
 .PHONY: simulate-spark
@@ -114,42 +127,42 @@ simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of e
 	SLUICEMQ_SEEDS=8 $(BIN)/python -m pytest tests/integration/spark/test_spark_exactly_once.py tests/integration/spark/test_spark_no_java.py tests/integration/spark/pipelines -k "kill or driver or java" $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control; the same over gRPC
+fuzz: $(NATIVE) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control; the same over gRPC
 	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic $(ARGS)
 	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic --guarded $(ARGS)
 	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --grpc tests/golden/traffic/grpc/grpcio.jsonl.gz $(ARGS)
 
 .PHONY: bench
-bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)
+bench: $(NATIVE) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: bench-store
-bench-store: $(STAMP) ## starting after a kill, SYNC_FLUSH with 64 senders, beside the real broker
+bench-store: $(NATIVE) ## starting after a kill, SYNC_FLUSH with 64 senders, beside the real broker
 	$(BIN)/python -m benchmarks.stores $(ARGS)
 
 .PHONY: bench-spark
-bench-spark: $(STAMP) ## Spark: source, stream, sinks, beside the ceiling of a Python source (ARGS=--kafka: and Kafka)
+bench-spark: $(NATIVE) ## Spark: source, stream, sinks, beside the ceiling of a Python source (ARGS=--kafka: and Kafka)
 	$(BIN)/python benchmarks/spark_bench.py $(ARGS)
 
 .PHONY: bench-proxy
-bench-proxy: $(STAMP) ## proxy and broker together: CPU a message beside RocketMQ 5.5.0 with the official client, 1,000 consumers that wait, bursts of calls (QUICK=1: coarser)
+bench-proxy: $(NATIVE) ## proxy and broker together: CPU a message beside RocketMQ 5.5.0 with the official client, 1,000 consumers that wait, bursts of calls (QUICK=1: coarser)
 	$(BIN)/python -m benchmarks.proxies $(if $(QUICK),--quick) $(ARGS)
 	$(BIN)/python -m benchmarks.consumers $(if $(QUICK),--seconds 8)
 
 .PHONY: bench-replicas
-bench-replicas: $(STAMP) ## a master with its slave beside the real pair: CPU a message, and how far the slave is behind (QUICK=1: coarser)
+bench-replicas: $(NATIVE) ## a master with its slave beside the real pair: CPU a message, and how far the slave is behind (QUICK=1: coarser)
 	$(BIN)/python -m benchmarks.replicas $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: bench-catch-up
-bench-catch-up: $(STAMP) ## an empty slave behind a full master, indexes included, beside a plain copy with fsync (ARGS="--gib 2": a smaller one)
+bench-catch-up: $(NATIVE) ## an empty slave behind a full master, indexes included, beside a plain copy with fsync (ARGS="--gib 2": a smaller one)
 	$(BIN)/python -m benchmarks.catchup $(ARGS)
 
 .PHONY: bench-failover
-bench-failover: $(STAMP) ## 50 kills of the master of two replicas (ARGS="--kills 5"): how long our client and the Java client cannot send; planned switches; nothing acknowledged is lost
+bench-failover: $(NATIVE) ## 50 kills of the master of two replicas (ARGS="--kills 5"): how long our client and the Java client cannot send; planned switches; nothing acknowledged is lost
 	$(BIN)/python -m benchmarks.failover $(ARGS)
 
 .PHONY: bench-backlog
-bench-backlog: $(STAMP) ## five million messages drained through filters, beside the real broker (QUICK=1: a part)
+bench-backlog: $(NATIVE) ## five million messages drained through filters, beside the real broker (QUICK=1: a part)
 	$(BIN)/python -m benchmarks.backlog $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: spark-matrix
@@ -158,4 +171,4 @@ spark-matrix: $(STAMP) ## the main path on Spark 4.1, 4.2 and the newest, each i
 
 .PHONY: clean
 clean: ## remove what the targets made, but not the virtual environment
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo build dist
+	rm -rf $(NATIVE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo build dist

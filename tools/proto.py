@@ -67,7 +67,7 @@ TYPES = {
 
 def compiled() -> bytes:
     """The descriptors of all files, imported ones first."""
-    from grpc_tools import protoc  # noqa: PLC0415 - not to check the stub
+    from grpc_tools import protoc
 
     known = Path(protoc.__file__).parent / "_proto"
     with tempfile.TemporaryDirectory() as directory:

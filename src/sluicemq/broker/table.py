@@ -234,9 +234,12 @@ def dispatcher(b: BrokerState) -> Dispatcher:
         handlers |= refusals(b.settings, handlers)
     if b.settings.is_slave:
         quick = {}
+    compiled = b.send.compiled
+    is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
     return Dispatcher(
         handlers,
         quick=quick,
+        run=compiled.run if compiled is not None and is_plain else None,
         deferred=b.deferred,
         before=b.guard.before if b.guard is not None else None,
         admit=b.guard.admit if b.guard is not None else None,

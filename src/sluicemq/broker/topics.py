@@ -21,6 +21,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
+from sluicemq.engine.state import TopicState
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
@@ -200,14 +201,11 @@ class Table(ABC, Generic[Config, Item]):
         return len(self.table)
 
 
-class Topic:
+class Topic(TopicState):
     """One topic. `queues` is how many queue ids a send may name; sends to a special one (forbidden,
     retry, ordered) need care; `record_bytes` is a stored message without body and properties."""
 
-    __slots__ = (
-        "bytes_in", "config", "is_forbidden", "is_special", "messages_in", "name", "queues",
-        "record_bytes",
-    )  # fmt: skip
+    __slots__ = ("config", "is_forbidden", "name")
 
     def __init__(self, config: TopicConfig) -> None:
         self.name = config.name

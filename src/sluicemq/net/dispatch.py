@@ -14,7 +14,8 @@ Before that, a request code may have a *quick* handler: `(header, body, peer) ->
 header's JSON values as they are (nothing is checked, a field may be of any type) and says False for
 whatever is not plain; then the request goes the usual way. When it takes a request it sees to the
 answer itself, through `peer.write` or at the end of the turn. An exception of it is a bug like that
-of any handler: only a header that cannot be decoded falls back to the usual way.
+of any handler: only a header that cannot be decoded falls back to the usual way. The compiled
+engine's `run` stands before both: of a chunk it takes as many frames as are plain sends.
 
 What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
 logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
@@ -198,6 +199,7 @@ Before = Callable[[Command, Peer], Outcome]
 Quick = Callable[[dict[str, Any], bytes, Peer], bool]
 """Of a quick handler, and of `admit`."""
 
+Run = Callable[[bytes, int, Peer], int]
 _loads: Final = orjson.loads
 _PREFIX: Final = struct.Struct(">II")
 LOGGED_MAX: Final = 256
@@ -212,6 +214,7 @@ class Dispatcher:
     the usual way, past `before`; without it nothing is quick. `frame_bytes_max` bounds a frame
     without its leading total; only requests in `with_messages` may have bodies that fill one
     (None: all). `shares`: the time of the loop, for transports that can let a connection wait.
+    `run`: of the compiled engine.
     """
 
     def __init__(
@@ -225,6 +228,7 @@ class Dispatcher:
         with_messages: Collection[int] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         shares: Shares | None = None,
+        run: Run | None = None,
     ) -> None:
         self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
         # Who looks at requests first has to see all of them.
@@ -232,6 +236,7 @@ class Dispatcher:
         self.quick: dict[int, Quick] = {} if is_blind else dict(quick or {})
         self.frame_bytes_max = frame_bytes_max
         self.shares = shares or NOBODY_WAITS
+        self.run = run
         self._deferred = deferred
         self._before = before
         self._admit = admit
@@ -250,12 +255,12 @@ class Dispatcher:
         a later bad frame ends the pass and raises when the rest is fed again. With `shares` a
         request that is not quick may have to wait: then the pass ends before it.
         """
-        find_quick, admit = self.quick.get, self._admit
+        find_quick, admit, run = self.quick.get, self._admit, self.run
         frame_bytes_max = self.frame_bytes_max
         unpack = _PREFIX.unpack_from
         answers: list[bytes] = []
         last_s = shares.now_s()
-        position, size = 0, len(data)
+        position, size = 0 if run is None else run(data, 0, peer), len(data)
         while size - position >= 8:
             total, mark = unpack(data, position)
             end = position + 4 + total

@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from sluicemq.engine.state import QueueState
 from sluicemq.errors import MessageIllegalError
 from sluicemq.files import Files
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LENGTH_MAX
@@ -89,12 +90,11 @@ class Unit(NamedTuple):
         return self.size_bytes > 0 and self.physical_offset >= 0
 
 
-class Queue:
+class Queue(QueueState):
     """One queue of one topic. The appending code reaches into its fields: see `writer`."""
 
     __slots__ = (
-        "committed_offset", "fixed_bytes", "key", "magic", "next_offset", "offset_min", "queue_id",
-        "segments", "tail", "tail_start", "topic", "topic_part", "unsynced", "visible_offset",
+        "key", "offset_min", "segments", "tail_start", "topic", "unsynced", "visible_offset",
     )  # fmt: skip
 
     def __init__(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
+from sluicemq.engine.state import TurnState
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import BORN_HOST_IPV6, INNER_BATCH, PREPARED, STORE_HOST_IPV6
@@ -59,7 +60,7 @@ Part = tuple[int, bytes | memoryview, bytes, int]
 """One message of a batch: flag, body, properties, tag code."""
 
 
-class Writer:
+class Writer(TurnState):
     """The turn being written, and where the next record goes."""
 
     def __init__(
@@ -69,7 +70,7 @@ class Writer:
         """`known_keys` gets the keys of batches for the index."""
         self._log = log
         self._queues = queues
-        self._by_key = queues.by_key
+        self.by_key = queues.by_key
         self._clock = clock
         self._known_keys = known_keys
         self._adds_checksum = config.checksum_property
@@ -77,27 +78,26 @@ class Writer:
         """Whether `append_columns` can be used."""
         # The length of both hosts of a common record; with checksums no record is common.
         self._common_hosts = -1 if config.checksum_property else _HOSTS_IPV4
-        self._body_bytes_max = config.message_bytes_max
+        self.body_bytes_max = config.message_bytes_max
         self._file_bytes = config.commit_log_file_bytes
-        self._parts: list[bytes | bytearray | memoryview] = []
+        self.parts = []
         self._pieces: list[tuple[int, bytes]] = []  # of files that the turn has filled
         self.is_following = False
         """Whether a master writes the log, and nobody else may."""
         self.move()
-        self._now_ms = 0
+        self.now_ms = 0
         self.last_time_ms = time_ms
         self.touched: list[Queue] = []
-        """The queues that the turn has appended to."""
 
     def move(self) -> None:
         """Go on where the log ends."""
         log = self._log
-        self._position = self._turn_start = log.written_offset
+        self.position = self.turn_start = log.written_offset
         # A record ends before this: 8 bytes before the end of the file it begins in.
-        file_end = self._position + -self._position % self._file_bytes
-        if file_end == self._position and log.segments.at(self._position) is not None:
+        file_end = self.position + -self.position % self._file_bytes
+        if file_end == self.position and log.segments.at(self.position) is not None:
             file_end += self._file_bytes  # else: at a file's very end there is no room
-        self._room_end = self._turn_room_end = file_end - BLANK_BYTES
+        self.room_end = self._turn_room_end = file_end - BLANK_BYTES
 
     def append(
         self,
@@ -120,12 +120,12 @@ class Writer:
         the host bits of `sys_flag` are set here. Raises MessageIllegalError when the message
         breaks a limit, StoreError when the store takes no writes; then nothing has changed.
         """
-        queue = self._by_key.get((topic, queue_id))
+        queue = self.by_key.get((topic, queue_id))
         if queue is None:
             queue = self._queues.get((topic, queue_id))
-        position = self._position
-        if position == self._turn_start:
-            self._begin()
+        position = self.position
+        if position == self.turn_start:
+            self.begin()
         if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
             properties = with_place(properties) if self._adds_checksum else properties
             parts = [(flag, body, properties, tag_code)]
@@ -138,40 +138,40 @@ class Writer:
         properties_bytes = len(properties)
         size = queue.fixed_bytes + body_bytes + properties_bytes
         if (
-            body_bytes > self._body_bytes_max
+            body_bytes > self.body_bytes_max
             or properties_bytes > PROPERTIES_BYTES_MAX
             or b"\0" in properties
         ):
             self._check(body_bytes, properties)
-        if position + size > self._room_end:
+        if position + size > self.room_end:
             position = self._next_file(size)
         offset = queue.next_offset
         try:
             head = _pack_head(
                 size, queue.magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
-                sys_flag, born_time_ms, born_host, self._now_ms, store_host, reconsume_times,
+                sys_flag, born_time_ms, born_host, self.now_ms, store_host, reconsume_times,
                 prepared_offset, body_bytes,
             )  # fmt: skip
             unit = _pack_unit(position, size, tag_code)
         except struct.error as error:
             raise _illegal_number(error) from None
-        self._parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
+        self.parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
         queue.tail += unit
         if offset == queue.committed_offset:
             self.touched.append(queue)
         queue.next_offset = offset + 1
-        self._position = position + size
+        self.position = position + size
         return position, offset
 
     def delay_last(self, topic: str, queue_id: int, delay_ms: int) -> int:
         """The message just appended to a queue is due so long after its store time: its unit says
         when, in place of a tag code (docs/spec/delivery.md §1). Returns that time."""
-        due_ms = self._now_ms + delay_ms
-        tail = self._by_key[topic, queue_id].tail
+        due_ms = self.now_ms + delay_ms
+        tail = self.by_key[topic, queue_id].tail
         tail[-_CODE_BYTES:] = due_ms.to_bytes(_CODE_BYTES, "big")
         return due_ms
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """The first append of a turn: may we write, and what time is it?"""
         log = self._log
         if log.failure is not None or log.refusal is not None:
@@ -188,7 +188,7 @@ class Writer:
                 now = last
             else:
                 warn_clock(now, last)
-        self._now_ms = now
+        self.now_ms = now
 
     def append_batch(
         self,
@@ -209,14 +209,14 @@ class Writer:
             parts = [(flag, body, with_place(own), tag) for flag, body, own, tag in parts]
         body_bytes = sum([len(part[1]) for part in parts])
         self._check(body_bytes, b"")
-        if self._position == self._turn_start:
-            self._begin()
+        if self.position == self.turn_start:
+            self.begin()
         if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
             return self._append_encoded(queue, parts, sys_flag, born_time_ms, born_host, store_host)
         fixed_bytes, topic_part, magic = queue.fixed_bytes, queue.topic_part, queue.magic
         property_bytes = sum([len(part[2]) for part in parts])
         self._make_room(len(parts) * fixed_bytes + body_bytes + property_bytes)
-        now_ms, position, offset = self._now_ms, self._position, queue.next_offset
+        now_ms, position, offset = self.now_ms, self.position, queue.next_offset
         records: list[bytes | bytearray | memoryview] = []
         units: list[bytes] = []
         positions: list[int] = []
@@ -263,7 +263,7 @@ class Writer:
         fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _HOSTS_IPV4
         self._make_room(sum([fixed_bytes + len(part[1]) + len(part[2]) for part in parts]))
         first = queue.next_offset if is_queued else 0
-        position, offset = self._position, first
+        position, offset = self.position, first
         records: list[bytes] = []
         units: list[bytes] = []
         positions: list[int] = []
@@ -274,7 +274,7 @@ class Writer:
                     topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
                     physical_offset=position, body=body, properties=properties, flag=flag,
                     sys_flag=sys_flag, born_time_ms=born_time_ms, born_host=born_host,
-                    store_time_ms=self._now_ms, store_host=store_host,
+                    store_time_ms=self.now_ms, store_host=store_host,
                     reconsume_times=reconsume_times, prepared_offset=prepared_offset,
                     version2=queue.magic == MAGIC_V2,
                 )  # fmt: skip
@@ -300,16 +300,16 @@ class Writer:
         heads = columns.heads
         body_bytes = int(heads["body_length"].sum())
         self._check(body_bytes, b"")
-        if self._position == self._turn_start:
-            self._begin()
+        if self.position == self.turn_start:
+            self.begin()
         property_bytes = int(columns.property_sizes.sum())
         self._make_room(len(heads) * queue.fixed_bytes + body_bytes + property_bytes)
         laid = lay_out(
             columns, fixed_bytes=queue.fixed_bytes, topic_part=queue.topic_part,
             magic=queue.magic, queue_id=queue.queue_id, queue_offset=queue.next_offset,
-            position=self._position, stored_ms=self._now_ms,
+            position=self.position, stored_ms=self.now_ms,
         )  # fmt: skip
-        self._known_keys.note(topic, columns, laid, self._now_ms)
+        self._known_keys.note(topic, columns, laid, self.now_ms)
         return laid.positions, self._extend(queue, laid.pieces, laid.units, len(heads), laid.end)
 
     def _extend(
@@ -317,17 +317,17 @@ class Writer:
     ) -> int:
         """Add what was made to the turn, which ends at `end` then; returns the first offset."""
         first = queue.next_offset
-        self._parts += records
+        self.parts += records
         if count:
             queue.tail += units
             if first == queue.committed_offset:
                 self.touched.append(queue)
             queue.next_offset = first + count
-        self._position = end
+        self.position = end
         return first
 
     def _make_room(self, size: int) -> None:
-        if self._position + size > self._room_end:
+        if self.position + size > self.room_end:
             self._next_file(size)
 
     def _next_file(self, size: int) -> int:
@@ -338,15 +338,15 @@ class Writer:
                 f"The record would have {size} bytes, the limit is {limit}.",
                 cure="Send a smaller message (or batch), or raise mappedFileSizeCommitLog.",
             )
-        file_end = self._room_end + BLANK_BYTES
-        room = file_end - self._position
+        file_end = self.room_end + BLANK_BYTES
+        room = file_end - self.position
         if room > 0:
-            self._parts.append(BLANK.struct.pack(room, MAGIC_BLANK))
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._pieces.append((self._position + BLANK_BYTES - len(data), data))
-        self._position = file_end
-        self._room_end = file_end + self._file_bytes - BLANK_BYTES
+            self.parts.append(BLANK.struct.pack(room, MAGIC_BLANK))
+            data = b"".join(self.parts)
+            self.parts.clear()
+            self._pieces.append((self.position + BLANK_BYTES - len(data), data))
+        self.position = file_end
+        self.room_end = file_end + self._file_bytes - BLANK_BYTES
         return file_end
 
     def commit(self) -> int:
@@ -354,11 +354,11 @@ class Writer:
 
         Raises StoreFullError or StoreError; then the turn is undone.
         """
-        end = self._position
-        if end == self._turn_start:
+        end = self.position
+        if end == self.turn_start:
             return end
-        data = b"".join(self._parts)
-        self._parts.clear()
+        data = b"".join(self.parts)
+        self.parts.clear()
         self._pieces.append((end - len(data), data))
         try:
             self._log.write(self._pieces, end)
@@ -367,15 +367,15 @@ class Writer:
                 del queue.tail[(queue.committed_offset - queue.tail_start) * UNIT_BYTES :]
                 queue.next_offset = queue.committed_offset
             self.touched.clear()
-            self._known_keys.take_back(self._turn_start)
-            self._position = self._turn_start
-            self._room_end = self._turn_room_end
+            self._known_keys.take_back(self.turn_start)
+            self.position = self.turn_start
+            self.room_end = self._turn_room_end
             raise
         finally:
             self._pieces.clear()
-        self._turn_start = end
-        self._turn_room_end = self._room_end
-        self.last_time_ms = self._now_ms
+        self.turn_start = end
+        self._turn_room_end = self.room_end
+        self.last_time_ms = self.now_ms
         for queue in self.touched:
             queue.committed_offset = queue.next_offset
             if len(queue.tail) >= TAIL_BYTES_MAX:
@@ -394,9 +394,9 @@ class Writer:
                 f" {PROPERTIES_BYTES_MAX}.",
                 cure="Put large values into the body.",
             )
-        if body_bytes > self._body_bytes_max:
+        if body_bytes > self.body_bytes_max:
             raise MessageIllegalError(
-                f"The body has {body_bytes} bytes, the limit is {self._body_bytes_max}.",
+                f"The body has {body_bytes} bytes, the limit is {self.body_bytes_max}.",
                 cure="Send a smaller body, compress it, or raise maxMessageSize.",
             )
         if properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties:

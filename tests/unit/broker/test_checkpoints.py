@@ -175,10 +175,10 @@ def test_acknowledging_again_or_too_late_is_nothing(broker: SteppedBroker, poppe
     a, b, c = popper.pop()
     broker.settle()
     popper.acknowledge(a, b)
-    end = broker.store.writer._position
+    end = broker.store.writer.position
     popper.acknowledge(a)
     popper.acknowledge(a._replace(handle=a.handle._replace(pop_ms=1)))
-    assert broker.store.writer._position == end
+    assert broker.store.writer.position == end
     broker.run(11.0)
     popper.acknowledge(c)
     assert came_back(broker) == [b"c"]

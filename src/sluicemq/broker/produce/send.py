@@ -31,6 +31,7 @@ failure is a dead letter again at once (spec/delivery.md §4, §17 of remoting.m
 """
 
 import logging
+import re
 import struct
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from typing import Any, Final
 
 import orjson
 
+from sluicemq import engine
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
@@ -84,13 +86,21 @@ from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
+from sluicemq.wire.frames import (
+    FLAG_ONEWAY,
+    FRAME_BYTES_MAX,
+    SERVER_LANGUAGE,
+    VERSION,
+    Command,
+)
 from sluicemq.wire.headers import BRIEF_FIELD, SendBackRequest, SendMessageRequest
 
 log = logging.getLogger(__name__)
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _REQUEST: Final = (0, FLAG_ONEWAY)
+_VALUE: Final = re.compile(rb"(?<!%)%(?:b|d|016X)")
+"""A place in an answer."""
 _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
 """What a header with missing or odd fields makes of the quick way."""
 _NOT_TAKEN: Final = StoreError, OSError, OverflowError, struct.error
@@ -259,6 +269,7 @@ class Send:
         self._by_name = topics.table
         self._retries = retries
         self._append = store.writer.append
+        self._body_bytes_max = store.writer.body_bytes_max
         self._intake = intake
         self._hold = turns.hold
         self._unique_ids = unique_ids
@@ -267,6 +278,14 @@ class Send:
         self.sizes = intake.sizes
         self.fifo: dict[str, int] = {}
         """Messages with a sharding key, by topic."""
+        self.compiled = None
+        """Takes plain sends past `send_quick` (`sluicemq.engine`)."""
+        if engine.sends is not None and store.writer.takes_columns:
+            self.compiled = engine.sends.Sends(
+                store.writer, topics.table, store.writer.by_key, self.sizes,
+                store.writer.begin, turns.hold_all,
+            )  # fmt: skip
+            intake.compiled = self.compiled
         settings.on_change(self.prepare)
         self.prepare()
 
@@ -295,6 +314,12 @@ class Send:
         with_id = f'{begin}"transactionId":"%b","msgId":"{self._id_prefix}%016X",{end}'
         self._answer_with_id = with_id.encode()
         self._answer_any = f'{begin}%b"msgId":"%b",{end}'.encode()
+        if self.compiled is not None:
+            pieces = [it.replace(b"%%", b"%") for it in _VALUE.split(self._answer_with_id)]
+            self.compiled.prepare(
+                self._suffix.encode(), self.store_host, pieces,
+                self._properties_max, self._body_bytes_max, FRAME_BYTES_MAX,
+            )  # fmt: skip
 
     # ---------------------------------------------------------------------------- the hot path
 
@@ -308,34 +333,32 @@ class Send:
             topic = self._by_name[fields["b"]]
             properties = fields["i"]
             queue_id = int(fields["e"])
+            if properties[-1:] != "\x02":
+                properties += "\x02"
+            names = "\x02" + properties  # each behind the end of another
             if (
                 topic.is_special
                 or not 0 <= queue_id < topic.queues
-                or "DELAY" in properties
-                or "TRAN_MSG" in properties
-                or "TIMER_" in properties
-                or "MSG_REGION" in properties
-                or "TRACE_ON" in properties
-                or "CLUSTER" in properties
-                or "POP_CK" in properties
-                or "__SHARDINGKEY" in properties
-                or ("WAIT\x01true" not in properties and "WAIT\x01" in properties)
-                or fields.get("m") == "true"
+                or "\x02DELAY" in names
+                or "\x02TRAN_MSG" in names
+                or "\x02TIMER_" in names
+                or "\x02TRACE_ON" in names
+                or "\x02MSG_REGION" in names
+                or "\x02CLUSTER" in names
+                or "\x02POP_CK" in names
+                or "\x02__SHARDINGKEY" in names
+                or names.count("\x02WAIT\x01") != names.count("\x02WAIT\x01true\x02")
+                or fields.get("m", "false") != "false"
                 or fields.get("j", "0") != "0"
             ):
                 return False
-            if properties[-1:] != "\x02":
-                properties += "\x02"
             stored = (properties + self._suffix).encode("utf-8", "replace")
-            start = stored.rfind(b"UNIQ_KEY\x01") + 9
-            unique_id = stored[start : stored.find(2, start)]
-            # Ids are letters and digits; anything else, or another name that ends so, is not plain.
-            if (
-                start < 9
-                or (start > 9 and stored[start - 10] != 2)
-                or not unique_id.isalnum()
-                or len(stored) > self._properties_max
-            ):
+            start = names.rfind("\x02UNIQ_KEY\x01")
+            unique_id = names[start + 10 : names.find("\x02", start + 10)].encode(
+                "utf-8", "replace"
+            )
+            # Ids are letters and digits; anything else is not plain.
+            if start < 0 or not unique_id.isalnum() or len(stored) > self._properties_max:
                 return False
             tag = text.tag_code_in(properties) if "TAGS\x01" in properties else 0
             sys_flag = fields["f"]

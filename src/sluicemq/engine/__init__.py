@@ -1,0 +1,57 @@
+"""Which engine the hot path runs on: compiled, or the pure Python that is its reference.
+
+    state        what the hot path touches for each message, one small struct for each owner
+    sends.pyx    plain sends, frame after frame, and batches: from the socket's bytes to log, unit
+                 and answer
+
+A compiled module takes what is plain and leaves everything else where it stands: then the Python
+beside it decides, which does all of it when there is no compiled module. So nothing but speed
+differs. The tests hold both equal, byte by byte (tests/property/test_engines.py).
+
+`make native` builds the modules in place. `SLUICE_PURE=1` does without them. A module that is not
+of the source beside it is left alone too: what was built from older source would do what that said.
+Why there are two: docs/design/0027-compiled-seam.md.
+"""
+
+import importlib
+import os
+import warnings
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+PURE: Final = os.environ.get("SLUICE_PURE") == "1"
+_FOLDER: Final = Path(__file__).parent
+
+
+def checksum_of(source: Path) -> str:
+    """Of the source of a compiled module, which `tools/native.py` leaves beside it."""
+    return f"{zlib.crc32(source.read_bytes()):08x}"
+
+
+def _is_stale(name: str) -> bool:
+    source, built = _FOLDER / f"{name}.pyx", _FOLDER / f"{name}.built"
+    return source.exists() and built.exists() and built.read_text() != checksum_of(source)
+
+
+def _compiled(name: str) -> ModuleType | None:
+    """A compiled module, None without it."""
+    if PURE:
+        return None
+    if _is_stale(name):
+        warnings.warn(
+            f"the compiled {name} is older than its source and is not used: run `make native`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    try:
+        return importlib.import_module(f"sluicemq.engine.{name}")
+    except ImportError:
+        return None
+
+
+sends: Final = _compiled("sends")
+NAME: Final = "reference" if sends is None else "compiled"
+"""As `sluice --version` and the start-up line tell it."""
