@@ -29,7 +29,8 @@ def sources() -> list[Path]:
 
 def checksum_of(source: Path) -> str:
     """As `sluicemq.engine.checksum_of`, which may not be importable yet."""
-    return f"{zlib.crc32(source.read_bytes()):08x}"
+    parts = [source, *sorted(source.parent.glob("*.pxd"))]
+    return f"{zlib.crc32(b''.join(part.read_bytes() for part in parts)):08x}"
 
 
 def is_built(source: Path) -> bool:

@@ -1,14 +1,17 @@
 """The keys of many records in columns are those of the records one by one, whatever stands in them,
 damaged ones included."""
 
+import os
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluicemq import engine
 from sluicemq.record.codec import encode_record
-from sluicemq.store.index.columns import key_columns, plain_columns, walk
+from sluicemq.store.index.columns import columns_of, key_columns, plain_columns, read, walk
 
 TOPICS = ["T", "Topic", "%RETRY%" + "g" * 190, "日本", "TopicLonger_" + "x" * 50]
 NAMES = ["UNIQ_KEY", "KEYS", "KEYS", "TAGS", "a", "UNIQ_KEYS", "XKEYS", "é", "KEY"]
@@ -87,3 +90,29 @@ def test_a_walk_in_pieces_finds_every_record(seed: int, piece: int) -> None:
         steps += 1
         assert steps <= len(data) + 1
     assert found == starts
+
+
+@pytest.mark.skipif(
+    engine.keys is None and os.environ.get("CI") != "true",
+    reason="the engine is not compiled: make native",
+)
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_the_compiled_walk_says_what_the_reference_says(seed: int) -> None:
+    """Whole logs, and damaged ones, where it may also leave all to the reference."""
+    rng = random.Random(seed)
+    data, starts = a_log(rng)
+    data += (40).to_bytes(4) + (0xCBD43194).to_bytes(4) + bytes(32)
+    is_damaged = rng.random() < 0.5
+    for _ in range(rng.randint(1, 8) if is_damaged else 0):
+        data[rng.randrange(starts[0] + 8, len(data))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
+    view, stop = memoryview(data), rng.randint(starts[0] + 1, len(data))
+    assert engine.keys is not None
+    if not is_damaged and stop <= starts[-1]:
+        assert engine.keys.read(view, starts[0], stop) is not None
+    columns, begins, end = read(view, starts[0], stop)
+    expected, last = walk(view, starts[0], stop)
+    assert (begins.tolist(), end) == (expected.tolist(), last)
+    if len(begins):
+        for ours, theirs in zip(columns, columns_of(view, expected), strict=True):
+            assert ours.tolist() == theirs.tolist()

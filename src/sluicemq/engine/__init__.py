@@ -3,6 +3,7 @@
     state        what the hot path touches for each message, one small struct for each owner
     sends.pyx    plain sends, frame after frame, and batches: from the socket's bytes to log, unit
                  and answer
+    keys.pyx     the keys of records, for the index
 
 A compiled module takes what is plain and leaves everything else where it stands: then the Python
 beside it decides, which does all of it when there is no compiled module. So nothing but speed
@@ -26,8 +27,10 @@ _FOLDER: Final = Path(__file__).parent
 
 
 def checksum_of(source: Path) -> str:
-    """Of the source of a compiled module, which `tools/native.py` leaves beside it."""
-    return f"{zlib.crc32(source.read_bytes()):08x}"
+    """Of the source of a compiled module and what it includes: `tools/native.py` leaves it beside
+    the module."""
+    parts = [source, *sorted(source.parent.glob("*.pxd"))]
+    return f"{zlib.crc32(b''.join(part.read_bytes() for part in parts)):08x}"
 
 
 def _is_stale(name: str) -> bool:
@@ -53,5 +56,6 @@ def _compiled(name: str) -> ModuleType | None:
 
 
 sends: Final = _compiled("sends")
+keys: Final = _compiled("keys")
 NAME: Final = "reference" if sends is None else "compiled"
 """As `sluice --version` and the start-up line tell it."""

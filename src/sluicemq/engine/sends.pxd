@@ -24,7 +24,8 @@ cdef class QueueState:
     cdef public long long committed_offset, next_offset
     cdef public Py_ssize_t fixed_bytes
     cdef public int magic
-    cdef public object queue_id, tail, topic_part
+    cdef public long long queue_id
+    cdef public object tail, topic_part
 
 
 cdef class TopicState:

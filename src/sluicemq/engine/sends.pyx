@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Plain sends and batches, from the bytes of the socket to record, unit and answer.
 
-`Sends.run` takes frame after frame as long as each is a plain 310: its JSON header is read where it
-lies, its properties are written out without their escapes, record and unit are laid out, and the
-answer is put together from pieces that do not change. The records of a run are one part of the
-turn, its answers are handed over once. `Sends.batch` does the same for the messages of a 320.
+`Sends.run` takes frame after frame as long as each is a plain 310 or 320: its JSON header is read
+where it lies, properties are written out without their escapes, records and units are laid out, and
+the answer is put together from pieces that do not change. The records of a run are one part of the
+turn, its answers are handed over once. `Sends.batch` is for batches whose request is not so plain.
 
 What is not plain is not touched: `run` ends before it, `batch` returns None, and the reference
 decides (`broker.produce.send`, `broker.produce.intake`, `store.writer`), whose rules these are. Its
@@ -42,14 +42,15 @@ cdef enum:
     PROPERTIES_MAX = 32767
     HEADER_MAX = 1 << 20
     ONEWAY = 2
+    FLAGS_MAX = 3  # of a batch, as `broker.produce.intake` has it
     SEND = 310
+    SEND_BATCH = 320
     TOPIC_FIELD = 1
     QUEUE_FIELD = 2
     SYS_FLAG_FIELD = 4
     BORN_FIELD = 8
     FLAG_FIELD = 16
     PROPERTIES_FIELD = 32
-    ALL_FIELDS = 63
     CODE = 64
     FLAG = 128
     OPAQUE = 256
@@ -124,6 +125,7 @@ cdef struct Header:
     long long code, flag, opaque, queue_id, sys_flag, born, message_flag
     const byte *topic
     Py_ssize_t topic_size
+    int has_names, is_batch
 
 cdef struct Properties:
     byte *data          # PROPERTIES_MAX and some more
@@ -249,10 +251,11 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
         if end - p < 8 or p[0] != 0x22:
             return NULL
         letter = p[1]
-        if p[2] != 0x22:  # a longer name: none that we read
+        if p[2] != 0x22:  # a longer name: none that we read, but it may change an answer
             p = plain_text(p + 1, end)
             if p == NULL:
                 return NULL
+            header.has_names = True
             letter = 0
             p += 1
         elif is_odd[letter] or letter >= 0x80:
@@ -293,8 +296,8 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
                 return NULL
             if letter == 0x6A and (p - first != 1 or first[0] != 0x30):  # j: it was retried
                 return NULL
-            if letter == 0x6D and (p - first != 5 or memcmp(first, b"false", 5)):  # m: a batch
-                return NULL
+            if letter == 0x6D and (p - first != 5 or memcmp(first, b"false", 5)):  # m
+                header.is_batch = True
             p += 1
         if target != NULL:
             p = quoted_number(p, end, target)
@@ -312,13 +315,15 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
 
 
 cdef bint read_header(const byte *p, const byte *end, Header *header, Properties *own) noexcept:
-    """Is it the header of a plain 310?"""
+    """Is it the header of a plain 310 or 320?"""
     cdef const byte *name
     cdef Py_ssize_t size
     cdef unsigned int bit
     cdef long long *target
     cdef long long ignored
     header.seen = 0
+    header.has_names = header.is_batch = False
+    own.size = own.is_wide = 0
     if p >= end or p[0] != 0x7B:
         return False
     p += 1
@@ -355,14 +360,18 @@ cdef bint read_header(const byte *p, const byte *end, Header *header, Properties
                     p += 1
             else:
                 p = number(p, end, target)
-        if p == NULL or header.seen & bit or (bit == CODE and header.code != SEND):
+        if p == NULL or header.seen & bit:
+            return False
+        if bit == CODE and header.code != SEND and header.code != SEND_BATCH:
             return False
         header.seen |= bit
         p = skip_spaces(p, end)
         if p >= end:
             return False
         if p[0] == 0x7D:
-            return p + 1 == end and header.seen == EVERYTHING
+            if header.code == SEND_BATCH:  # it may have no properties of its own
+                return p + 1 == end and header.seen | PROPERTIES_FIELD == EVERYTHING
+            return p + 1 == end and header.seen == EVERYTHING and not header.is_batch
         if p[0] != 0x2C:
             return False
         p += 1
@@ -512,12 +521,13 @@ cdef class Sends:
     cdef dict topics, queues
     cdef list sizes
     cdef object begin, hold
-    cdef bytes suffix, store_host
-    cdef bytes answer_begin, answer_id, answer_place, answer_offset, answer_opaque, answer_end
+    cdef bytes suffix, store_host, id_prefix
+    cdef bytes answer_begin, answer_identity, answer_ids, answer_offset, answer_opaque, answer_end
     cdef Py_ssize_t answer_bytes, properties_max, body_max, frame_max
     cdef byte *records
     cdef byte *properties
-    cdef Py_ssize_t room
+    cdef long long *places
+    cdef Py_ssize_t room, places_max
     cdef Properties own
     cdef bytes name_bytes
     cdef str name
@@ -527,35 +537,40 @@ cdef class Sends:
     def __cinit__(self):
         self.records, self.room, self.longest = NULL, 0, 0
         self.own.data = self.properties = <byte *>PyMem_Realloc(NULL, PROPERTIES_MAX + 16)
-        if self.properties == NULL:
+        self.places_max = 64
+        self.places = <long long *>PyMem_Realloc(NULL, self.places_max * sizeof(long long))
+        if self.properties == NULL or self.places == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         PyMem_Free(self.records)
         PyMem_Free(self.properties)
+        PyMem_Free(self.places)
 
-    def __init__(self, TurnState turn, dict topics, dict queues, list sizes, begin, hold):
+    def __init__(
+        self, TurnState turn, dict topics, dict queues, list sizes, begin, hold, Py_ssize_t body_max
+    ):
         self.turn, self.topics, self.queues, self.sizes = turn, topics, queues, sizes
-        self.begin, self.hold = begin, hold
+        self.begin, self.hold, self.body_max = begin, hold, body_max
         self.name_bytes, self.name = b"", ""
         cdef int index
         for index in range(65):
             self.counts[index] = 0
 
     def prepare(
-        self, bytes suffix, bytes store_host, list answer, Py_ssize_t properties_max,
-        Py_ssize_t body_max, Py_ssize_t frame_max,
+        self, bytes suffix, bytes store_host, bytes id_prefix, list answer,
+        Py_ssize_t properties_max, Py_ssize_t frame_max,
     ):
         """What settings give to every message: properties behind its own, the host that stores it,
-        and the pieces of an answer around queue id, unique id, place, queue offset and opaque."""
-        self.suffix, self.store_host = suffix, store_host
+        and the pieces of an answer around queue id, identity, ids, queue offset and opaque."""
+        self.suffix, self.store_host, self.id_prefix = suffix, store_host, id_prefix
         (
-            self.answer_begin, self.answer_id, self.answer_place, self.answer_offset,
+            self.answer_begin, self.answer_identity, self.answer_ids, self.answer_offset,
             self.answer_opaque, self.answer_end,
         ) = answer
         self.answer_bytes = sum(map(len, answer))
         self.properties_max = min(properties_max, PROPERTIES_MAX)
-        self.body_max, self.frame_max = body_max, frame_max
+        self.frame_max = frame_max
 
     cdef int reserve(self, Py_ssize_t used, Py_ssize_t more) except -1:
         """Room for so many bytes behind those used."""
@@ -580,7 +595,7 @@ cdef class Sends:
     cdef void lay_out(
         self, Py_ssize_t at, QueueState queue, Py_ssize_t size, const byte *body,
         Py_ssize_t body_size, Py_ssize_t stored_size, unsigned int flag, unsigned int sys_flag,
-        long long born, const byte *born_host, unsigned int queue_id,
+        long long born, const byte *born_host,
     ) noexcept:
         """A record up to its properties, for the end of the queue and of the turn."""
         cdef byte *out = self.records + at
@@ -588,7 +603,7 @@ cdef class Sends:
         put32(out, <unsigned int>size)
         put32(out + 4, <unsigned int>queue.magic)
         put32(out + 8, crc32(body, body_size) & 0x7FFFFFFF)
-        put32(out + 12, queue_id)
+        put32(out + 12, <unsigned int>queue.queue_id)
         put32(out + 16, flag)
         put64(out + 20, queue.next_offset)
         put64(out + 28, self.turn.position)
@@ -618,18 +633,28 @@ cdef class Sends:
         self.turn.position += size
         return 0
 
-    cdef bytes answer_to(self, Header *header, long long place, long long offset):
-        cdef Py_ssize_t room = self.answer_bytes + self.own.unique_size + 96
+    cdef bytes answer_to(self, Header *header, Py_ssize_t count, long long offset):
+        """With the ids of the messages whose `places` are known."""
+        cdef Py_ssize_t id_size = PyBytes_GET_SIZE(self.id_prefix) + 17
+        cdef Py_ssize_t room = self.answer_bytes + self.own.unique_size + count * id_size + 128
         cdef byte[1024] local
         cdef byte *start = local
+        cdef Py_ssize_t index
         if room > 1024:
             start = <byte *>PyMem_Realloc(NULL, room)
             if start == NULL:
                 raise MemoryError
-        cdef byte *out = put_bytes(start + 8, self.answer_begin)
-        out = put_bytes(put_number(out, header.queue_id), self.answer_id)
-        out = put_text(out, self.own.data + self.own.unique, self.own.unique_size)
-        out = put_hex(put_bytes(out, self.answer_place), place)
+        cdef byte *out = put_number(put_bytes(start + 8, self.answer_begin), header.queue_id)
+        out = put_bytes(out, self.answer_identity)
+        if self.own.unique_size:
+            out = put_text(out, b'"transactionId":"', 17)
+            out = put_text(out, self.own.data + self.own.unique, self.own.unique_size)
+            out = put_text(out, b'",', 2)
+        out = put_bytes(out, self.answer_ids)
+        for index in range(count):
+            if index:
+                out = put_text(out, b",", 1)
+            out = put_hex(put_bytes(out, self.id_prefix), self.places[index])
         out = put_number(put_bytes(out, self.answer_offset), offset)
         out = put_number(put_bytes(out, self.answer_opaque), header.opaque)
         out = put_bytes(out, self.answer_end)
@@ -658,29 +683,135 @@ cdef class Sends:
         if index > self.longest:
             self.longest = index
 
-    cdef bint close_properties(self) noexcept:
-        """The last property ends with a 2, the broker's own stand behind it; False when they are
-        too long."""
+    cdef Py_ssize_t single(
+        self, TopicState topic, QueueState queue, Header *header, const byte *body,
+        Py_ssize_t body_size, const byte *born_host, Py_ssize_t used,
+    ) except -2:
+        """Lays out a message behind what is `used`; returns what is used then, -1 when it has no
+        room here."""
         cdef Properties *own = &self.own
+        cdef Py_ssize_t stored_size = own.size + PyBytes_GET_SIZE(self.suffix)
+        cdef Py_ssize_t size = queue.fixed_bytes + body_size + stored_size
+        if stored_size > self.properties_max or self.turn.position + size > self.turn.room_end:
+            return -1
+        cdef long long tag = code_of_tag(own.data + own.tag, own.tag_size) if own.tag_size else 0
+        self.reserve(used, size)
+        self.lay_out(
+            used, queue, size, body, body_size, stored_size, <unsigned int>header.message_flag,
+            <unsigned int>header.sys_flag, header.born, born_host,
+        )
+        used += size
+        put_bytes(put_text(self.records + used - stored_size, own.data, own.size), self.suffix)
+        self.places[0] = self.turn.position
+        self.add_unit(queue, size, tag)
+        topic.messages_in += 1
+        topic.bytes_in += body_size + stored_size + topic.record_bytes
+        self.count(body_size)
+        return used
+
+    cdef Py_ssize_t several(
+        self, TopicState topic, QueueState queue, const byte *data, Py_ssize_t data_size,
+        unsigned int sys_flag, long long born, const byte *born_host, Py_ssize_t *used,
+    ) except -2:
+        """Lays out the messages of a batch, all or none, behind what is `used`; returns how many,
+        and their `places`. -1 when it is not plain, or has no room here."""
+        cdef const byte *at = data
+        cdef const byte *end = data + data_size
+        cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(self.suffix)
+        cdef Py_ssize_t needed = 0, count = 0, index, last_size = 0
+        cdef Py_ssize_t size, body_size, own_size, stored_size
+        cdef Properties each
+        cdef const byte *last_tag = NULL
+        cdef long long tag = 0
+        while at < end:  # does everything agree, and is it plain?
+            if end - at < BATCH_HEAD_BYTES + 2:
+                return -1
+            size, body_size = <int>get32(at), <int>get32(at + 16)
+            if size > end - at or body_size < 0 or body_size > size - BATCH_HEAD_BYTES - 2:
+                return -1
+            own_size = get32(at + BATCH_HEAD_BYTES + body_size - 2) & 0xFFFF
+            if size != BATCH_HEAD_BYTES + body_size + 2 + own_size:
+                return -1
+            each.data, each.size = <byte *>at + size - own_size, own_size
+            if own_size and (at[size - 1] != 2 or not look_at(&each, True)):
+                return -1
+            if own_size + suffix_size > self.properties_max:
+                return -1
+            needed += queue.fixed_bytes + body_size + own_size + suffix_size
+            count += 1
+            at += size
+        if not count or data_size > self.body_max:
+            return -1
+        if self.turn.position + needed > self.turn.room_end:
+            return -1
+        self.reserve(used[0], needed)
+        if count > self.places_max:
+            self.places_max = 2 * count
+            self.places = <long long *>PyMem_Realloc(self.places, self.places_max * sizeof(long long))
+            if self.places == NULL:
+                raise MemoryError
+        at = data
+        for index in range(count):
+            size, body_size = <int>get32(at), <int>get32(at + 16)
+            own_size = size - BATCH_HEAD_BYTES - body_size - 2
+            stored_size = own_size + suffix_size
+            each.data, each.size = <byte *>at + size - own_size, own_size
+            look_at(&each, True)
+            if each.tag_size != last_size or (
+                last_size and memcmp(each.data + each.tag, last_tag, last_size)
+            ):
+                last_tag, last_size = each.data + each.tag, each.tag_size
+                tag = code_of_tag(last_tag, last_size) if last_size else 0
+            needed = queue.fixed_bytes + body_size + stored_size
+            self.lay_out(
+                used[0], queue, needed, at + BATCH_HEAD_BYTES, body_size, stored_size,
+                get32(at + 12), sys_flag, born, born_host,
+            )
+            used[0] += needed
+            put_bytes(
+                put_text(self.records + used[0] - stored_size, each.data, own_size), self.suffix
+            )
+            self.places[index] = self.turn.position
+            self.add_unit(queue, needed, tag)
+            topic.bytes_in += body_size + stored_size + topic.record_bytes
+            self.count(body_size)
+            at += size
+        topic.messages_in += count
+        return count
+
+    cdef bint is_plain(self, Header *header):
+        """May the request be answered from here?"""
+        cdef Properties *own = &self.own
+        cdef bint is_batch = header.code == SEND_BATCH
         if own.size and own.data[own.size - 1] != 2:
             own.data[own.size] = 2
             own.size += 1
-        return own.size + PyBytes_GET_SIZE(self.suffix) <= self.properties_max
+        if not look_at(own, False):
+            return False
+        if own.unique_size if is_batch else True:
+            if not is_id(own.data + own.unique, own.unique_size):
+                return False
+        return (
+            0 <= header.opaque <= 0x7FFFFFFF
+            and (not header.flag or header.flag == ONEWAY)
+            and 0 <= header.sys_flag <= (FLAGS_MAX if is_batch else 0x7FFFFFFF)
+            and not header.sys_flag & (transactions | uncommon_flags)
+            and -0x80000000 <= header.message_flag <= 0x7FFFFFFF
+            and not (is_batch and (header.has_names or header.born < 0))
+            and (not own.is_wide or is_utf8(own))
+        )
 
     def run(self, bytes data, Py_ssize_t position, peer) -> int:
         """Takes the plain sends that stand in `data` from `position` on; returns where it stopped.
         HOT."""
-        cdef const byte *start = <const byte *>PyBytes_AS_STRING(data)
         cdef const byte *frame
-        cdef const byte *head_end
-        cdef const byte *end
+        cdef const byte *body
         cdef const byte *born_host
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data), used = 0
-        cdef Py_ssize_t body_size, stored_size, record_size, suffix_size
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data), used = 0, done
         cdef unsigned int total, header_size
-        cdef long long tag, place, offset
+        cdef Py_ssize_t body_size, count
+        cdef long long offset
         cdef Header header
-        cdef Properties *own = &self.own
         cdef TurnState turn = self.turn
         cdef TopicState topic
         cdef QueueState queue
@@ -690,32 +821,18 @@ cdef class Sends:
         if PyBytes_GET_SIZE(hosts) != HOST_BYTES or PyBytes_GET_SIZE(self.store_host) != HOST_BYTES:
             return position
         born_host = <const byte *>PyBytes_AS_STRING(hosts)
-        suffix_size = PyBytes_GET_SIZE(self.suffix)
         while size - position >= 8:
-            frame = start + position
+            frame = <const byte *>PyBytes_AS_STRING(data) + position
             total, header_size = get32(frame), get32(frame + 4)
             if total > self.frame_max or header_size > HEADER_MAX or header_size + 4 > total:
                 break
             if total + 4 > size - position:
                 break
-            head_end = frame + 8 + header_size
-            end = frame + 4 + total
-            body_size = end - head_end
-            if body_size > self.body_max or not read_header(frame + 8, head_end, &header, own):
+            body = frame + 8 + header_size
+            body_size = total - 4 - header_size
+            if body_size > self.body_max or not read_header(frame + 8, body, &header, &self.own):
                 break
-            if not self.close_properties() or not look_at(own, False):
-                break
-            if not is_id(own.data + own.unique, own.unique_size):
-                break
-            if (
-                not 0 <= header.opaque <= 0x7FFFFFFF
-                or (header.flag and header.flag != ONEWAY)
-                or not 0 <= header.sys_flag <= 0x7FFFFFFF
-                or header.sys_flag & (transactions | uncommon_flags)
-                or not -0x80000000 <= header.message_flag <= 0x7FFFFFFF
-            ):
-                break
-            if own.is_wide and not is_utf8(own):
+            if not self.is_plain(&header):
                 break
             found = self.topics.get(self.text_of(header.topic, header.topic_size))
             if found is None:
@@ -727,32 +844,25 @@ cdef class Sends:
             if found is None:
                 break
             queue = found
-            stored_size = own.size + suffix_size
-            record_size = queue.fixed_bytes + body_size + stored_size
             if turn.position == turn.turn_start:
                 try:
                     self.begin()
                 except (StoreError, OSError):
                     break
-            if turn.position + record_size > turn.room_end:
-                break
-            tag = code_of_tag(own.data + own.tag, own.tag_size) if own.tag_size else 0
-            self.reserve(used, record_size)
-            self.lay_out(
-                used, queue, record_size, head_end, body_size, stored_size,
-                <unsigned int>header.message_flag, <unsigned int>header.sys_flag, header.born,
-                born_host, <unsigned int>header.queue_id,
-            )
-            used += record_size
-            put_bytes(
-                put_text(self.records + used - stored_size, own.data, own.size), self.suffix
-            )
-            place, offset = turn.position, queue.next_offset
-            self.add_unit(queue, record_size, tag)
-            topic.messages_in += 1
-            topic.bytes_in += body_size + stored_size + topic.record_bytes
-            self.count(body_size)
-            answers.append(b"" if header.flag else self.answer_to(&header, place, offset))
+            offset, count = queue.next_offset, 1
+            if header.code == SEND:
+                done = self.single(topic, queue, &header, body, body_size, born_host, used)
+                if done < 0:
+                    break
+                used = done
+            else:
+                count = self.several(
+                    topic, queue, body, body_size, <unsigned int>header.sys_flag, header.born,
+                    born_host, &used,
+                )
+                if count < 0:
+                    break
+            answers.append(b"" if header.flag else self.answer_to(&header, count, offset))
             position += total + 4
         if used:
             self.finish(used)
@@ -760,7 +870,7 @@ cdef class Sends:
         return position
 
     def batch(
-        self, TopicState topic, QueueState queue, bytes data, Py_ssize_t sys_flag, long long born,
+        self, TopicState topic, QueueState queue, bytes data, unsigned int sys_flag, long long born,
         bytes born_host,
     ):
         """The messages of a batch, all or none; their places in the log, eight bytes each, and the
@@ -768,74 +878,22 @@ cdef class Sends:
 
         Raises StoreError when the turn may not begin.
         """
-        cdef const byte *at = <const byte *>PyBytes_AS_STRING(data)
-        cdef const byte *end = at + PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t needed = 0, used = 0, count = 0, index, start
-        cdef Py_ssize_t size, body_size, own_size, stored_size, record_size, behind
-        cdef Properties *own = &self.own
-        cdef TurnState turn = self.turn
-        cdef long long first = queue.next_offset, place
-        cdef long long tag, last_tag = 0
-        cdef const byte *last_text = NULL
-        cdef Py_ssize_t last_size = -1
-        cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(self.suffix)
-        while at < end:  # does everything agree, and is it plain?
-            if end - at < BATCH_HEAD_BYTES + 2:
-                return None
-            size, body_size = <int>get32(at), <int>get32(at + 16)
-            if body_size < 0 or size > end - at or body_size > size - BATCH_HEAD_BYTES - 2:
-                return None
-            own_size = get32(at + BATCH_HEAD_BYTES + body_size - 2) & 0xFFFF
-            if size != BATCH_HEAD_BYTES + body_size + 2 + own_size:
-                return None
-            own.data = <byte *>at + size - own_size
-            own.size = own_size
-            behind = 1 if own_size and own.data[own_size - 1] != 2 else 0
-            if behind or not look_at(own, True):  # one without its end is taken with care
-                own.data = self.properties
-                return None
-            if own_size + suffix_size > self.properties_max:
-                own.data = self.properties
-                return None
-            needed += queue.fixed_bytes + body_size + own_size + suffix_size
-            count += 1
-            at += size
-        own.data = self.properties
-        if not count or PyBytes_GET_SIZE(born_host) != HOST_BYTES:
+        cdef Py_ssize_t used = 0, count, index
+        cdef long long first = queue.next_offset
+        if PyBytes_GET_SIZE(born_host) != HOST_BYTES:
             return None
         if PyBytes_GET_SIZE(self.store_host) != HOST_BYTES:
             return None
-        if turn.position == turn.turn_start:
+        if self.turn.position == self.turn.turn_start:
             self.begin()
-        if turn.position + needed > turn.room_end:
+        count = self.several(
+            topic, queue, <const byte *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), sys_flag,
+            born, <const byte *>PyBytes_AS_STRING(born_host), &used,
+        )
+        if count < 0:
             return None
-        self.reserve(0, needed)
-        places = PyBytes_FromStringAndSize(NULL, 8 * count)
-        at = <const byte *>PyBytes_AS_STRING(data)
-        for index in range(count):
-            size, body_size = <int>get32(at), <int>get32(at + 16)
-            own_size = size - BATCH_HEAD_BYTES - body_size - 2
-            stored_size = own_size + suffix_size
-            record_size = queue.fixed_bytes + body_size + stored_size
-            own.data, own.size = <byte *>at + size - own_size, own_size
-            look_at(own, True)
-            if own.tag_size != last_size or memcmp(own.data + own.tag, last_text, last_size):
-                last_text, last_size = own.data + own.tag, own.tag_size
-                last_tag = code_of_tag(last_text, last_size) if last_size else 0
-            tag = last_tag
-            self.lay_out(
-                used, queue, record_size, at + BATCH_HEAD_BYTES, body_size, stored_size,
-                get32(at + 12), <unsigned int>sys_flag, born,
-                <const byte *>PyBytes_AS_STRING(born_host), <unsigned int>queue.queue_id,
-            )
-            used += record_size
-            put_bytes(put_text(self.records + used - stored_size, own.data, own_size), self.suffix)
-            put64(<byte *>PyBytes_AS_STRING(places) + 8 * index, turn.position)
-            self.add_unit(queue, record_size, tag)
-            topic.bytes_in += body_size + stored_size + topic.record_bytes
-            self.count(body_size)
-            at += size
-        own.data = self.properties
-        topic.messages_in += count
         self.finish(used)
+        cdef bytes places = PyBytes_FromStringAndSize(NULL, 8 * count)
+        for index in range(count):
+            put64(<byte *>PyBytes_AS_STRING(places) + 8 * index, self.places[index])
         return places, first

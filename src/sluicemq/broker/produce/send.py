@@ -99,7 +99,7 @@ log = logging.getLogger(__name__)
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _REQUEST: Final = (0, FLAG_ONEWAY)
-_VALUE: Final = re.compile(rb"(?<!%)%(?:b|d|016X)")
+_VALUE: Final = re.compile(rb"(?<!%)%[bd]")
 """A place in an answer."""
 _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
 """What a header with missing or odd fields makes of the quick way."""
@@ -269,7 +269,6 @@ class Send:
         self._by_name = topics.table
         self._retries = retries
         self._append = store.writer.append
-        self._body_bytes_max = store.writer.body_bytes_max
         self._intake = intake
         self._hold = turns.hold
         self._unique_ids = unique_ids
@@ -283,7 +282,7 @@ class Send:
         if engine.sends is not None and store.writer.takes_columns:
             self.compiled = engine.sends.Sends(
                 store.writer, topics.table, store.writer.by_key, self.sizes,
-                store.writer.begin, turns.hold_all,
+                store.writer.begin, turns.hold_all, store.writer.body_bytes_max,
             )  # fmt: skip
             intake.compiled = self.compiled
         settings.on_change(self.prepare)
@@ -315,10 +314,10 @@ class Send:
         self._answer_with_id = with_id.encode()
         self._answer_any = f'{begin}%b"msgId":"%b",{end}'.encode()
         if self.compiled is not None:
-            pieces = [it.replace(b"%%", b"%") for it in _VALUE.split(self._answer_with_id)]
+            pieces = [it.replace(b"%%", b"%") for it in _VALUE.split(self._answer_any)]
             self.compiled.prepare(
-                self._suffix.encode(), self.store_host, pieces,
-                self._properties_max, self._body_bytes_max, FRAME_BYTES_MAX,
+                self._suffix.encode(), self.store_host, self._id_prefix.encode(), pieces,
+                self._properties_max, FRAME_BYTES_MAX,
             )  # fmt: skip
 
     # ---------------------------------------------------------------------------- the hot path

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq import engine
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import Columns as Batch
 from sluicemq.record.codec import HASH_MIN, ROLLBACK, keyed_hashes
@@ -102,6 +103,20 @@ def walk(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
             end = limit
     end = end or (at if at >= stop else limit)
     return (np.append(found, starts).astype(np.int64) if starts else found), end
+
+
+def read(view: memoryview, at: int, stop: int) -> tuple[Columns, Positions, int]:
+    """The keys of the records in a log file from `at` on, where those begin, and where it ended:
+    see `walk`."""
+    found = None if engine.keys is None else engine.keys.read(view, at, stop)
+    if found is None:
+        starts, end = walk(view, at, stop)
+        return columns_of(view, starts), starts, end
+    begins, end, hashes, records, times_ms = found
+    columns = Columns(
+        np.frombuffer(hashes, np.int32), *(np.frombuffer(it, np.int64) for it in (records, times_ms))
+    )
+    return columns, np.frombuffer(begins, np.int64), end
 
 
 def columns_of(view: memoryview, starts: Positions) -> Columns:

@@ -445,9 +445,9 @@ class KeyIndex:
         view, base, goal = segment.view(), segment.base, self._log.records_end
         ends = before + bytes_max, goal, segment.end, following or goal
         stop = max(min(ends), before + 1) - base
-        starts, end = columns.walk(view, before - base, stop)
+        found, starts, end = columns.read(view, before - base, stop)
         if len(starts):
-            self._put(columns.columns_of(view, starts), base, starts)
+            self._put(found, base, starts)
         self._position, self._skip = max(base + end, before), 0
         return self._position - before
 
