@@ -42,6 +42,12 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
+# What the compiled engine takes over, and the golden bytes that both engines have to make.
+HOT := $(addprefix tests/unit/broker/test_,send.py send_batch.py pull.py longpoll.py turns.py pacing.py) \
+	$(addprefix tests/unit/store/test_,store_append.py store_read.py store_keys.py tagscan.py columns.py) \
+	$(addprefix tests/property/test_,index_columns.py columns_read.py record_roundtrip.py) \
+	tests/unit/net/test_dispatch.py tests/golden/test_traffic_broker.py
+
 NATIVE := .native-tried
 $(NATIVE): $(STAMP) tools/native.py $(wildcard src/sluicemq/engine/*.p[yx][xd])
 	@$(BIN)/python tools/native.py --quietly
@@ -65,6 +71,10 @@ demo: $(NATIVE) ## 336,776 flights through broker, filters and Spark, checked ag
 .PHONY: test
 test: $(NATIVE) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 5)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
+
+.PHONY: pure
+pure: $(STAMP) ## the tests of the hot path without the compiled engine
+	SLUICE_PURE=1 SLUICEMQ_EXAMPLES=50 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(HOT) $(ARGS)
 
 .PHONY: bytecode
 bytecode: $(NATIVE) ## what Python makes of modules and tests: processes that begin side by side would each make all of it

@@ -107,7 +107,18 @@ class _Main(LazyGroup):
             return super().invoke(ctx)
 
 
+def _say_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from sluicemq import engine  # noqa: PLC0415 - only who asks loads it
+
+        click.echo(f"sluice {__version__} ({engine.NAME} engine)")
+        ctx.exit()
+
+
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="sluice %(version)s", help="Show the version and leave.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version,
+    help="Show the version and the engine of the hot path, and leave.",
+)  # fmt: skip
 def main() -> None:
     """SluiceMQ: a RocketMQ-compatible message system in Python."""

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from sluicemq import __version__, engine
 from sluicemq.cli import COMMANDS, main
 from sluicemq.cli.servers.serve import name_server_of
 from sluicemq.config import BrokerConfig, StoreConfig
@@ -62,10 +63,10 @@ def test_an_error_of_ours_is_one_sentence_and_exit_code_1() -> None:
     )
 
 
-def test_the_version_is_the_package_s() -> None:
+def test_the_version_is_the_package_s_and_names_the_engine() -> None:
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 0
-    assert result.output.startswith("sluice 0.")
+    assert result.output == f"sluice {__version__} ({engine.NAME} engine)\n"
 
 
 def test_the_name_server_of_up_keeps_its_files_in_the_store() -> None:

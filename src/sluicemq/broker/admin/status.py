@@ -227,7 +227,7 @@ class RuntimeInfo:
 
     def table(self) -> dict[str, str]:
         """All keys."""
-        from sluicemq import __version__  # noqa: PLC0415 - the package imports nothing of ours
+        from sluicemq import __version__, engine  # noqa: PLC0415 - the package imports nothing of ours
 
         counters, rates = self.counters(), self.rates
         put, times = counters["put"], self.turns.latency_counts
@@ -239,6 +239,7 @@ class RuntimeInfo:
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
             "sluiceVersion": __version__,
+            "sluiceEngine": engine.NAME,
             "sluiceFeatures": _FEATURES,
             "startAcceptSendRequestTimeStamp": "0",
             "EndTransactionQueueSize": "0",

@@ -367,7 +367,8 @@ class Send:
             born_time_ms = int(fields["g"])
             opaque = header["opaque"]
             kind = header["flag"]
-            if kind not in _REQUEST or sys_flag & TRANSACTION_MASK or opaque < 0:
+            is_number = 0 <= opaque <= 0x7FFFFFFF
+            if kind not in _REQUEST or sys_flag & TRANSACTION_MASK or not is_number:
                 return False
         except _NOT_PLAIN:
             return False

@@ -113,9 +113,8 @@ def read(view: memoryview, at: int, stop: int) -> tuple[Columns, Positions, int]
         starts, end = walk(view, at, stop)
         return columns_of(view, starts), starts, end
     begins, end, hashes, records, times_ms = found
-    columns = Columns(
-        np.frombuffer(hashes, np.int32), *(np.frombuffer(it, np.int64) for it in (records, times_ms))
-    )
+    numbers = (np.frombuffer(column, np.int64) for column in (records, times_ms))
+    columns = Columns(np.frombuffer(hashes, np.int32), *numbers)
     return columns, np.frombuffer(begins, np.int64), end
 
 
