@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ENGINE = ROOT / "src" / "sluicemq" / "engine"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
-FLAGS = ("-O3", "-fno-strict-aliasing", "-Wno-unused-function", "-Wno-unreachable-code")
+FLAGS = ("-O3", "-g0", "-fno-strict-aliasing", "-Wno-unused-function", "-Wno-unreachable-code")
 
 
 def sources() -> list[Path]:

@@ -15,6 +15,8 @@ FILES_MAX = 366
 MODULES_A_FOLDER_MAX = 16  # bar: 15, and __init__.py
 USED_ONCE_PERCENT_MAX = 8
 
+COMPILED_LINES_MAX = 2000
+
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -22,6 +24,12 @@ def test_lines_and_files_are_capped() -> None:
     lines = sum(path.read_text().count("\n") for path in FILES)
     assert lines <= LINES_MAX
     assert len(FILES) <= FILES_MAX
+
+
+def test_the_compiled_engine_is_small() -> None:
+    parts = [path for kind in ("*.pyx", "*.pxd") for path in SOURCE.rglob(kind)]
+    assert parts
+    assert sum(path.read_text().count("\n") for path in parts) <= COMPILED_LINES_MAX
 
 
 def test_a_folder_has_few_modules() -> None:

@@ -723,6 +723,7 @@ cdef class Sends:
         cdef Properties each
         cdef const byte *last_tag = NULL
         cdef long long tag = 0
+        cdef long long *grown
         while at < end:  # does everything agree, and is it plain?
             if end - at < BATCH_HEAD_BYTES + 2:
                 return -1
@@ -746,10 +747,10 @@ cdef class Sends:
             return -1
         self.reserve(used[0], needed)
         if count > self.places_max:
-            self.places_max = 2 * count
-            self.places = <long long *>PyMem_Realloc(self.places, self.places_max * sizeof(long long))
-            if self.places == NULL:
+            grown = <long long *>PyMem_Realloc(self.places, 2 * count * sizeof(long long))
+            if grown == NULL:
                 raise MemoryError
+            self.places, self.places_max = grown, 2 * count
         at = data
         for index in range(count):
             size, body_size = <int>get32(at), <int>get32(at + 16)
@@ -821,52 +822,54 @@ cdef class Sends:
         if PyBytes_GET_SIZE(hosts) != HOST_BYTES or PyBytes_GET_SIZE(self.store_host) != HOST_BYTES:
             return position
         born_host = <const byte *>PyBytes_AS_STRING(hosts)
-        while size - position >= 8:
-            frame = <const byte *>PyBytes_AS_STRING(data) + position
-            total, header_size = get32(frame), get32(frame + 4)
-            if total > self.frame_max or header_size > HEADER_MAX or header_size + 4 > total:
-                break
-            if total + 4 > size - position:
-                break
-            body = frame + 8 + header_size
-            body_size = total - 4 - header_size
-            if body_size > self.body_max or not read_header(frame + 8, body, &header, &self.own):
-                break
-            if not self.is_plain(&header):
-                break
-            found = self.topics.get(self.text_of(header.topic, header.topic_size))
-            if found is None:
-                break
-            topic = found
-            if topic.is_special or not 0 <= header.queue_id < topic.queues:
-                break
-            found = self.queues.get((self.name, header.queue_id))
-            if found is None:
-                break
-            queue = found
-            if turn.position == turn.turn_start:
-                try:
-                    self.begin()
-                except (StoreError, OSError):
+        try:
+            while size - position >= 8:
+                frame = <const byte *>PyBytes_AS_STRING(data) + position
+                total, header_size = get32(frame), get32(frame + 4)
+                if total > self.frame_max or header_size > HEADER_MAX or header_size + 4 > total:
                     break
-            offset, count = queue.next_offset, 1
-            if header.code == SEND:
-                done = self.single(topic, queue, &header, body, body_size, born_host, used)
-                if done < 0:
+                if total + 4 > size - position:
                     break
-                used = done
-            else:
-                count = self.several(
-                    topic, queue, body, body_size, <unsigned int>header.sys_flag, header.born,
-                    born_host, &used,
-                )
-                if count < 0:
+                body = frame + 8 + header_size
+                body_size = total - 4 - header_size
+                if body_size > self.body_max or not read_header(frame + 8, body, &header, &self.own):
                     break
-            answers.append(b"" if header.flag else self.answer_to(&header, count, offset))
-            position += total + 4
-        if used:
-            self.finish(used)
-            self.hold(peer, answers)
+                if not self.is_plain(&header):
+                    break
+                found = self.topics.get(self.text_of(header.topic, header.topic_size))
+                if found is None:
+                    break
+                topic = found
+                if topic.is_special or not 0 <= header.queue_id < topic.queues:
+                    break
+                found = self.queues.get((self.name, header.queue_id))
+                if found is None:
+                    break
+                queue = found
+                if turn.position == turn.turn_start:
+                    try:
+                        self.begin()
+                    except (StoreError, OSError):
+                        break
+                offset, count = queue.next_offset, 1
+                if header.code == SEND:
+                    done = self.single(topic, queue, &header, body, body_size, born_host, used)
+                    if done < 0:
+                        break
+                    used = done
+                else:
+                    count = self.several(
+                        topic, queue, body, body_size, <unsigned int>header.sys_flag, header.born,
+                        born_host, &used,
+                    )
+                    if count < 0:
+                        break
+                answers.append(b"" if header.flag else self.answer_to(&header, count, offset))
+                position += total + 4
+        finally:  # whatever happens, what has its units is written
+            if used:
+                self.finish(used)
+                self.hold(peer, answers)
         return position
 
     def batch(
