@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from certificates import Certificate
-from sluicemq.cli.servers.replicas import etcd_command, free_ports
+from sluicemq.cli.servers.processes import etcd_command, free_ports
 
 START_S: Final = 20.0
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from histories.history import TermSeen
-from sluicemq.cli.servers.replicas import etcd_binary
+from sluicemq.cli.servers.processes import etcd_binary
 from sluicemq.replication.election import directory, state_key
 
 BROKER: Final = "histories"

@@ -9,7 +9,7 @@ import pytest
 
 from certificates import Authority
 from etcd_process import EtcdProcess
-from sluicemq.cli.servers.replicas import etcd_binary
+from sluicemq.cli.servers.processes import etcd_binary
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConsensusError
 from sluicemq.replication.consensus import Consensus, Entries, Swap

@@ -88,6 +88,16 @@ def start_log(config: LogConfig) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
 
 
+def log_options_of(name: str) -> list[str]:
+    """The options for a process below this one to log as it does; a file has one writer."""
+    found = ["--log-level", logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()]
+    for handler in logging.getLogger().handlers:
+        found += ["--log-format", "json" if isinstance(handler.formatter, JsonLines) else "text"]
+        if isinstance(handler, logging.FileHandler):
+            found += ["--log-file", f"{handler.baseFilename}.{name}"]
+    return found
+
+
 def of_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
     """What RocketMQ's logback.xml says of the server `name` (broker, namesrv, proxy): the level of
     its logger (`RocketmqBroker`), else of the root; the file `NAME.log` of its appenders.

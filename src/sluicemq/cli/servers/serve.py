@@ -60,9 +60,9 @@ from sluicemq.proxy import proxy_status
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
+    from sluicemq.cli.servers.processes import ServerChild
 
 PROXY_PORT = 8081
-REPLICAS_MAX = 9
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
 log = logging.getLogger("sluicemq.cli")
@@ -75,9 +75,12 @@ class Running(contextlib.AsyncExitStack):
         super().__init__()
         self.rereads: dict[str, Callable[[], Change]] = {}
         """What takes up the edited file, by its path: on SIGHUP."""
+        self.children: list[ServerChild] = []
 
     def reread(self) -> None:
         """Each server takes up its file. What is wrong there is logged, and nothing changes."""
+        for child in self.children:
+            child.reread()
         for path, take_up in self.rereads.items():
             try:
                 change = take_up()
@@ -110,8 +113,12 @@ _proxy_port_option = _port_option(
     "--proxy-port", "grpcServerPort",
     help="Port of the proxy for gRPC clients (8081); 0 takes a free one.",
 )  # fmt: skip
+_brokers_option = click.option(
+    "--brokers", type=click.IntRange(1, 26),
+    help="So many brokers, broker-a, …, processes of their own, which share the load.",
+)  # fmt: skip
 _replicas_option = click.option(
-    "--replicas", type=click.IntRange(2, REPLICAS_MAX),
+    "--replicas", type=click.IntRange(2, 9),
     help="So many brokers of one name, processes of their own, which fail over; for a trial.",
 )  # fmt: skip
 _console_option = click.option(
@@ -151,6 +158,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
 @_host_option
 @_port_option("--port", "listenPort", help="Port to listen at (10911); 0 takes a free one.")
 @_store_option
+@click.option("--name", "brokerName", help="Name of the broker (brokerName).")
 @click.option("-n", "--nameserver", "namesrvAddr", help="Name servers, host:port;host:port.")
 @click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
 @_proxy_port_option
@@ -193,6 +201,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 @click.option("--no-proxy", is_flag=True, help="Do not serve gRPC clients.")
 @_store_option
 @_read_only_option
+@_brokers_option
 @_replicas_option
 @_console_option
 @log_options("broker")
@@ -201,6 +210,7 @@ def up(
     nameserver_port: int,
     no_proxy: bool,
     read_only: bool,
+    brokers: int | None,
     replicas: int | None,
     console: bool,
     **keys: Any,
@@ -210,14 +220,29 @@ def up(
     The configuration file is the broker's. All listen on 127.0.0.1 unless --host or the file's
     bindAddress says otherwise; the name server keeps its files in the store's directory. The proxy
     is left out when it lacks its port or its package, unless its port was given; with a broker at a
-    free port it is there only when its port was given. With --replicas, etcd, each broker and the
-    proxy are processes below this one; so is the console, which listens at 127.0.0.1.
+    free port it is there only when its port was given. With --brokers or --replicas, each broker,
+    etcd and the proxy are processes below this one; so is the console, which listens at 127.0.0.1.
     """
     if no_proxy and keys["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
-    if replicas and read_only:
-        raise click.UsageError("--replicas does not go with --read-only.")
+    if brokers and replicas:
+        raise click.UsageError(
+            f"--brokers {brokers} shares the load, --replicas {replicas} fails over: take one. For "
+            "both, run each broker by itself: sluice broker --name … --consensus … --id …."
+        )
+    from sluicemq.cli.servers import processes  # noqa: PLC0415 - not for `--help`
+
+    names = processes.names_of(brokers, replicas)
+    if names and read_only:
+        raise click.UsageError(
+            f"{'--brokers' if brokers else '--replicas'} does not go with --read-only, which shows "
+            "one store. Name it: --store DIRECTORY/broker-…."
+        )
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
+    processes.check_root(Path(store.root), names)
+    if names and path:
+        entries = parse_properties(_read_config(path))
+        processes.check_settings(path, entries, are_replicas=bool(replicas))
     proxy = None if config.listen_port else False
     if no_proxy or config.proxy_port is not None:
         proxy = not no_proxy
@@ -228,27 +253,19 @@ def up(
         )  # fmt: skip
 
     async def start(stack: Running) -> str:
-        names = name_server_of(config, store, nameserver_port, alone=bool(replicas))
-        address = await start_name_server(names, stack, read_only=read_only)
-        if replicas:
-            from sluicemq.cli.servers.replicas import (  # noqa: PLC0415 - not for `--help`
-                start_proxy,
-                start_replicas,
+        served = name_server_of(config, store, nameserver_port, alone=bool(names))
+        address = await start_name_server(served, stack, read_only=read_only)
+        if names:
+            text = await processes.start_brokers(
+                names, Path(store.root), address, config, path, stack, are_replicas=bool(replicas)
             )
-
-            given = ["--host", config.bind_address, *(["--config", path] if path else ())]
-            text = await start_replicas(
-                replicas, Path(store.root), address, config.listen_port, given, stack
-            )
-            found = start_proxy(config, address, _proxy_port(config), stack)
+            found = processes.start_proxy(config, address, _proxy_port(config), stack)
             text = await _with_proxy(text, proxy, found)
         else:
             here = replace(config, name_server_addresses=(address,))
             text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
         if console:
-            from sluicemq.cli.servers.replicas import start_console  # noqa: PLC0415 - not for `--help`
-
-            text = f"{text} console={await start_console(address, stack)}"
+            text = f"{text} console={await processes.start_console(address, stack)}"
         return f"nameserver={address} {text}"
 
     run_servers(start)

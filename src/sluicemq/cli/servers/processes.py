@@ -1,14 +1,16 @@
-"""`sluice up --replicas N`: a broker that fails over, on one machine, for a trial.
+"""`sluice up --brokers N` and `--replicas N`: several broker processes under one command.
 
     this process      the name server, and the parent of all others
-    etcd              one member at a free port; its data below the store's directory
-    sluice broker     N processes of one broker name, each with a store of its own: broker-1, …
-    sluice proxy      for gRPC clients; it finds the master by the routes, as all do
+    sluice broker     N processes, each with a store of its own below the store's directory: of N
+                      names (broker-a, …), which share the load of a cluster; or of one name
+                      (broker-1, …), replicas that fail over, for a trial
+    etcd              for replicas: one member at a free port; its data beside the stores
+    sluice proxy      for gRPC clients; it finds the masters by the routes, as all do
 
 A process that ends by itself, or is killed, is started again: etcd and proxy at once, since nobody
-can be elected without the one, nor reach anybody without the other; a broker after
-`BROKER_PAUSE_S`, so that a trial sees the failover. All end in order with this process, and by
-SIGTERM of the kernel if it is killed (Linux).
+can be elected without the one, nor reach anybody without the other; a broker after a pause, a
+replica after a longer one, so that a trial sees the failover. All end in order with this process,
+and by SIGTERM of the kernel if it is killed (Linux).
 """
 
 import asyncio
@@ -21,24 +23,38 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.client.sync.admin import Admin
+from sluicemq.cli.servers.logs import log_options_of
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 from sluicemq.model.addresses import LOOPBACK
+
+if TYPE_CHECKING:
+    from sluicemq.cli.servers.serve import Running
 
 log = logging.getLogger("sluicemq.cli")
 
 PORTS_APART: Final = 10
 """From one broker's port to the next: each has its VIP port and that for slaves beside it."""
-BROKER_PAUSE_S: Final = 5.0
+PORT_MAX: Final = 65_535
+ONE_BROKERS: Final = frozenset({
+    "storePathCommitLog", "storePathConsumeQueue", "storePathConsumerQueue", "storePathEpochFile",
+    "haListenPort",
+})  # fmt: skip
+"""Settings that several processes cannot share."""
+ONE_NAMES: Final = frozenset({"brokerName", "brokerId", "brokerRole", "sluiceConsensus"})
+"""... nor brokers of several names, unless they say what holds for all of them:"""
+HARMLESS: Final = frozenset({("brokerId", "0"), ("brokerRole", "ASYNC_MASTER")})
+BROKER_PAUSE_S: Final = 1.0
+REPLICA_PAUSE_S: Final = 5.0
 ETCD_PAUSE_S: Final = 0.2
 PROXY_PAUSE_S: Final = 0.2
 READY_S: Final = 60.0
-MASTER_S: Final = 30.0
+MASTERS_S: Final = 30.0
 STOP_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -160,6 +176,8 @@ class Child:
                 await self._launch()
             except ConfigurationError as error:
                 log.error("%s", error)
+            else:
+                log.info("%s serves again", self.name)
 
     async def _end(self) -> None:
         process = self._process
@@ -174,6 +192,12 @@ class Child:
             log.error("%s did not end within %g s and is killed", self.name, STOP_S)
             process.kill()
             await process.wait()
+
+    def reread(self) -> None:
+        """It is to take up its edited file."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
 
     async def close(self) -> None:
         """SIGTERM, and SIGKILL when it takes too long."""
@@ -203,6 +227,7 @@ class ServerChild(Child):
     ) -> None:
         self.address, self._server = "", server
         command = [sys.executable, "-m", "sluicemq", server, "--port", f"{port}", *options]
+        command += log_options_of(name)
         super().__init__(name, command, self._read_address, pause_s)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
@@ -213,62 +238,117 @@ class ServerChild(Child):
         self.address = dict(word.partition("=")[::2] for word in line.split())[self._server]
 
 
-def check_root(root: Path) -> None:
-    """Makes the directory that all of it is in. Raises ConfigurationError for that of a broker."""
-    if (root / "commitlog").exists():
+def names_of(brokers: int | None, replicas: int | None) -> list[str]:
+    """What the processes are called, and the directories of their stores; none for one broker."""
+    marks = ascii_lowercase[:brokers] if brokers else range(1, (replicas or 0) + 1)
+    return [f"broker-{mark}" for mark in marks]
+
+
+def check_settings(path: str, entries: Mapping[str, str], *, are_replicas: bool) -> None:
+    """Raises ConfigurationError for a file that is about one broker."""
+    refused = ONE_BROKERS if are_replicas else ONE_BROKERS | ONE_NAMES
+    for key, value in entries.items():
+        if key in refused and (key, value) not in HARMLESS:
+            raise ConfigurationError(
+                f"{path} has {key} = {value}, which several brokers cannot share.",
+                cure="Leave it out of the file, or run each with a file of its own: sluice broker.",
+            )
+
+
+def check_root(root: Path, names: Sequence[str]) -> None:
+    """Raises ConfigurationError for a directory with messages that nobody would see, if the stores
+    `names` below it were served; none of them: it is to be a store itself."""
+    is_store = (root / "commitlog").exists()
+    if is_store and names:
         raise ConfigurationError(
-            f"{root} has the store of a broker without replicas.",
-            cure=f"Move what is in it to {root}/broker-1, or choose another directory with "
+            f"{root} has the store of one broker.",
+            cure=f"Move what is in it to {root}/{names[0]}, or choose another directory with "
             "--store.",
         )
-    root.mkdir(parents=True, exist_ok=True)
+    others = "broker-[a-z]" if "broker-1" in names else "broker-?"  # replicas have the same
+    hidden = {path.parent.name for path in root.glob(f"{others}/commitlog")} - set(names)
+    if hidden and not is_store:
+        last = max(hidden)[-1]
+        option = f"--replicas {last}" if last.isdigit() else f"--brokers {ord(last) - ord('a') + 1}"
+        raise ConfigurationError(
+            f"{root} has stores that would not be served, so nobody would see their messages: "
+            f"{', '.join(sorted(hidden))}.",
+            cure=f"Start with {option}, or choose another directory with --store. Before there are "
+            "fewer brokers, read empty those that go and move their directories away.",
+        )
 
 
-async def await_master(name_server: str) -> None:
-    """Until there is a broker to send to; says so when there is none for long."""
+def ports_of(first: int, count: int) -> list[int]:
+    """Those of so many brokers; `first` 0: free ones. Raises ConfigurationError."""
+    if not first:
+        return free_ports(count)
+    room = PORTS_APART * (count - 1) + 1  # the last one's port for slaves too
+    if first + room > PORT_MAX:
+        raise ConfigurationError(
+            f"{count} brokers from port {first} on, each {PORTS_APART} above the last, would need "
+            f"port {first + room}; the highest is {PORT_MAX}.",
+            cure=f"Give --broker-port {PORT_MAX - room} or a lower one, or 0 for free ones.",
+        )
+    return [first + PORTS_APART * number for number in range(count)]
 
-    def find() -> bool:
+
+async def await_masters(name_server: str, count: int) -> None:
+    """Until there are so many brokers to send to; says so when there are not for long."""
+    from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for one broker
+
+    found = 0
+
+    def find() -> int:
         with Admin(name_server, timeout_s=1.0) as admin, contextlib.suppress(SluiceError):
-            return bool(admin.masters())
-        return False
+            return len(admin.masters())
+        return 0
 
     try:
-        async with asyncio.timeout(MASTER_S):
+        async with asyncio.timeout(MASTERS_S):
             while True:
-                if await asyncio.to_thread(find):
+                found = await asyncio.to_thread(find)
+                if found >= count:
                     return
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        log.warning("no replica is master after %g s; see `sluice cluster status`", MASTER_S)
+        log.warning(
+            "%d of %d masters are known after %g s; see `sluice cluster status`",
+            found, count, MASTERS_S,
+        )  # fmt: skip
 
 
-async def start_replicas(
-    count: int, root: Path, name_server: str, port: int, options: Sequence[str],
-    stack: contextlib.AsyncExitStack,
+async def start_brokers(
+    names: Sequence[str], root: Path, name_server: str, config: BrokerConfig, path: str | None,
+    stack: "Running", *, are_replicas: bool,
 ) -> str:  # fmt: skip
-    """Starts etcd and the brokers; the stack ends them. `options` are those of every broker.
+    """Starts the brokers, with the file `path`, and for replicas etcd; the stack ends them.
 
     Returns what is said of them when all are ready. Raises ConfigurationError.
     """
-    check_root(root)
-    etcd_port, *ports = free_ports(1 + count)
-    etcd = etcd_child(root / "etcd", etcd_port)
-    stack.push_async_callback(etcd.close)
-    await etcd.start()
-    if port:
-        ports = list(range(port, port + PORTS_APART * count, PORTS_APART))
-    consensus = f"etcd://{LOOPBACK}:{etcd_port}"
+    ports = ports_of(config.listen_port, len(names))
+    options = ["--nameserver", name_server, "--host", config.bind_address]
+    options += ["--config", path] if path else []
+    text, pause_s = f"store={root}", BROKER_PAUSE_S
+    if are_replicas:
+        etcd_port = free_ports(1)[0]
+        etcd = etcd_child(root / "etcd", etcd_port)
+        stack.push_async_callback(etcd.close)
+        await etcd.start()
+        consensus = f"etcd://{LOOPBACK}:{etcd_port}"
+        options += ["--consensus", consensus]
+        text, pause_s = f"consensus={consensus} {text}", REPLICA_PAUSE_S
+    metrics = config.metrics_port if config.listen_port else 0  # the name server has that itself
     brokers = [
         ServerChild(
-            f"broker {number}", "broker",
+            name, "broker",
             [
-                "--nameserver", name_server, "--store", str(root / f"broker-{number}"),
-                "--consensus", consensus, "--id", str(number), "--metrics-port", "0",
-                "--log-level", logging.getLevelName(log.getEffectiveLevel()).lower(), *options,
+                *options, "--store", str(root / name),
+                "--metrics-port", str(metrics and min(metrics + number, PORT_MAX)),
+                *(("--id", str(number)) if are_replicas else ("--name", name)),
             ],
-            one_port, BROKER_PAUSE_S,
+            port, pause_s,
         )
-        for number, one_port in enumerate(ports, 1)
+        for number, (name, port) in enumerate(zip(names, ports, strict=True), 1)
     ]  # fmt: skip
 
     async def close() -> None:
@@ -276,9 +356,9 @@ async def start_replicas(
 
     stack.push_async_callback(close)
     await asyncio.gather(*(broker.start() for broker in brokers))
-    await await_master(name_server)
-    text = " ".join(f"broker={broker.address}" for broker in brokers)
-    return f"{text} consensus={consensus} store={root}"
+    stack.children += brokers
+    await await_masters(name_server, 1 if are_replicas else len(names))
+    return " ".join([*(f"broker={broker.address}" for broker in brokers), text])
 
 
 async def start_proxy(
