@@ -12,13 +12,17 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.wire.frames import Command, decode, encode
+from waiting import wait_for
 
 SOURCE = Path(__file__).parents[2] / "src"
 TIMEOUT_S = 30
@@ -431,3 +435,108 @@ def test_rocketmqs_names_run_log_where_rocketmq_does_and_end(tmp_path: Path) -> 
     assert f"Send shutdown request to mqnamesrv({server.pid}) OK" in told
     assert server.wait(TIMEOUT_S) == 0
     server.stdout.close()
+
+
+# --------------------------------------------------------------- several brokers, one command
+
+NAMES = ["broker-a", "broker-b", "broker-c"]
+FREE = ("--nameserver-port", "0", "--broker-port", "0")
+
+
+def in_each(admin: Admin, topic: str) -> Counter[str]:
+    """Messages by broker."""
+    found: Counter[str] = Counter()
+    for queue in admin.queues(topic):
+        first, end = admin.offsets(queue)
+        found[queue.broker] += end - first
+    return found
+
+
+def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
+    processes: Processes, tmp_path: Path
+) -> None:
+    store, settings, log = tmp_path / "store", tmp_path / "broker.conf", tmp_path / "log" / "up"
+    settings.write_text("brokerClusterName = ours\n")
+    options = ("-c", str(settings), "--store", str(store), "--log-file", str(log))
+    process, line = processes.ready("up", "--brokers", "3", *FREE, *options)
+    assert re.fullmatch(rf"ready nameserver=\S+( broker=\S+){{3}} store={store}\n", line), line
+    name_server = ":".join(map(str, address_in(line, "nameserver")))
+    told = dict(zip(NAMES, re.findall(r"broker=(\S+)", line), strict=True))
+    shares = dict.fromkeys(NAMES, 8)
+    with Admin(name_server) as admin, Producer(name_server) as producer:
+        assert admin.masters() == told
+        assert {row["cluster"] for row in admin.replicas()} == {"ours"}
+        assert admin.create_topic("Made", queues=2) == NAMES
+        for topic in ("Made", "BySend"):
+            for number in range(24):
+                producer.send(topic, b"%d" % number)
+            assert in_each(admin, topic) == shares
+        settings.write_text("brokerClusterName = ours\ntraceOn = false\n")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: all(is_reread(tmp_path / "log" / f"up.{name}") for name in NAMES))
+
+        os.kill(admin.replicas()[1]["said"]["pid"], signal.SIGKILL)
+        wait_for(lambda: "broker-b serves again" in log.read_text())
+        assert "broker-b has ended (SIGKILL); it is started again in 1 s" in log.read_text()
+    with Admin(name_server) as admin:  # without the connection that is gone
+        wait_for(lambda: admin.masters() == told)
+        assert in_each(admin, "Made") == shares
+    process.terminate()
+    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, rest) == (0, "")
+    for one in (log, *(log.with_name(f"up.{name}") for name in NAMES)):
+        assert "Traceback" not in one.read_text()
+        assert "closing" in one.read_text()
+    assert not errors
+    assert not any(is_alive(address) for address in told.values())
+    fewer = run("up", "--brokers", "2", *FREE, "--store", str(store))
+    assert fewer.returncode == 1
+    assert "nobody would see their messages: broker-c. Start with --brokers 3" in fewer.stderr
+
+
+def is_reread(log: Path) -> bool:
+    return "broker.conf was read again: traceOn" in log.read_text()
+
+
+def is_alive(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, int(port)), timeout=TIMEOUT_S).close()
+        return True
+    return False
+
+
+def test_the_proxy_and_the_console_beside_several_brokers_see_them_all(
+    processes: Processes, tmp_path: Path
+) -> None:
+    pytest.importorskip("google.protobuf")
+    grpc = pytest.importorskip("grpc")
+    httpx = pytest.importorskip("httpx")
+    from sluicemq.proxy import messages as m
+    from sluicemq.proxy.service import PATH
+
+    process, line = processes.ready(
+        "up", "--brokers", "2", *FREE, "--proxy-port", "0", "--console", "--store",
+        str(tmp_path / "store"),
+    )  # fmt: skip
+    said = dict(word.partition("=")[::2] for word in line.split())
+    with Admin(said["nameserver"]) as admin:
+        admin.create_topic("ByProxy", queues=1)
+        with grpc.insecure_channel(said["proxy"]) as channel:
+            query = channel.unary_unary(
+                PATH + "QueryRoute",
+                request_serializer=m.QueryRouteRequest.SerializeToString,
+                response_deserializer=m.QueryRouteResponse.FromString,
+            )
+            answer = query(
+                m.QueryRouteRequest(topic=m.Resource(name="ByProxy")),
+                metadata=[("x-mq-client-id", "one")], timeout=TIMEOUT_S,
+            )  # fmt: skip
+        assert {queue.broker.name for queue in answer.message_queues} == set(NAMES[:2])
+    with httpx.Client(timeout=TIMEOUT_S, follow_redirects=True) as browser:
+        page = browser.get(line.partition("console=")[2].strip()).text
+    assert all(name in page for name in NAMES[:2])
+    process.terminate()
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in errors

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.cli.servers.logs import JsonLines, LogConfig, of_logback
+from sluicemq.cli.servers.logs import JsonLines, LogConfig, log_options_of, of_logback
 from sluicemq.errors import ConfigurationError
 
 LOGBACK = """<?xml version="1.0" encoding="UTF-8"?>
@@ -55,6 +55,22 @@ def test_a_record_is_one_object_whatever_is_in_it() -> None:
     told = json.loads(line)
     assert (told["level"], told["message"]) == ("warning", "<é>\n3")
     assert "ValueError: invalid literal" in told["error"]
+
+
+def test_processes_below_log_alike_to_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = logging.FileHandler(tmp_path / "up.log")
+    handler.setFormatter(JsonLines())
+    root = logging.RootLogger(logging.WARNING)
+    root.addHandler(handler)
+    monkeypatch.setattr(logging, "root", root)
+    monkeypatch.setattr(logging.Logger, "root", root)
+    assert log_options_of("broker-a") == [
+        "--log-level", "warning", "--log-format", "json", "--log-file",
+        f"{tmp_path}/up.log.broker-a",
+    ]  # fmt: skip
+    handler.close()
 
 
 def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""Several brokers under one `sluice up`: their names, ports and stores, and what cannot be."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sluicemq.cli import main
+from sluicemq.cli.servers.processes import check_root, check_settings, names_of, ports_of
+from sluicemq.errors import ConfigurationError
+
+
+def test_brokers_have_letters_and_replicas_numbers() -> None:
+    assert names_of(3, None) == ["broker-a", "broker-b", "broker-c"]
+    assert names_of(None, 2) == ["broker-1", "broker-2"]
+    assert names_of(26, None)[-1] == "broker-z"
+    assert names_of(None, None) == []
+
+
+def test_ports_leave_room_for_those_beside_them() -> None:
+    assert ports_of(10911, 3) == [10911, 10921, 10931]
+    free = sorted(ports_of(0, 4))
+    assert all(after - before > 1 for before, after in pairwise(free))
+    assert ports_of(65514, 3)[-1] + 1 == 65535
+    with pytest.raises(
+        ConfigurationError, match=r"65536; the highest is 65535.*--broker-port 65514"
+    ):
+        ports_of(65515, 3)
+
+
+@pytest.mark.parametrize(
+    ("entries", "are_replicas", "said"),
+    [
+        ({"brokerName": "mine"}, False, "mine.conf has brokerName = mine"),
+        ({"brokerId": "1"}, False, "brokerId = 1"),
+        ({"brokerRole": "SLAVE"}, False, "brokerRole = SLAVE"),
+        ({"storePathCommitLog": "/log"}, False, "storePathCommitLog = /log"),
+        ({"storePathCommitLog": "/log"}, True, "storePathCommitLog = /log"),
+        ({"haListenPort": "10912"}, True, "haListenPort = 10912"),
+    ],
+)
+def test_a_file_about_one_broker_is_refused(
+    entries: dict[str, str], are_replicas: bool, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{said}, .* Leave it out"):
+        check_settings("mine.conf", entries, are_replicas=are_replicas)
+
+
+def test_a_file_that_holds_for_all_is_taken() -> None:
+    stock = {"brokerId": "0", "brokerRole": "ASYNC_MASTER", "fileReservedTime": "48"}
+    check_settings("broker.conf", stock, are_replicas=False)
+    check_settings("broker.conf", {"brokerName": "mine"}, are_replicas=True)
+
+
+def stores(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name / "commitlog").mkdir(parents=True)
+
+
+def test_no_store_below_the_directory_is_passed_over(tmp_path: Path) -> None:
+    """Nor by `sluice up` without --brokers."""
+    stores(tmp_path, "broker-a", "broker-b", "broker-c", "broker-east")
+    for names in (names_of(2, None), names_of(None, 3), []):
+        with pytest.raises(ConfigurationError, match=r"broker-c\. Start with --brokers 3, or"):
+            check_root(tmp_path, names)
+    check_root(tmp_path, names_of(3, None))
+    check_root(tmp_path, names_of(4, None))
+
+
+def test_replicas_are_copies_so_fewer_of_them_are_enough(tmp_path: Path) -> None:
+    stores(tmp_path, "broker-1", "broker-2", "broker-3")
+    check_root(tmp_path, names_of(None, 2))
+    for names in (names_of(2, None), []):
+        with pytest.raises(ConfigurationError, match="Start with --replicas 3, or"):
+            check_root(tmp_path, names)
+
+
+def test_the_store_of_one_broker_is_not_for_several(tmp_path: Path) -> None:
+    stores(tmp_path, ".")
+    for names in (names_of(2, None), names_of(None, 2)):
+        with pytest.raises(
+            ConfigurationError, match=f"Move what is in it to {tmp_path}/{names[0]}"
+        ):
+            check_root(tmp_path, names)
+    stores(tmp_path, "broker-a")  # a broker of its own, started by its own command
+    check_root(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--brokers", "4", "--replicas", "2"], 2, "--brokers 4 shares the load, --replicas 2"),
+        (["--brokers", "2", "--read-only"], 2, "Name it: --store DIRECTORY/broker-"),
+        (["--replicas", "2", "--read-only"], 2, "--replicas does not go with --read-only"),
+        (["--brokers", "27"], 2, "1<=x<=26"),
+        (["--brokers", "2", "-c", "mine.conf"], 1, "mine.conf has brokerName = mine"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(
+    options: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.conf").write_text("brokerName = mine\n")
+    found = CliRunner().invoke(main, ["up", *options, "--store", str(tmp_path / "store")])
+    assert found.exit_code == code, found.output
+    assert said in " ".join(found.output.split())
