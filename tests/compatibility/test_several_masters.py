@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -125,6 +126,28 @@ def test_clients_live_through_whatever_happens_to_servers(
     )  # fmt: skip
     assert len(story.sent) == 2000
     assert story.got >= set(story.sent)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_brokers_under_one_command_are_all_used(
+    client: str, tmp_path: Path, driver: Callable[[str], Driver]
+) -> None:
+    """Of a topic that is made by its first sends, from the default topic of each."""
+    name_server, port, _ = clusters.free_ports()
+    command = [
+        sys.executable, "-m", "sluicemq", "up", "--brokers", "3", "--no-proxy", "--store",
+        str(tmp_path / "store"), "--nameserver-port", str(name_server), "--broker-port", str(port),
+    ]  # fmt: skip
+    topic, log = names.own("spread"), tmp_path / "log"
+    with clusters.process(command, log, {"PYTHONPATH": str(clusters.SOURCE)}) as running:
+        clusters.await_line(running, log, "ready nameserver=")
+        address = f"127.0.0.1:{name_server}"
+        driver(client).call("send", ns=address, topic=topic, count=60)
+        with Admin(address) as admin:
+            sent = Counter[str]()
+            for queue in admin.queues(topic):
+                sent[queue.broker] += admin.offset_max(queue)
+        assert sent == {"broker-a": 20, "broker-b": 20, "broker-c": 20}
 
 
 @pytest.mark.parametrize("client", CLIENTS)
