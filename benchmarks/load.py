@@ -105,13 +105,18 @@ def send(
     window: int,
     until: Callable[[Counts], bool],
 ) -> Counts:
-    """Send over so many connections, `window` requests in flight on each, until `until`."""
+    """Send over so many connections, `window` requests in flight on each, until `until`.
+
+    `address` may be several, host:port;host:port: connections go to them in turn.
+    """
     counts = Counts()
+    addresses = address.split(";")
     with contextlib.ExitStack() as stack:
         poll = stack.enter_context(contextlib.closing(select.epoll()))
         by_fileno = {}
-        for _ in range(connections):
-            connection = stack.enter_context(contextlib.closing(Connection(address)))
+        for number in range(connections):
+            server = addresses[number % len(addresses)]
+            connection = stack.enter_context(contextlib.closing(Connection(server)))
             by_fileno[connection.socket.fileno()] = connection
             poll.register(connection.socket, select.EPOLLIN)
             connection.send(ring, window)
