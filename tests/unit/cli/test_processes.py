@@ -80,7 +80,7 @@ def test_the_store_of_one_broker_is_not_for_several(tmp_path: Path) -> None:
     stores(tmp_path, ".")
     for names in (names_of(2, None), names_of(None, 2)):
         with pytest.raises(
-            ConfigurationError, match=f"Move what is in it to {tmp_path}/{names[0]}"
+            ConfigurationError, match=f"Move what is in it, but namesrv, to {tmp_path}/{names[0]}"
         ):
             check_root(tmp_path, names)
     stores(tmp_path, "broker-a")  # a broker of its own, started by its own command

@@ -26,15 +26,12 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sluicemq.cli.servers.logs import log_options_of
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 from sluicemq.model.addresses import LOOPBACK
-
-if TYPE_CHECKING:
-    from sluicemq.cli.servers.serve import Running
 
 log = logging.getLogger("sluicemq.cli")
 
@@ -262,8 +259,8 @@ def check_root(root: Path, names: Sequence[str]) -> None:
     if is_store and names:
         raise ConfigurationError(
             f"{root} has the store of one broker.",
-            cure=f"Move what is in it to {root}/{names[0]}, or choose another directory with "
-            "--store.",
+            cure=f"Move what is in it, but namesrv, to {root}/{names[0]}, or choose another "
+            "directory with --store.",
         )
     others = "broker-[a-z]" if "broker-1" in names else "broker-?"  # replicas have the same
     hidden = {path.parent.name for path in root.glob(f"{others}/commitlog")} - set(names)
@@ -319,9 +316,9 @@ async def await_masters(name_server: str, count: int) -> None:
 
 async def start_brokers(
     names: Sequence[str], root: Path, name_server: str, config: BrokerConfig, path: str | None,
-    stack: "Running", *, are_replicas: bool,
+    stack: contextlib.AsyncExitStack, children: list[ServerChild], *, are_replicas: bool,
 ) -> str:  # fmt: skip
-    """Starts the brokers, with the file `path`, and for replicas etcd; the stack ends them.
+    """Starts the `children`, with the file `path`, and for replicas etcd; the stack ends them.
 
     Returns what is said of them when all are ready. Raises ConfigurationError.
     """
@@ -356,7 +353,7 @@ async def start_brokers(
 
     stack.push_async_callback(close)
     await asyncio.gather(*(broker.start() for broker in brokers))
-    stack.children += brokers
+    children += brokers
     await await_masters(name_server, 1 if are_replicas else len(names))
     return " ".join([*(f"broker={broker.address}" for broker in brokers), text])
 

@@ -257,7 +257,14 @@ def up(
         address = await start_name_server(served, stack, read_only=read_only)
         if names:
             text = await processes.start_brokers(
-                names, Path(store.root), address, config, path, stack, are_replicas=bool(replicas)
+                names,
+                Path(store.root),
+                address,
+                config,
+                path,
+                stack,
+                stack.children,
+                are_replicas=bool(replicas),
             )
             found = processes.start_proxy(config, address, _proxy_port(config), stack)
             text = await _with_proxy(text, proxy, found)
