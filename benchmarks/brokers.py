@@ -27,12 +27,12 @@ from peer import clusters  # isort: skip
 
 TOPIC = "BenchBrokers"
 WARM_S = 0.5
-CASES: dict[str, tuple[Callable[[str], frames.Ring], int, bool]] = {
-    "1 x 64": (frames.single_sends, 64, False),
-    "64 x 1": (frames.single_sends, 1, True),
-    "batch 32": (lambda topic: frames.batch_sends(topic, batch=32), 8, False),
+CASES: dict[str, tuple[Callable[[str], frames.Ring], int, int]] = {
+    "1 x 64": (frames.single_sends, 1, 64),
+    "64 x 1": (frames.single_sends, 64, 1),
+    "batch 32": (lambda topic: frames.batch_sends(topic, batch=32), 1, 8),
 }
-"""Ring, requests in flight on a connection, and whether there are 64 of these or one a broker."""
+"""Requests, connections to each broker, and requests in flight on a connection."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,22 @@ def cluster(directory: Path, brokers: int) -> Iterator[tuple[int, list[str]]]:
         yield running.pid, addresses
 
 
-def one_round(pid: int, addresses: list[str], ring: frames.Ring, window: int, connections: int,
+def one_round(pid: int, addresses: list[str], ring: frames.Ring, connections: int, window: int,
               seconds: float) -> Figure:  # fmt: skip
     span = measure.Span(pid, WARM_S, seconds)
-    began, messages = time.process_time(), 0
+    began_s = messages = 0.0  # of the generator, when all connections are there
 
     def over(counts: load.Counts) -> bool:
-        nonlocal messages
-        messages = counts.messages
-        return span.over(messages)
+        nonlocal began_s, messages
+        began_s, messages = began_s or time.process_time(), counts.messages
+        return span.over(counts.messages)
 
     counts = load.send(
         ";".join(addresses), ring, connections=connections, window=window, until=over
     )
     if counts.errors:
         raise RuntimeError(f"{counts.errors} sends were refused")
-    spent = (time.process_time() - began) / messages * 1e6
+    spent = (time.process_time() - began_s) / messages * 1e6
     cores = span.cost.cpu_s / span.cost.seconds
     return Figure(span.cost.per_second, span.cost.cpu_us, spent, cores)
 
@@ -99,14 +99,13 @@ def main() -> int:
         running = {
             size: stack.enter_context(cluster(Path(scratch) / str(size), size)) for size in sizes
         }
-        for name, (make, window, is_wide) in CASES.items():
+        for name, (make, connections, window) in CASES.items():
             ring = make(TOPIC)
             found: dict[int, list[Figure]] = {size: [] for size in sizes}
             for _ in range(options.rounds):
                 for size, (pid, addresses) in running.items():
-                    connections = 64 if is_wide else len(addresses)
                     found[size].append(
-                        one_round(pid, addresses, ring, window, connections, options.seconds)
+                        one_round(pid, addresses, ring, connections * size, window, options.seconds)
                     )
             for size, figures in found.items():
                 best = max(figures, key=lambda figure: figure.rate)

@@ -22,6 +22,7 @@ NEXT_OFFSET = re.compile(rb'"nextBeginOffset":"(\d+)"')
 OPAQUE = re.compile(rb'"opaque":(\d+)')
 CODE = re.compile(rb'"code":(\d+)')
 BUFFER_BYTES = 4 << 20
+ACKNOWLEDGEMENTS_BYTES = 1 << 18
 ANSWER_TIMEOUT_S = 30
 BODY_LENGTH_AT = 84  # of a stored record with IPv4 hosts
 FOUND, RETRY_IMMEDIATELY = 0, 20
@@ -40,11 +41,11 @@ class Counts:
 class Connection:
     """One socket and the bytes of answers that are not whole yet."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, buffer_bytes: int = BUFFER_BYTES) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(BUFFER_BYTES)
+        self._buffer = bytearray(buffer_bytes)
         self._view = memoryview(self._buffer)
         self._end = 0
 
@@ -116,7 +117,9 @@ def send(
         by_fileno = {}
         for number in range(connections):
             server = addresses[number % len(addresses)]
-            connection = stack.enter_context(contextlib.closing(Connection(server)))
+            connection = stack.enter_context(
+                contextlib.closing(Connection(server, ACKNOWLEDGEMENTS_BYTES))
+            )
             by_fileno[connection.socket.fileno()] = connection
             poll.register(connection.socket, select.EPOLLIN)
             connection.send(ring, window)
