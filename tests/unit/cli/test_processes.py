@@ -44,13 +44,15 @@ def test_a_file_about_one_broker_is_refused(
     entries: dict[str, str], are_replicas: bool, said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"{said}, .* Leave it out"):
-        check_settings("mine.conf", entries, are_replicas=are_replicas)
+        check_settings(
+            "mine.conf", entries, names_of(None, 2) if are_replicas else names_of(2, None)
+        )
 
 
 def test_a_file_that_holds_for_all_is_taken() -> None:
     stock = {"brokerId": "0", "brokerRole": "ASYNC_MASTER", "fileReservedTime": "48"}
-    check_settings("broker.conf", stock, are_replicas=False)
-    check_settings("broker.conf", {"brokerName": "mine"}, are_replicas=True)
+    check_settings("broker.conf", stock, names_of(2, None))
+    check_settings("broker.conf", {"brokerName": "mine"}, names_of(None, 2))
 
 
 def stores(root: Path, *names: str) -> None:
@@ -63,17 +65,17 @@ def test_no_store_below_the_directory_is_passed_over(tmp_path: Path) -> None:
     stores(tmp_path, "broker-a", "broker-b", "broker-c", "broker-east")
     for names in (names_of(2, None), names_of(None, 3), []):
         with pytest.raises(ConfigurationError, match=r"broker-c\. Start with --brokers 3, or"):
-            check_root(tmp_path, names)
-    check_root(tmp_path, names_of(3, None))
-    check_root(tmp_path, names_of(4, None))
+            check_root(str(tmp_path), names)
+    check_root(str(tmp_path), names_of(3, None))
+    check_root(str(tmp_path), names_of(4, None))
 
 
 def test_replicas_are_copies_so_fewer_of_them_are_enough(tmp_path: Path) -> None:
     stores(tmp_path, "broker-1", "broker-2", "broker-3")
-    check_root(tmp_path, names_of(None, 2))
+    check_root(str(tmp_path), names_of(None, 2))
     for names in (names_of(2, None), []):
         with pytest.raises(ConfigurationError, match="Start with --replicas 3, or"):
-            check_root(tmp_path, names)
+            check_root(str(tmp_path), names)
 
 
 def test_the_store_of_one_broker_is_not_for_several(tmp_path: Path) -> None:
@@ -82,17 +84,17 @@ def test_the_store_of_one_broker_is_not_for_several(tmp_path: Path) -> None:
         with pytest.raises(
             ConfigurationError, match=f"Move what is in it, but namesrv, to {tmp_path}/{names[0]}"
         ):
-            check_root(tmp_path, names)
+            check_root(str(tmp_path), names)
     stores(tmp_path, "broker-a")  # a broker of its own, started by its own command
-    check_root(tmp_path, [])
+    check_root(str(tmp_path), [])
 
 
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--brokers", "4", "--replicas", "2"], 2, "--brokers 4 shares the load, --replicas 2"),
-        (["--brokers", "2", "--read-only"], 2, "Name it: --store DIRECTORY/broker-"),
-        (["--replicas", "2", "--read-only"], 2, "--replicas does not go with --read-only"),
+        (["--brokers", "4", "--replicas", "2"], 2, "sluice broker --name … --consensus … --id …"),
+        (["--brokers", "2", "--read-only"], 2, "store by store: --store DIRECTORY/broker-a"),
+        (["--replicas", "2", "--read-only"], 2, "are one or the other"),
         (["--brokers", "27"], 2, "1<=x<=26"),
         (["--brokers", "2", "-c", "mine.conf"], 1, "mine.conf has brokerName = mine"),
     ],

@@ -38,14 +38,15 @@ log = logging.getLogger("sluicemq.cli")
 PORTS_APART: Final = 10
 """From one broker's port to the next: each has its VIP port and that for slaves beside it."""
 PORT_MAX: Final = 65_535
-ONE_BROKERS: Final = frozenset({
-    "storePathCommitLog", "storePathConsumeQueue", "storePathConsumerQueue", "storePathEpochFile",
-    "haListenPort",
-})  # fmt: skip
-"""Settings that several processes cannot share."""
-ONE_NAMES: Final = frozenset({"brokerName", "brokerId", "brokerRole", "sluiceConsensus"})
-"""... nor brokers of several names, unless they say what holds for all of them:"""
-HARMLESS: Final = frozenset({("brokerId", "0"), ("brokerRole", "ASYNC_MASTER")})
+OF_ONE_PROCESS: Final = dict.fromkeys(
+    ("storePathCommitLog", "storePathConsumeQueue", "storePathConsumerQueue", "storePathEpochFile",
+     "haListenPort"), "",
+)  # fmt: skip
+"""Settings that several processes cannot share, and the value that they can."""
+OF_ONE_NAME: Final = {
+    "brokerName": "", "brokerId": "0", "brokerRole": "ASYNC_MASTER", "sluiceConsensus": "",
+}  # fmt: skip
+"""... nor brokers of several names."""
 BROKER_PAUSE_S: Final = 1.0
 REPLICA_PAUSE_S: Final = 5.0
 ETCD_PAUSE_S: Final = 0.2
@@ -241,20 +242,25 @@ def names_of(brokers: int | None, replicas: int | None) -> list[str]:
     return [f"broker-{mark}" for mark in marks]
 
 
-def check_settings(path: str, entries: Mapping[str, str], *, are_replicas: bool) -> None:
+def are_replicas(names: Sequence[str]) -> bool:
+    return "broker-1" in names
+
+
+def check_settings(path: str, entries: Mapping[str, str], names: Sequence[str]) -> None:
     """Raises ConfigurationError for a file that is about one broker."""
-    refused = ONE_BROKERS if are_replicas else ONE_BROKERS | ONE_NAMES
+    allowed = OF_ONE_PROCESS if are_replicas(names) else OF_ONE_PROCESS | OF_ONE_NAME
     for key, value in entries.items():
-        if key in refused and (key, value) not in HARMLESS:
+        if value != allowed.get(key, value):
             raise ConfigurationError(
                 f"{path} has {key} = {value}, which several brokers cannot share.",
                 cure="Leave it out of the file, or run each with a file of its own: sluice broker.",
             )
 
 
-def check_root(root: Path, names: Sequence[str]) -> None:
+def check_root(path: str, names: Sequence[str]) -> None:
     """Raises ConfigurationError for a directory with messages that nobody would see, if the stores
     `names` below it were served; none of them: it is to be a store itself."""
+    root = Path(path)
     is_store = (root / "commitlog").exists()
     if is_store and names:
         raise ConfigurationError(
@@ -262,8 +268,8 @@ def check_root(root: Path, names: Sequence[str]) -> None:
             cure=f"Move what is in it, but namesrv, to {root}/{names[0]}, or choose another "
             "directory with --store.",
         )
-    others = "broker-[a-z]" if "broker-1" in names else "broker-?"  # replicas have the same
-    hidden = {path.parent.name for path in root.glob(f"{others}/commitlog")} - set(names)
+    others = "broker-[a-z]" if are_replicas(names) else "broker-?"  # replicas have the same
+    hidden = {one.parent.name for one in root.glob(f"{others}/commitlog")} - set(names)
     if hidden and not is_store:
         last = max(hidden)[-1]
         option = f"--replicas {last}" if last.isdigit() else f"--brokers {ord(last) - ord('a') + 1}"
@@ -315,8 +321,8 @@ async def await_masters(name_server: str, count: int) -> None:
 
 
 async def start_brokers(
-    names: Sequence[str], root: Path, name_server: str, config: BrokerConfig, path: str | None,
-    stack: contextlib.AsyncExitStack, children: list[ServerChild], *, are_replicas: bool,
+    names: Sequence[str], root: str, name_server: str, config: BrokerConfig, path: str | None,
+    stack: contextlib.AsyncExitStack, children: list[ServerChild],
 ) -> str:  # fmt: skip
     """Starts the `children`, with the file `path`, and for replicas etcd; the stack ends them.
 
@@ -325,23 +331,23 @@ async def start_brokers(
     ports = ports_of(config.listen_port, len(names))
     options = ["--nameserver", name_server, "--host", config.bind_address]
     options += ["--config", path] if path else []
-    text, pause_s = f"store={root}", BROKER_PAUSE_S
-    if are_replicas:
+    text, pause_s, masters = f"store={root}", BROKER_PAUSE_S, len(names)
+    if is_one := are_replicas(names):
         etcd_port = free_ports(1)[0]
-        etcd = etcd_child(root / "etcd", etcd_port)
+        etcd = etcd_child(Path(root, "etcd"), etcd_port)
         stack.push_async_callback(etcd.close)
         await etcd.start()
         consensus = f"etcd://{LOOPBACK}:{etcd_port}"
         options += ["--consensus", consensus]
-        text, pause_s = f"consensus={consensus} {text}", REPLICA_PAUSE_S
+        text, pause_s, masters = f"consensus={consensus} {text}", REPLICA_PAUSE_S, 1
     metrics = config.metrics_port if config.listen_port else 0  # the name server has that itself
     brokers = [
         ServerChild(
             name, "broker",
             [
-                *options, "--store", str(root / name),
-                "--metrics-port", str(metrics and min(metrics + number, PORT_MAX)),
-                *(("--id", str(number)) if are_replicas else ("--name", name)),
+                *options, "--store", f"{root}/{name}", "--metrics-port",
+                str(metrics and min(metrics + number, PORT_MAX)),
+                *(("--id", str(number)) if is_one else ("--name", name)),
             ],
             port, pause_s,
         )
@@ -354,7 +360,7 @@ async def start_brokers(
     stack.push_async_callback(close)
     await asyncio.gather(*(broker.start() for broker in brokers))
     children += brokers
-    await await_masters(name_server, 1 if are_replicas else len(names))
+    await await_masters(name_server, masters)
     return " ".join([*(f"broker={broker.address}" for broker in brokers), text])
 
 
@@ -368,19 +374,21 @@ async def start_proxy(
             "a proxy beside brokers has access rules and an account of its own.",
             cure="Run one: sluice proxy --help.",
         )
-    port = port or free_ports(1)[0]  # one that it has again after a restart
     options = ["--nameserver", name_server, "--host", config.bind_address]
-    proxy = ServerChild("proxy", "proxy", options, port, PROXY_PAUSE_S)
-    stack.push_async_callback(proxy.close)
-    await proxy.start()
-    return proxy.address
+    return await _start("proxy", options, port, stack)
 
 
 async def start_console(name_server: str, stack: contextlib.AsyncExitStack) -> str:
     """Starts the console of a cluster at a free port; the stack ends it. Returns the link to open.
     Raises ConfigurationError."""
-    options = ["--nameserver", name_server]
-    console = ServerChild("console", "console", options, free_ports(1)[0], PROXY_PAUSE_S)
-    stack.push_async_callback(console.close)
-    await console.start()
-    return console.address
+    return await _start("console", ["--nameserver", name_server], 0, stack)
+
+
+async def _start(
+    server: str, options: Sequence[str], port: int, stack: contextlib.AsyncExitStack
+) -> str:
+    port = port or free_ports(1)[0]  # one that it has again after a restart
+    child = ServerChild(server, server, options, port, PROXY_PAUSE_S)
+    stack.push_async_callback(child.close)
+    await child.start()
+    return child.address

@@ -225,24 +225,19 @@ def up(
     """
     if no_proxy and keys["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
-    if brokers and replicas:
+    if bool(brokers) + bool(replicas) + read_only > 1:
         raise click.UsageError(
-            f"--brokers {brokers} shares the load, --replicas {replicas} fails over: take one. For "
-            "both, run each broker by itself: sluice broker --name … --consensus … --id …."
+            "--brokers, --replicas and --read-only are one or the other: brokers share the load, "
+            "replicas fail over (for both run each by itself: sluice broker --name … --consensus … "
+            "--id …), and a copy is shown store by store: --store DIRECTORY/broker-a."
         )
     from sluicemq.cli.servers import processes  # noqa: PLC0415 - not for `--help`
 
     names = processes.names_of(brokers, replicas)
-    if names and read_only:
-        raise click.UsageError(
-            f"{'--brokers' if brokers else '--replicas'} does not go with --read-only, which shows "
-            "one store. Name it: --store DIRECTORY/broker-…."
-        )
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
-    processes.check_root(Path(store.root), names)
+    processes.check_root(store.root, names)
     if names and path:
-        entries = parse_properties(_read_config(path))
-        processes.check_settings(path, entries, are_replicas=bool(replicas))
+        processes.check_settings(path, parse_properties(_read_config(path)), names)
     proxy = None if config.listen_port else False
     if no_proxy or config.proxy_port is not None:
         proxy = not no_proxy
@@ -257,14 +252,7 @@ def up(
         address = await start_name_server(served, stack, read_only=read_only)
         if names:
             text = await processes.start_brokers(
-                names,
-                Path(store.root),
-                address,
-                config,
-                path,
-                stack,
-                stack.children,
-                are_replicas=bool(replicas),
+                names, store.root, address, config, path, stack, stack.children
             )
             found = processes.start_proxy(config, address, _proxy_port(config), stack)
             text = await _with_proxy(text, proxy, found)
