@@ -494,6 +494,18 @@ def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
     assert "nobody would see their messages: broker-c. Start with --brokers 3" in fewer.stderr
 
 
+def test_when_one_of_several_brokers_does_not_start_none_is_left(
+    processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "broker-b").write_text("no directory")
+    process = processes.start("up", "--brokers", "3", *FREE, "--store", str(tmp_path))
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, output) == (1, "")
+    assert "sluice: broker-b did not start (exit code 2). What hindered it is above." in errors
+    assert "started again" not in errors
+    assert "Traceback" not in errors
+
+
 def is_reread(log: Path) -> bool:
     return "broker.conf was read again: traceOn" in log.read_text()
 

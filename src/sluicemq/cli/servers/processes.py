@@ -358,7 +358,10 @@ async def start_brokers(
         await asyncio.gather(*(broker.close() for broker in brokers))
 
     stack.push_async_callback(close)
-    await asyncio.gather(*(broker.start() for broker in brokers))
+    starts = (broker.start() for broker in brokers)
+    for failure in await asyncio.gather(*starts, return_exceptions=True):
+        if failure is not None:  # now that none is under way that `close` would not see
+            raise failure
     children += brokers
     await await_masters(name_server, masters)
     return " ".join([*(f"broker={broker.address}" for broker in brokers), text])
