@@ -15,7 +15,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
@@ -47,13 +47,9 @@ EXPIRE_SLACK_S: Final = 0.001
 """Timers of some loops fire up to so much early."""
 
 
-class _Call(NamedTuple):
-    """A call that waits for its answer, until `deadline_s` of the loop's time."""
-
-    future: asyncio.Future[Command]
-    code: int
-    timeout_s: float
-    deadline_s: float
+_Call = tuple[asyncio.Future[Command], int, float, float]
+"""A call that waits for its answer: its code, the seconds it may take, and until when on the loop's
+clock. A plain tuple: there is one for each message that is sent."""
 
 
 class Channel:
@@ -80,7 +76,7 @@ class Channel:
         self._opaque = 0
         self._outgoing: list[bytes | memoryview] = []
         self._can_write = True
-        self._waiters: list[asyncio.Future[None]] = []
+        self._held: list[tuple[asyncio.Future[Command], bytes, bytes | memoryview]] = []
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self.is_tls = False
         self._is_heard = False
@@ -92,23 +88,31 @@ class Channel:
 
         Raises ConnectionLostError, RequestTimeoutError, ProtocolError (a frame above the limit).
         """
-        future: asyncio.Future[Command] = self._loop.create_future()
-        opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
-        deadline_s = self._loop.time() + timeout_s
-        self._calls[opaque] = _Call(future, command.code, timeout_s, deadline_s)
-        if deadline_s < self._look_at_s and not self.closed:
-            self._look_at(deadline_s)
         try:
-            while not (self._can_write or future.done()):  # the server takes no bytes now
-                waiter: asyncio.Future[None] = self._loop.create_future()
-                self._waiters.append(waiter)
-                ends: list[asyncio.Future[Any]] = [waiter, future]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                self._send(command)
-            return await future
+            return await self.begin(command, timeout_s)
         finally:
-            self._calls.pop(opaque, None)
+            self._calls.pop(command.opaque, None)
+
+    def begin(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:
+        """The same for who has a task already: the answer to come. HOT.
+
+        A call that is given up is forgotten when its answer comes, or at its deadline.
+        """
+        if self.closed:
+            raise self._is_closed()
+        loop = self._loop
+        opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
+        start = encode_start(command)
+        future: asyncio.Future[Command] = loop.create_future()
+        deadline_s = loop.time() + timeout_s
+        self._calls[opaque] = future, command.code, timeout_s, deadline_s
+        if deadline_s < self._look_at_s:
+            self._look_at(deadline_s)
+        if self._can_write:
+            self._write(start, command.body)
+        else:  # the server takes no bytes now
+            self._held.append((future, start, command.body))
+        return future
 
     def oneway(self, command: Command) -> None:
         """A request without an answer. Raises ConnectionLostError when the channel is closed."""
@@ -129,11 +133,16 @@ class Channel:
 
     def _send(self, command: Command) -> None:
         if self.closed:
-            raise ConnectionLostError(f"The connection to {self.address} is closed.")
-        start = encode_start(command)
+            raise self._is_closed()
+        self._write(encode_start(command), command.body)
+
+    def _write(self, start: bytes, body: bytes | memoryview) -> None:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing += (start, command.body)
+        self._outgoing += (start, body)
+
+    def _is_closed(self) -> ConnectionLostError:
+        return ConnectionLostError(f"The connection to {self.address} is closed.")
 
     def _flush(self) -> None:
         pieces, self._outgoing = self._outgoing, []
@@ -150,18 +159,22 @@ class Channel:
         """Ends the calls whose time is over, and looks again at the next deadline."""
         now_s = self._loop.time()
         earliest_s = math.inf
-        for call in self._calls.values():
-            if call.deadline_s > now_s + EXPIRE_SLACK_S:
-                earliest_s = min(earliest_s, call.deadline_s)
-            elif not call.future.done():
+        over: list[int] = []
+        for opaque, (future, code, timeout_s, deadline_s) in self._calls.items():
+            if deadline_s > now_s + EXPIRE_SLACK_S:
+                earliest_s = min(earliest_s, deadline_s)
+                continue
+            over.append(opaque)
+            if not future.done():
                 late = RequestTimeoutError(
-                    f"{self.address} did not answer request {call.code} within "
-                    f"{call.timeout_s:g} s.",
+                    f"{self.address} did not answer request {code} within {timeout_s:g} s.",
                     cure="Is the server overloaded, or the network slow?",
                 )
-                call.future.set_exception(late)
+                future.set_exception(late)
+        for opaque in over:
+            del self._calls[opaque]
         self._timer, self._look_at_s = None, math.inf
-        if self._calls and earliest_s < math.inf:
+        if earliest_s < math.inf:
             self._look_at(max(earliest_s, now_s + EXPIRE_GAP_S))
 
     # ------------------------------------------------------------------- what the carrier tells
@@ -185,8 +198,8 @@ class Channel:
         for command in commands:
             if command.flag & FLAG_RESPONSE:
                 call = self._calls.pop(command.opaque, None)
-                if call is not None and not call.future.done():
-                    call.future.set_result(command)
+                if call is not None and not call[0].done():
+                    call[0].set_result(command)
                 continue
             answer: Command | None = None
             try:  # the handler must not block; an error of it is logged, not fatal
@@ -208,19 +221,20 @@ class Channel:
     def paused(self, is_paused: bool) -> None:
         """The server does not take bytes (or does again)."""
         self._can_write = not is_paused
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if not is_paused:
+            for future, start, body in self._held:
+                if not future.done():
+                    self._write(start, body)
+            self._held.clear()
 
     def disconnected(self, error: Exception | None) -> None:
         """The connection is gone: every call learns it. A second time does nothing."""
         self.closed = True
-        self.paused(False)
+        self._held.clear()
         calls, self._calls = self._calls, {}
-        for call in calls.values():
-            if not call.future.done():
-                call.future.set_exception(self._lost(error))
+        for future, *_ in calls.values():
+            if not future.done():
+                future.set_exception(self._lost(error))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -370,20 +384,23 @@ class ChannelPool:
         self._failures: dict[str, tuple[float, float, SluiceError]] = {}
         self._closed = False
 
+    def open(self, address: str) -> Channel | None:
+        """The channel to `address` if it is there. HOT."""
+        channel = self._channels.get(address)
+        return None if channel is None or channel.closed else channel
+
     async def get(self, address: str) -> Channel:
-        """The channel to `address`.
+        """The channel to `address`, which is opened for it.
 
         Raises ConnectionLostError, RequestTimeoutError; within the back-off after a failure at
         once, with that failure. Raises ClosedError after `close`.
         """
-        channel = self._channels.get(address)
-        if channel is not None and not channel.closed and not self._closed:
+        if (channel := self.open(address)) is not None:
             return channel
         async with self._opening.setdefault(address, asyncio.Lock()):
             if self._closed:
                 raise ClosedError("The connections are closed.", cure="Make a new client.")
-            channel = self._channels.get(address)
-            if channel is not None and not channel.closed:
+            if (channel := self.open(address)) is not None:
                 return channel
             failure = self._failures.get(address)
             if failure is not None and self._clock.monotonic_s() < failure[0]:

@@ -12,7 +12,7 @@ dies of an unexpected exception is logged at once, and `close` returns when all 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
@@ -90,20 +90,31 @@ class Cluster(AsyncioShell):
         """One task at a time asks for the route of a topic."""
         return self._locks[key]
 
-    async def exchange(self, call: Call) -> Command:
-        """One request, one answer, whatever its code. Raises ConnectionLostError,
-        RequestTimeoutError."""
-        channel, command = await self._pool.get(call.address), call.command
+    def exchange(self, call: Call) -> Awaitable[Command]:
+        """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
+        Raises ConnectionLostError, RequestTimeoutError, now or later."""
+        channel = self._pool.open(call.address)
+        if channel is None or call.command.flag & FLAG_ONEWAY:
+            return self._exchange(call)
+        timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
+        return channel.begin(self._written(call), timeout_s)
+
+    async def _exchange(self, call: Call) -> Command:
+        channel = await self._pool.get(call.address)
+        if call.command.flag & FLAG_ONEWAY:
+            channel.oneway(self._written(call))
+            return call.command
+        return await self.exchange(call)
+
+    def _written(self, call: Call) -> Command:
+        """The command as it travels, from now on."""
+        command = call.command
         if self.client_id and command.code in OF_MEMBERS:
             command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
         if self.credentials is not None:
             signed(command, self.credentials)
         call.is_written = True
-        if command.flag & FLAG_ONEWAY:
-            channel.oneway(command)
-            return command
-        timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
-        return await channel.call(command, timeout_s)
+        return command
 
     async def pause(self, seconds: float) -> None:
         """Beside everything else of the loop."""

@@ -105,6 +105,12 @@ class Routes:
         """Whether the route was learnt (or looked for) less than 30 s ago. HOT."""
         return now_s - self._learnt_s.get(topic, -1e9) < ROUTE_PERIOD_S
 
+    def fresh_writers(self, topic: str, now_s: float) -> list[MessageQueue] | None:
+        """The queues that may be written to, while the route is fresh. HOT."""
+        if now_s - self._learnt_s.get(topic, -1e9) < ROUTE_PERIOD_S:
+            return self.writers.get(topic)
+        return None
+
     def put(self, topic: str, route: TopicRoute | None, now_s: float) -> bool:
         """Remembers a route; None (unknown there) keeps the old one. True when it changed."""
         self._learnt_s[topic] = now_s

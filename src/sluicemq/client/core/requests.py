@@ -10,10 +10,14 @@ Both shells read answers only here. One table says which code of a broker become
 and what the user can do about it (spec/remoting.md §19).
 """
 
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, ParamSpec
+
+import orjson
 
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.errors import (
@@ -36,7 +40,14 @@ from sluicemq.model.topic import (
 from sluicemq.wire import bodies, fastjson, headers, popping, replicas, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.frames import (
+    FLAG_ONEWAY,
+    FRAME_BYTES_MAX,
+    JSON,
+    VERSION,
+    Command,
+    encode_start,
+)
 from sluicemq.wire.headers import (
     BRIEF_FIELD,
     PULL_COMMIT_OFFSET,
@@ -174,7 +185,23 @@ def send(
     is_brief: bool = False,
 ) -> Command:
     """One message, or a batch when `batch`; `is_brief`: only the id of the first message is asked
-    for. HOT: a literal of its fields, nothing generic."""
+    for. HOT."""
+    flag = FLAG_ONEWAY if oneway else 0
+    numbers = outgoing.sys_flag, outgoing.flag, outgoing.reconsume_times
+    if not batch and numbers == _PLAIN and outgoing.reconsume_times_max is None:
+        return SendRequest(group, queue, outgoing, born_time_ms, flag)
+    fields = send_fields(group, queue, outgoing, born_time_ms)
+    if batch:
+        fields["m"] = "true"
+    if is_brief:
+        fields[BRIEF_FIELD] = "true"
+    return Command(_SEND_BATCH if batch else _SEND, fields, outgoing.body, flag=flag)
+
+
+def send_fields(
+    group: str, queue: MessageQueue, outgoing: Outgoing, born_time_ms: int
+) -> dict[str, str]:
+    """The header of a send: a literal of its fields, nothing generic."""
     fields = {
         "a": group,
         "b": queue.topic,
@@ -187,15 +214,79 @@ def send(
         "i": outgoing.properties,
         "j": str(outgoing.reconsume_times),
         "k": "false",
-        "m": "true" if batch else "false",
+        "m": "false",
         "n": queue.broker,
     }
     if outgoing.reconsume_times_max is not None:
         fields["l"] = str(outgoing.reconsume_times_max)
-    if is_brief:
-        fields[BRIEF_FIELD] = "true"
-    code = _SEND_BATCH if batch else _SEND
-    return Command(code, fields, outgoing.body, flag=FLAG_ONEWAY if oneway else 0)
+    return fields
+
+
+class SendRequest(Command):
+    """A plain send. Its header is written from what is the same for all sends to a queue; fields
+    are made only for who asks for them (signatures), and then they count."""
+
+    __slots__ = ("_born_time_ms", "_fields", "_group", "_outgoing", "_queue")
+
+    def __init__(
+        self, group: str, queue: MessageQueue, outgoing: Outgoing, born_time_ms: int, flag: int
+    ) -> None:
+        self.code, self.body, self.flag, self.opaque = _SEND, outgoing.body, flag, 0
+        self.remark, self.language, self.version = None, "PYTHON", VERSION
+        self.serialization = JSON
+        self._fields: dict[str, str] | None = None
+        self._group, self._queue = group, queue
+        self._outgoing, self._born_time_ms = outgoing, born_time_ms
+
+    @property  # type: ignore[override]
+    def fields(self) -> dict[str, str] | None:
+        if self._fields is None:
+            self._fields = send_fields(
+                self._group, self._queue, self._outgoing, self._born_time_ms
+            )
+        return self._fields
+
+    @fields.setter
+    def fields(self, fields: dict[str, str] | None) -> None:
+        self._fields = fields
+
+    def start(self) -> bytes | None:
+        """None leaves it to the general way. HOT."""
+        if self._fields is not None:
+            return None
+        return send_start(
+            _around(self._group, self._queue, self.flag), self._born_time_ms,
+            self._outgoing.properties, self.opaque, len(self.body),
+        )  # fmt: skip
+
+
+def send_start(
+    around: tuple[bytes, bytes, bytes], born_time_ms: int, properties: str, opaque: int, size: int
+) -> bytes | None:
+    """A plain send's frame up to its body of so many bytes; None for what needs care."""
+    try:
+        text = orjson.dumps(properties)
+    except TypeError:  # a lone surrogate
+        return None
+    before, behind, end = around
+    header = b'%b%d","h":"0","i":%b%b%d%b' % (before, born_time_ms, text, behind, opaque, end)
+    total = 4 + len(header) + size
+    return None if total > FRAME_BYTES_MAX else _PREFIX.pack(total, len(header)) + header
+
+
+_PREFIX: Final = struct.Struct(">II")
+_PLAIN: Final = 0, 0, 0
+_NOTHING: Final = Outgoing("", b"", "", "", 0, 0, True)
+
+
+@lru_cache(maxsize=4096)
+def _around(group: str, queue: MessageQueue, flag: int) -> tuple[bytes, bytes, bytes]:
+    """A plain send's header before its time, between its properties and its opaque, and behind
+    it. What stands in a text cannot be taken for them: it has no bare quotes."""
+    command = Command(_SEND, send_fields(group, queue, _NOTHING, 0), flag=flag)
+    before, _, rest = encode_start(command)[_PREFIX.size :].partition(b'0","h":"0","i":""')
+    behind, _, end = rest.rpartition(b'0,"serializeTypeCurrentRPC"')
+    return before, behind, b',"serializeTypeCurrentRPC"' + end
 
 
 def recall(group: str, handle: RecallHandle) -> Command:
@@ -569,11 +660,14 @@ def send_results(
     if status is None:
         raise request_error(answer, address)
     fields = answer.fields or {}
-    places = fields.get("msgId", "").split(",", len(message_ids))
+    place, handle = fields.get("msgId", ""), fields.get("recallHandle")
     queue_id = int(fields.get("queueId") or queue.queue_id)
     stored = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
     first = number(answer, "queueOffset")
-    handle = fields.get("recallHandle")
+    if len(message_ids) == 1:
+        place = place.partition(",")[0]
+        return [SendResult(status, message_ids[0], place, stored, first, handle)]
+    places = place.split(",", len(message_ids))
     return [
         SendResult(
             status,

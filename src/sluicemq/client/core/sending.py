@@ -20,11 +20,13 @@ from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
+    Draft,
     MessageOptions,
     Outgoing,
     check_batch,
     checked_group,
     join,
+    make_draft,
     make_message,
     prepare,
     recalled,
@@ -160,7 +162,7 @@ class Attempts:
         self._timeout_ms = timeout_ms
         self._left = retries
         self._may_retry = retries > 0
-        self._failures: list[str] = []
+        self._failures: tuple[str, ...] = ()
         self._unknown = False
         self.last_broker: str | None = None
         self.pause_s = 0.0
@@ -177,7 +179,7 @@ class Attempts:
         """
         self.last_broker = broker
         if (failure := f"{broker}: {error.fact}") not in self._failures:
-            self._failures.append(failure)
+            self._failures += (failure,)
         if written and isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._unknown = True
         if isinstance(error, RequestTimeoutError) and written:
@@ -258,7 +260,7 @@ class Sender:
         self.timeout_ms = timeout_ms
         self.retries = retries
         self.retry_unsafe = retry_unsafe
-        self.prepare: Callable[[Message, str], Outgoing] = partial(
+        self.prepare: Callable[[Message | Draft, str], Outgoing] = partial(
             prepare, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
         )
         """A message made ready, with an id. Raises ConfigurationError."""
@@ -272,14 +274,14 @@ class Sender:
         self._chooser = QueueChooser()
         self._topics: set[str] = set()
 
-    def ready(self, message: Message) -> Outgoing:
+    def ready(self, message: Message | Draft) -> Outgoing:
         """A message made ready, with an id of its own. Raises ConfigurationError, ClosedError."""
         return self.prepare(message, self.next_id())
 
     def close(self) -> None:
         """Makes no message ready any more, and tries none again."""
 
-        def refuse(message: Message, message_id: str) -> Outgoing:
+        def refuse(message: Message | Draft, message_id: str) -> Outgoing:
             raise ClosedError("this producer is closed.", cure="Make a new one.")
 
         self.is_closed, self.prepare = True, refuse
@@ -313,9 +315,9 @@ class Sender:
         to deliver: delay_level (1 to 18 unless `delay_level_max` says otherwise), delay (seconds or
         timedelta) or deliver_at (datetime or ms since 1970).
         """
-        message = make_message(topic, body, **options)
-        outgoing = self.prepare(message, self.next_id())
+        outgoing = self.prepare(make_draft(topic, body, **options), self.next_id())
         if selector is not None:
+            message = make_message(topic, body, **options)
             queues = yield from self.directory.write_queues(message.topic)
             queue = choose_by(selector, queues, message)
         ids = (outgoing.message_id,)
@@ -330,7 +332,7 @@ class Sender:
         **options: Unpack[MessageOptions],
     ) -> Talk[None]:
         """Hands one message to the network and does not wait for the broker: it may get lost."""
-        outgoing = self.ready(make_message(topic, body, **options))
+        outgoing = self.ready(make_draft(topic, body, **options))
         if queue is None:
             queues = yield from self.directory.write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
@@ -379,17 +381,54 @@ class Sender:
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
         """
+        directory, clock, topic = self.directory, self.directory.clock, outgoing.topic
+        began_s = clock.monotonic_s()
         attempts = Attempts(
-            self.directory.clock.monotonic_s(),
+            began_s,
             self.timeout_ms if timeout_ms is None else timeout_ms,
             self.retries if retries is None else retries,
         )
         self.open.add(outgoing.message_id)
         try:
             while True:
-                results = yield from self._attempt(outgoing, ids, queue, attempts, batch)
-                if results is not None:
-                    return results
+                target, call = queue, None
+                try:
+                    if target is not None:
+                        yield from directory.route(topic, create=True)
+                    else:
+                        queues = directory.routes.fresh_writers(topic, began_s)
+                        if not queues:
+                            queues = yield from directory.write_queues(topic)
+                            began_s = clock.monotonic_s()
+                        last_broker, key = attempts.last_broker, outgoing.sharding_key
+                        target = self._chooser.choose(queues, began_s, last_broker, key)
+                    call = self._call(outgoing, target, attempts.deadline_s - began_s, ids, batch)
+                    answer = yield call
+                    results = send_results(answer, target, ids, call.address)
+                except (
+                    ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
+                ) as error:  # fmt: skip
+                    is_written, is_fixed = call is not None and call.is_written, queue is not None
+                    cost_s = clock.monotonic_s() - began_s
+                    if not self._may_go_on(attempts, outgoing, target, error, is_fixed, is_written):
+                        if self.trace is not None:
+                            self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
+                        raise attempts.verdict(topic, outgoing.message_id, error) from error
+                    if attempts.pause_s:
+                        yield Pause(attempts.pause_s)
+                    began_s = clock.monotonic_s()
+                    continue
+                now_s = clock.monotonic_s()
+                cost_s, broker = now_s - began_s, target.broker
+                self._chooser.answered(broker, cost_s, now_s)
+                if self.retry_unsafe and attempts.goes_on(results[0].status, broker, now_s):
+                    began_s = now_s
+                    continue
+                if self.trace is not None:
+                    self.trace.sent(
+                        self.group, outgoing, results, call.address, answer, cost_s, batch=batch
+                    )
+                return results
         except SendUnknownError:
             if self.is_closed:
                 self.unknown.extend(ids)
@@ -399,58 +438,25 @@ class Sender:
             if self.is_closed and not self.open:
                 self.on_settled()
 
-    def _attempt(
+    def _call(
         self,
         outgoing: Outgoing,
+        queue: MessageQueue,
+        timeout_s: float,
         ids: tuple[str, ...],
-        queue: MessageQueue | None,
-        attempts: Attempts,
         batch: bool,
-    ) -> Talk[list[SendResult] | None]:
-        """None when it failed and may be tried again. HOT."""
-        directory, clock, trace = self.directory, self.directory.clock, self.trace
-        topic, target, call = outgoing.topic, queue, None
-        began_s = clock.monotonic_s()
-        try:
-            if target is None:
-                routes = directory.routes
-                queues = routes.writers.get(topic) if routes.is_fresh(topic, began_s) else None
-                if not queues:
-                    queues = yield from directory.write_queues(topic)
-                    began_s = clock.monotonic_s()
-                last_broker, key = attempts.last_broker, outgoing.sharding_key
-                target = self._chooser.choose(queues, began_s, last_broker, key)
-            else:
-                yield from directory.route(topic, create=True)
-            if topic not in self._topics:
-                self._topics.add(topic)
-                self.on_first(self.group, topic)
-            address = directory.master(target)
-            command = requests.send(
-                self.group, target, outgoing, clock.now_ms(),
-                batch=batch, is_brief=batch and len(ids) == 1,
-            )  # fmt: skip
-            call = Call(address, command, max(0.001, attempts.deadline_s - began_s))
-            answer = yield call
-            results = send_results(answer, target, ids, address)
-        except (
-            ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
-        ) as error:  # fmt: skip
-            now_s, is_written = clock.monotonic_s(), call is not None and call.is_written
-            if self._may_go_on(attempts, outgoing, target, error, queue is not None, is_written):
-                if attempts.pause_s:
-                    yield Pause(attempts.pause_s)
-                return None
-            if trace is not None:
-                trace.failed(self.group, outgoing, ids, now_s - began_s, batch=batch)
-            raise attempts.verdict(topic, outgoing.message_id, error) from error
-        now_s = clock.monotonic_s()
-        self._chooser.answered(target.broker, now_s - began_s, now_s)
-        if self.retry_unsafe and attempts.goes_on(results[0].status, target.broker, now_s):
-            return None
-        if trace is not None:
-            trace.sent(self.group, outgoing, results, address, answer, now_s - began_s, batch=batch)
-        return results
+    ) -> Call:
+        """The request of one attempt. Raises ConnectionLostError. HOT."""
+        topic, directory = outgoing.topic, self.directory
+        if topic not in self._topics:
+            self._topics.add(topic)
+            self.on_first(self.group, topic)
+        address = directory.master(queue)
+        command = requests.send(
+            self.group, queue, outgoing, directory.clock.now_ms(),
+            batch=batch, is_brief=batch and len(ids) == 1,
+        )  # fmt: skip
+        return Call(address, command, max(0.001, timeout_s))
 
     def _may_go_on(
         self, attempts: Attempts, outgoing: Outgoing, target: MessageQueue | None,

@@ -114,7 +114,7 @@ class AsyncioShell(ABC):
     """What its operations are given first: a `core.directory.Directory`."""
 
     @abstractmethod
-    async def exchange(self, call: Call) -> Command:
+    def exchange(self, call: Call) -> Awaitable[Command]:
         """The answer to a call. Raises SluiceError."""
 
     @abstractmethod
