@@ -32,6 +32,7 @@ from sluicemq.model.message import (
     COMPRESSION_ZSTD,
     KEYS,
     STORE_HOST_IPV6,
+    TAGS,
     UNIQ_KEY,
     StoredMessage,
 )
@@ -135,6 +136,11 @@ _FLAGS_AT: Final = RECORD_HEAD.at("sys_flag")
 _LENGTH_AT: Final = {kind: head.at("body_length") for kind, head in RECORD_HEADS.items()}
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
+_PLAIN: Final = RECORD_HEAD.only(
+    "size", "magic", "queue_offset", "sys_flag", "body_length"
+).unpack_from
+_ODD: Final = HOST_BITS | COMPRESSED
+_BODY_AT: Final = RECORD_HEAD.at("body_length")
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 """A body that a client of gRPC has compressed is gzip's, and a broker calls it like the others."""
 _PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
@@ -323,6 +329,50 @@ def decode_records(
         messages.append(message)
         offset += message.size_bytes
     return messages
+
+
+def split_records(data: Buffer, broker: str = "") -> list[tuple[int, int, bytes | StoredMessage]]:
+    """The same for who need not look into them yet: queue offset and size of each, and its bytes,
+    for `decode_record`. What may still fail is decoded now: compressed bodies. HOT.
+
+    Raises ProtocolError as `decode_records` does.
+    """
+    found: list[tuple[int, int, bytes | StoredMessage]] = []
+    offset, end = 0, len(data)
+    while offset < end:
+        try:
+            size, magic, queue_offset, sys_flag, length = _PLAIN(data, offset)
+            topic = offset + RECORD_HEAD.size + length
+            properties = topic + 1 + data[topic]
+            stop = properties + 2 + _SHORT.unpack_from(data, properties)[0]
+        except (struct.error, IndexError):
+            size = magic = queue_offset = sys_flag = length = stop = 0
+        if magic == MAGIC_V1 and stop - offset == size and not sys_flag & _ODD and length >= 0:
+            found.append((queue_offset, size, bytes(data[offset:stop])))
+        else:
+            record = decode_record(data, offset, broker=broker)
+            stop = offset + record.size_bytes
+            found.append((record.queue_offset, record.size_bytes, record))
+        offset = stop
+    return found
+
+
+def body_of(record: bytes | StoredMessage) -> bytes:
+    """The body of what `split_records` has found."""
+    if not isinstance(record, bytes):
+        return record.body
+    return record[RECORD_HEAD.size : RECORD_HEAD.size + _INT.unpack_from(record, _BODY_AT)[0]]
+
+
+def tag_of(record: bytes | StoredMessage) -> str | None:
+    """The tag of what `split_records` has found."""
+    if not isinstance(record, bytes):
+        return record.tag
+    properties = record[properties_slice(record)]
+    found = value_of(properties, b"TAGS")
+    if found == b"":  # counts as none, and does not hide an earlier one
+        return decode_properties(properties).get(TAGS)
+    return None if found is None else str(found, "utf-8", "replace")
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:

@@ -255,7 +255,9 @@ class BrokerRequests:
         began_s = self._owner.cluster.clock.monotonic_s()
         kind, remark = bodies.ConsumeResult.SUCCESS, None
         try:
-            await consumer.call_handler(ReceivedMessage(record, origin, origin.in_flight))
+            await consumer.call_handler(
+                ReceivedMessage(record, origin, origin.in_flight, record.queue_offset)
+            )
             if origin.is_rejected:
                 kind = bodies.ConsumeResult.LATER
         except RetryLaterError as error:

@@ -268,9 +268,10 @@ class PushConsumer:
             if self.batch_max is not None:
                 messages = self._feed.more(message, self.batch_max)
             current = [one for one in messages if one.is_current]
-            for message in messages:
-                if not message.is_current:
-                    message.settle()
+            if len(current) < len(messages):
+                for message in messages:
+                    if not message.is_current:
+                        message.settle()
             if current:
                 await self._handle(current)
 
@@ -281,8 +282,7 @@ class PushConsumer:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             await self._failed(messages, error)
         else:
-            for message in messages:
-                message.origin.ack(message)
+            messages[0].origin.done(messages)
         finally:
             self._busy -= 1
             if not self._busy:

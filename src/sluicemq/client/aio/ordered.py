@@ -155,6 +155,10 @@ class OrderedReader(QueueReader):
         self._released()
         return counted
 
+    def done(self, messages: list[ReceivedMessage]) -> None:
+        super().done(messages)
+        self._released()
+
     def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
         super().returned(message, failed=failed)
         self._released()

@@ -50,7 +50,7 @@ from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, Slu
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
-from sluicemq.record.codec import decode_records
+from sluicemq.record.codec import split_records, tag_of
 
 _log = logging.getLogger("sluicemq.client")
 Sink = Feed | RetrySink
@@ -162,13 +162,16 @@ class QueueReader:
         """Whether what is acknowledged here may become the group's offset."""
         return True
 
-    def taken(self, message: ReceivedMessage, owner: object) -> None:
-        """A message is handed to the application."""
-        if message.in_flight is self.in_flight:
-            trace = self._cluster.trace
-            message.owner, message.since_s = owner, self._cluster.clock.monotonic_s()
-            message.delivery = None if trace is None else trace.taken(self.group, message.record)
-            self.out.add(message)
+    def taken(self, messages: list[ReceivedMessage], owner: object) -> None:
+        """Messages are handed to the application. HOT."""
+        trace, in_flight, out = self._cluster.trace, self.in_flight, self.out
+        now_s = self._cluster.clock.monotonic_s()
+        for message in messages:
+            if message.in_flight is in_flight:
+                message.owner, message.since_s = owner, now_s
+                if trace is not None:
+                    message.delivery = trace.taken(self.group, message.record)
+                out.add(message)
 
     def finished(self, message: ReceivedMessage, outcome: Outcome) -> None:
         """How the application dealt with a message that is out; the first word counts."""
@@ -192,15 +195,27 @@ class QueueReader:
 
     def ack(self, message: ReceivedMessage) -> bool:
         """A message is done. False when it does not count any more."""
-        if message in self.out:
-            self.out.remove(message)
+        return self._done([message]) > 0
+
+    def done(self, messages: list[ReceivedMessage]) -> None:
+        """Several are."""
+        self._done(messages)
+
+    def _done(self, messages: list[ReceivedMessage]) -> int:
+        """How many of them counted. HOT."""
+        out, in_flight, counted, were_out, since_s = self.out, self.in_flight, 0, 0, 0.0
+        for message in messages:
+            if message in out:
+                out.remove(message)
+                were_out += 1
+                since_s += message.since_s
+                if message.delivery is not None:
+                    message.delivery.finished(Outcome.SUCCESS)
+            if message.in_flight is in_flight:
+                counted += in_flight.ack(message.queue_offset)
+        if were_out:
             now_s = self._cluster.clock.monotonic_s()
-            self.counts.done(now_s, now_s - message.since_s)
-            if message.delivery is not None:
-                message.delivery.finished(Outcome.SUCCESS)
-        if message.in_flight is not self.in_flight:
-            return False
-        counted = self.in_flight.ack(message.record.queue_offset)
+            self.counts.done(now_s, were_out * now_s - since_s, were_out)
         if not self._room.is_set():
             self._look_for_room()
         return counted
@@ -401,18 +416,17 @@ class QueueReader:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             self._moved(answer)
             return
-        records, tags = (
-            decode_records(answer.data, broker=self.queue.broker),
-            self.subscription.tags,
-        )
+        in_flight, tags = self.in_flight, self.subscription.tags
+        found = split_records(answer.data, self.queue.broker)
         if tags:  # the broker goes by their codes
-            records = [record for record in records if record.tag in tags]
-        taken = [(record.queue_offset, record.size_bytes) for record in records]
-        self.in_flight.add(taken, answer.next_offset)
+            found = [it for it in found if tag_of(it[2]) in tags]
+        in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
         self._look_for_room()
-        if records:
-            self.counts.pulled(self.pulled_s, len(records))
-            self.feed.put([ReceivedMessage(record, self, self.in_flight) for record in records])
+        if found:
+            self.counts.pulled(self.pulled_s, len(found))
+            self.feed.put(
+                [ReceivedMessage(record, self, in_flight, offset) for offset, _, record in found]
+            )
 
     def _moved(self, answer: PullAnswer) -> None:
         """21: the broker says where to go on (deleted by retention, ahead of the end, or reset)."""

@@ -17,6 +17,7 @@ from sluicemq.client.core.tracing import Delivery, Outcome
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
+from sluicemq.record.codec import body_of, decode_record, tag_of
 
 
 class Origin(Protocol):
@@ -24,13 +25,14 @@ class Origin(Protocol):
     what becomes of them."""
 
     group: str
+    queue: MessageQueue
     in_flight: InFlight
     out: "set[ReceivedMessage]"
 
     @property
     def may_hand_out(self) -> bool: ...
 
-    def taken(self, message: "ReceivedMessage", owner: object) -> None: ...
+    def taken(self, messages: "list[ReceivedMessage]", owner: object) -> None: ...
 
     def finished(self, message: "ReceivedMessage", outcome: Outcome) -> None: ...
 
@@ -39,6 +41,8 @@ class Origin(Protocol):
     def release(self, owner: object) -> None: ...
 
     def ack(self, message: "ReceivedMessage") -> bool: ...
+
+    def done(self, messages: "list[ReceivedMessage]") -> None: ...
 
     async def reject(
         self, message: "ReceivedMessage", delay_level: int | None, suspend_s: float | None
@@ -60,12 +64,22 @@ class ReceivedMessage:
     times are milliseconds since 1970; `attempt` counts deliveries by this process, from 1.
     """
 
-    __slots__ = ("attempt", "delivery", "in_flight", "origin", "owner", "record", "since_s")
+    __slots__ = (
+        "_record", "attempt", "delivery", "in_flight", "origin", "owner", "queue_offset", "since_s",
+    )  # fmt: skip
 
-    def __init__(self, record: StoredMessage, origin: Origin, in_flight: InFlight) -> None:
-        """`in_flight` is the origin's as it was pulled; while it is out, the origin notes who has
-        it, since when, and its trace."""
-        self.record = record
+    def __init__(
+        self,
+        record: StoredMessage | bytes,
+        origin: Origin,
+        in_flight: InFlight,
+        queue_offset: int,
+    ) -> None:
+        """`record`: its bytes when nobody has looked into it yet (`split_records`). `in_flight` is
+        the origin's as it was pulled; while it is out, the origin notes who has it, since when, and
+        its trace."""
+        self._record = record
+        self.queue_offset = queue_offset
         self.attempt = 1
         self.origin = origin
         self.in_flight = in_flight
@@ -127,13 +141,26 @@ class ReceivedMessage:
         """Whether its queue is still ours and was not moved since it was pulled."""
         return self.in_flight is self.origin.in_flight
 
-    body: bytes = of_record("body")
-    tag: str | None = of_record("tag")
+    @property
+    def record(self) -> StoredMessage:
+        """All that the broker has stored."""
+        record = self._record
+        if isinstance(record, bytes):
+            record = self._record = decode_record(record, broker=self.origin.queue.broker)
+        return record
+
+    @property
+    def body(self) -> bytes:
+        return body_of(self._record)
+
+    @property
+    def tag(self) -> str | None:
+        return tag_of(self._record)
+
     keys: tuple[str, ...] = of_record("keys")
     properties: Mapping[str, str] = of_record("properties")
     message_id: str = of_record("message_id")
     offset_message_id: str = of_record("offset_message_id")
-    queue_offset: int = of_record("queue_offset")
     flag: int = of_record("flag")
     born_time_ms: int = of_record("born_time_ms")
     born_host: Host = of_record("born_host")
@@ -242,10 +269,10 @@ class Feed:
     def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
         """A message that was taken just now, and those of its queue that wait next to it: up to
         `count_max` in all, without waiting."""
-        messages, items = [first], self._items
-        while len(messages) < count_max and items and items[0].origin is first.origin:
+        messages, items, origin = [first], self._items, first.origin
+        while len(messages) < count_max and items and items[0].origin is origin:
             messages.append(items.popleft())
-            first.origin.taken(messages[-1], None)
+        origin.taken(messages[1:], None)
         return messages
 
     def take(self, owner: object) -> ReceivedMessage | None:
@@ -253,7 +280,7 @@ class Feed:
         if not self._items:
             return None
         message = self._items.popleft()
-        message.origin.taken(message, owner)
+        message.origin.taken([message], owner)
         return message
 
 
@@ -376,7 +403,7 @@ class OrderedFeed(Feed):
             lane.is_queued = False
             if lane.is_ready:
                 message = lane.waiting.popleft()
-                lane.origin.taken(message, owner)
+                lane.origin.taken([message], owner)
                 return message
         return None
 
@@ -384,7 +411,7 @@ class OrderedFeed(Feed):
         lane, messages = self._lane(first), [first]
         while len(messages) < count_max and lane.waiting and lane.origin.may_hand_out:
             messages.append(lane.waiting.popleft())
-            lane.origin.taken(messages[-1], None)
+        lane.origin.taken(messages[1:], None)
         return messages
 
     def resume(self, origin: Origin) -> None:

@@ -69,24 +69,22 @@ BYTES_MAX: Final = 64 * 1024 * 1024
 class InFlight:
     """One queue, from `position` on. `count` and `size_bytes` are what is not acknowledged."""
 
-    __slots__ = ("_done", "_order", "_sizes", "count", "position", "size_bytes")
+    __slots__ = ("_sizes", "position", "size_bytes")
 
     def __init__(self, position: int) -> None:
         self.position = position
-        self.count = 0
         self.size_bytes = 0
-        self._order: deque[int] = deque()
         self._sizes: dict[int, int] = {}
-        self._done: set[int] = set()
+        """By offset, in rising order."""
 
     def add(self, taken: Iterable[tuple[int, int]], position: int) -> None:
         """Messages were taken from the queue, (offset, bytes) in rising order, and everything below
         `position` has been seen."""
+        sizes = self._sizes
+        last = next(reversed(sizes), -1)
         for offset, size_bytes in taken:
-            assert not self._order or offset > self._order[-1], "offsets of a queue rise"
-            self._order.append(offset)
-            self._sizes[offset] = size_bytes
-            self.count += 1
+            assert offset > last, "offsets of a queue rise"
+            last, sizes[offset] = offset, size_bytes
             self.size_bytes += size_bytes
         self.position = max(self.position, position)
 
@@ -95,29 +93,31 @@ class InFlight:
         size = self._sizes.pop(offset, None)
         if size is None:
             return False
-        self.count -= 1
         self.size_bytes -= size
-        self._done.add(offset)
-        while self._order and self._order[0] in self._done:
-            self._done.remove(self._order.popleft())
         return True
 
     def back(self, waiting: Collection[int]) -> set[int]:
         """Goes back before the messages at the end that nobody was given yet (`waiting`), as if
         they had never been seen. Returns them."""
         gone: set[int] = set()
-        while self._order and self._order[-1] in waiting:
-            offset = self._order.pop()
-            self.count -= 1
-            self.size_bytes -= self._sizes.pop(offset)
-            self.position = offset
+        for offset in reversed(self._sizes):
+            if offset not in waiting:
+                break
             gone.add(offset)
+        for offset in gone:
+            self.size_bytes -= self._sizes.pop(offset)
+        self.position = min(gone, default=self.position)
         return gone
+
+    @property
+    def count(self) -> int:
+        """So many are not acknowledged."""
+        return len(self._sizes)
 
     @property
     def committable(self) -> int:
         """The lowest offset not acknowledged, or the position when all are."""
-        return self._order[0] if self._order else self.position
+        return next(iter(self._sizes), self.position)
 
     @property
     def span(self) -> int:
@@ -128,7 +128,8 @@ class InFlight:
     def spread(self) -> int:
         """From the lowest unacknowledged offset to the highest offset taken since: what a crash
         would repeat, at most."""
-        return self._order[-1] - self._order[0] if self._order else 0
+        sizes = self._sizes
+        return next(reversed(sizes)) - next(iter(sizes)) if sizes else 0
 
     def has_room(
         self,
@@ -138,7 +139,7 @@ class InFlight:
     ) -> bool:
         """Whether more may be pulled."""
         is_narrow = span_max is None or self.spread <= span_max
-        return self.count < count_max and self.size_bytes < bytes_max and is_narrow
+        return len(self._sizes) < count_max and self.size_bytes < bytes_max and is_narrow
 
 
 WINDOW_S: Final = 60
@@ -171,12 +172,13 @@ class Counts:
             self._next_cell(now_s)
         self._cell[1] += count
 
-    def done(self, now_s: float, took_s: float) -> None:
-        """A message was acknowledged so long after the application got it. HOT."""
+    def done(self, now_s: float, took_s: float, count: int = 1) -> None:
+        """So many messages were acknowledged, so long (all in all) after the application got them.
+        HOT."""
         if now_s >= self._cell_end_s:
             self._next_cell(now_s)
         cell = self._cell
-        cell[2] += 1
+        cell[2] += count
         cell[4] += took_s
         self.last_consume_s = now_s
 

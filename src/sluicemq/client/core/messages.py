@@ -122,7 +122,9 @@ class Draft:
     deliver_at_ms: int | None
 
 
-def delay_properties(message: Message | Draft, level_max: int = DELAY_LEVEL_MAX) -> Mapping[str, str]:
+def delay_properties(
+    message: Message | Draft, level_max: int = DELAY_LEVEL_MAX
+) -> Mapping[str, str]:
     """The properties that say when. Raises ConfigurationError for what cannot be meant."""
     found: dict[str, str] = {}
     if message.delay_level:

@@ -238,12 +238,10 @@ class SendRequest(Command):
         self._group, self._queue = group, queue
         self._outgoing, self._born_time_ms = outgoing, born_time_ms
 
-    @property  # type: ignore[override]
+    @property
     def fields(self) -> dict[str, str] | None:
         if self._fields is None:
-            self._fields = send_fields(
-                self._group, self._queue, self._outgoing, self._born_time_ms
-            )
+            self._fields = send_fields(self._group, self._queue, self._outgoing, self._born_time_ms)
         return self._fields
 
     @fields.setter

@@ -57,6 +57,7 @@ from sluicemq.errors import (
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
+from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 SEND_TIMEOUT_MS: Final = 10_000
@@ -150,15 +151,21 @@ def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQ
 
 
 class Attempts:
-    """One send from the first attempt to the verdict. Times are monotonic seconds."""
+    """One send from the first attempt to the verdict. Times are monotonic seconds. The attempt that
+    is made now began at `began_s`, at the queue `target`, with `call` once that is made."""
 
     __slots__ = (
-        "_failures", "_left", "_may_retry", "_timeout_ms", "_unknown", "deadline_s", "last_broker",
-        "pause_s",
+        "_failures", "_left", "_may_retry", "_timeout_ms", "_unknown", "began_s", "call",
+        "deadline_s", "is_fixed", "last_broker", "pause_s", "target",
     )  # fmt: skip
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
+        self.began_s = now_s
         self.deadline_s = now_s + timeout_ms / 1000
+        self.target: MessageQueue | None = None
+        self.call: Call | None = None
+        self.is_fixed = False
+        """Only one queue will do."""
         self._timeout_ms = timeout_ms
         self._left = retries
         self._may_retry = retries > 0
@@ -381,68 +388,57 @@ class Sender:
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
         """
-        directory, clock, topic = self.directory, self.directory.clock, outgoing.topic
-        began_s = clock.monotonic_s()
-        attempts = Attempts(
-            began_s,
-            self.timeout_ms if timeout_ms is None else timeout_ms,
-            self.retries if retries is None else retries,
-        )
+        directory, topic = self.directory, outgoing.topic
+        attempts = self._attempts(queue, timeout_ms, retries)
         self.open.add(outgoing.message_id)
         try:
             while True:
-                target, call = queue, None
+                attempts.target, attempts.call = target, call = queue, None
                 try:
                     if target is not None:
                         yield from directory.route(topic, create=True)
                     else:
-                        queues = directory.routes.fresh_writers(topic, began_s)
+                        queues = directory.routes.fresh_writers(topic, attempts.began_s)
                         if not queues:
                             queues = yield from directory.write_queues(topic)
-                            began_s = clock.monotonic_s()
-                        last_broker, key = attempts.last_broker, outgoing.sharding_key
-                        target = self._chooser.choose(queues, began_s, last_broker, key)
-                    call = self._call(outgoing, target, attempts.deadline_s - began_s, ids, batch)
+                            attempts.began_s = directory.clock.monotonic_s()
+                        attempts.target = target = self._chooser.choose(
+                            queues, attempts.began_s, attempts.last_broker, outgoing.sharding_key
+                        )
+                    attempts.call = call = self._call(outgoing, target, attempts, ids, batch)
                     answer = yield call
                     results = send_results(answer, target, ids, call.address)
                 except (
                     ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
                 ) as error:  # fmt: skip
-                    is_written, is_fixed = call is not None and call.is_written, queue is not None
-                    cost_s = clock.monotonic_s() - began_s
-                    if not self._may_go_on(attempts, outgoing, target, error, is_fixed, is_written):
-                        if self.trace is not None:
-                            self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
-                        raise attempts.verdict(topic, outgoing.message_id, error) from error
+                    self._failed(attempts, outgoing, ids, error, batch)
                     if attempts.pause_s:
                         yield Pause(attempts.pause_s)
-                    began_s = clock.monotonic_s()
-                    continue
-                now_s = clock.monotonic_s()
-                cost_s, broker = now_s - began_s, target.broker
-                self._chooser.answered(broker, cost_s, now_s)
-                if self.retry_unsafe and attempts.goes_on(results[0].status, broker, now_s):
-                    began_s = now_s
-                    continue
-                if self.trace is not None:
-                    self.trace.sent(
-                        self.group, outgoing, results, call.address, answer, cost_s, batch=batch
-                    )
-                return results
-        except SendUnknownError:
-            if self.is_closed:
-                self.unknown.extend(ids)
-            raise
+                        attempts.began_s = directory.clock.monotonic_s()
+                else:
+                    if self._is_enough(attempts, outgoing, results, answer, batch):
+                        return results
         finally:
             self.open.discard(outgoing.message_id)
             if self.is_closed and not self.open:
                 self.on_settled()
 
+    def _attempts(
+        self, queue: MessageQueue | None, timeout_ms: int | None, retries: int | None
+    ) -> Attempts:
+        attempts = Attempts(
+            self.directory.clock.monotonic_s(),
+            self.timeout_ms if timeout_ms is None else timeout_ms,
+            self.retries if retries is None else retries,
+        )
+        attempts.is_fixed = queue is not None
+        return attempts
+
     def _call(
         self,
         outgoing: Outgoing,
         queue: MessageQueue,
-        timeout_s: float,
+        attempts: Attempts,
         ids: tuple[str, ...],
         batch: bool,
     ) -> Call:
@@ -456,27 +452,66 @@ class Sender:
             self.group, queue, outgoing, directory.clock.now_ms(),
             batch=batch, is_brief=batch and len(ids) == 1,
         )  # fmt: skip
-        return Call(address, command, max(0.001, timeout_s))
+        return Call(address, command, max(0.001, attempts.deadline_s - attempts.began_s))
+
+    def _is_enough(
+        self,
+        attempts: Attempts,
+        outgoing: Outgoing,
+        results: list[SendResult],
+        answer: Command,
+        batch: bool,
+    ) -> bool:
+        """It is stored: False when another broker may promise more. HOT."""
+        assert attempts.target is not None
+        broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
+        cost_s, attempts.began_s = now_s - attempts.began_s, now_s
+        self._chooser.answered(broker, cost_s, now_s)
+        if self.retry_unsafe and attempts.goes_on(results[0].status, broker, now_s):
+            return False
+        if self.trace is not None:
+            address = attempts.call.address if attempts.call is not None else ""
+            self.trace.sent(self.group, outgoing, results, address, answer, cost_s, batch=batch)
+        return True
+
+    def _failed(
+        self,
+        attempts: Attempts,
+        outgoing: Outgoing,
+        ids: tuple[str, ...],
+        error: SluiceError,
+        batch: bool,
+    ) -> None:
+        """Raises the verdict when that was the last attempt."""
+        now_s = self.directory.clock.monotonic_s()
+        cost_s, attempts.began_s = now_s - attempts.began_s, now_s
+        if not self._may_go_on(attempts, outgoing, error, now_s):
+            if self.trace is not None:
+                self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
+            verdict = attempts.verdict(outgoing.topic, outgoing.message_id, error)
+            if self.is_closed and isinstance(verdict, SendUnknownError):
+                self.unknown.extend(ids)
+            raise verdict from error
 
     def _may_go_on(
-        self, attempts: Attempts, outgoing: Outgoing, target: MessageQueue | None,
-        error: SluiceError, is_fixed: bool, is_written: bool,
-    ) -> bool:  # fmt: skip
+        self, attempts: Attempts, outgoing: Outgoing, error: SluiceError, now_s: float
+    ) -> bool:
         """Whether there is another attempt, after a rest where a new master has to be waited for:
         no other broker can take the message, and this one has replicas."""
-        directory, topic, now_s = self.directory, outgoing.topic, self.directory.clock.monotonic_s()
-        broker = None if target is None else target.broker
+        directory, topic, call = self.directory, outgoing.topic, attempts.call
+        broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
             self._chooser.failed(broker, now_s)
-        is_bound = is_fixed or bool(outgoing.sharding_key)
+        is_bound = attempts.is_fixed or bool(outgoing.sharding_key)
         others = {one.broker for one in directory.routes.writers.get(topic, ())} - {broker}
         may_pass = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
         awaits = (
             may_pass and directory.routes.has_replicas(topic, broker) and (is_bound or not others)
         )
         directory.routes.forget(topic)
+        written = call is not None and call.is_written
         again = attempts.failed(
-            broker or attempts.last_broker or "-", error, now_s, written=is_written, awaits=awaits
+            broker or attempts.last_broker or "-", error, now_s, written=written, awaits=awaits
         )
         return again and not self.is_closed
 

@@ -130,7 +130,7 @@ class BlockingMessage(ReceivedMessage):
     __slots__ = ("_inner", "_portal")
 
     def __init__(self, inner: ReceivedMessage, portal: Portal) -> None:
-        super().__init__(inner.record, inner.origin, inner.in_flight)
+        super().__init__(inner._record, inner.origin, inner.in_flight, inner.queue_offset)
         self.attempt = inner.attempt
         self._inner = inner
         self._portal = portal
