@@ -3,6 +3,7 @@
     state        what the hot path touches for each message, one small struct for each owner
     sends.pyx    plain sends, frame after frame, and batches: from the socket's bytes to log, unit
                  and answer
+    client.pyx   our client: the frames of plain sends, their answers, records as they are pulled
     keys.pyx     the keys of records, for the index
 
 A compiled module takes what is plain and leaves everything else where it stands: then the Python
@@ -56,6 +57,7 @@ def _compiled(name: str) -> ModuleType | None:
 
 
 sends: Final = _compiled("sends")
+client: Final = _compiled("client")
 keys: Final = _compiled("keys")
 NAME: Final = "reference" if sends is None else "compiled"
 """As `sluice --version` and the start-up line tell it."""

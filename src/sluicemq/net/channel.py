@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from sluicemq import engine
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ClosedError,
@@ -50,6 +51,11 @@ EXPIRE_SLACK_S: Final = 0.001
 _Call = tuple[asyncio.Future[Command], int, float, float]
 """A call that waits for its answer: its code, the seconds it may take, and until when on the loop's
 clock. A plain tuple: there is one for each message that is sent."""
+
+
+_settle: Final[Callable[[bytes, dict[int, _Call]], int] | None] = (
+    None if engine.client is None else engine.client.settle
+)
 
 
 class Channel:
@@ -188,7 +194,7 @@ class Channel:
         """Bytes came in."""
         self._is_heard = True
         try:
-            commands = self._reader.feed(data)
+            commands = self._reader.feed(data if _settle is None else self._settled(data))
         except ProtocolError as error:
             log.warning("closing the connection to %s: %s", self.address, error)
             self.disconnected(error)
@@ -209,6 +215,12 @@ class Channel:
                 log.exception("request %d of %s failed here", command.code, self.address)
             if answer is not None and not command.is_oneway:
                 self.answer(command.opaque, answer)
+
+    def _settled(self, data: bytes) -> bytes:
+        """What is left when the engine has handed out the plain answers. HOT."""
+        assert _settle is not None
+        whole = self._reader.add(data)
+        return whole[_settle(whole, self._calls) :] if whole else b""
 
     def answer(self, opaque: int, answer: Command) -> None:
         """The answer to a request of the server that `on_request` left for later; dropped when the

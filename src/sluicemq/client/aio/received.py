@@ -9,15 +9,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from sluicemq import engine
 from sluicemq.client.core.consuming import InFlight, first_topic
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.tracing import Delivery, Outcome
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import body_of, decode_record, tag_of
+from sluicemq.record.codec import body_of, decode_record, split_records, tag_of
+
+_engine: Final[Any] = engine.client
+
+
+def split(data: bytes | memoryview, broker: str) -> list[tuple[int, int, bytes | StoredMessage]]:
+    """The records of a pull's answer: offset, size, and what `ReceivedMessage` takes."""
+    found = None
+    if _engine is not None and isinstance(data, bytes):
+        found = _engine.split(data)
+    return split_records(data, broker) if found is None else found
 
 
 class Origin(Protocol):
@@ -146,7 +157,9 @@ class ReceivedMessage:
         """All that the broker has stored."""
         record = self._record
         if isinstance(record, bytes):
-            record = self._record = decode_record(record, broker=self.origin.queue.broker)
+            broker = self.origin.queue.broker
+            found = None if _engine is None else _engine.decode(record, broker)
+            record = self._record = found or decode_record(record, broker=broker)
         return record
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, Final, ParamSpec
 
 import orjson
 
+from sluicemq import engine
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.errors import (
     GroupNotFoundError,
@@ -252,7 +253,7 @@ class SendRequest(Command):
         """None leaves it to the general way. HOT."""
         if self._fields is not None:
             return None
-        return send_start(
+        return _start(
             _around(self._group, self._queue, self.flag), self._born_time_ms,
             self._outgoing.properties, self.opaque, len(self.body),
         )  # fmt: skip
@@ -272,6 +273,7 @@ def send_start(
     return None if total > FRAME_BYTES_MAX else _PREFIX.pack(total, len(header)) + header
 
 
+_start: Final = send_start if engine.client is None else engine.client.start
 _PREFIX: Final = struct.Struct(">II")
 _PLAIN: Final = 0, 0, 0
 _NOTHING: Final = Outgoing("", b"", "", "", 0, 0, True)
@@ -630,6 +632,7 @@ class SendStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
+_ANSWER: Final[Any] = None if engine.client is None else engine.client.Answer
 _SEND_STATUS = {status.value: status for status in SendStatus}
 
 
@@ -654,6 +657,9 @@ def send_results(
     answer: Command, queue: MessageQueue, message_ids: tuple[str, ...], address: str
 ) -> list[SendResult]:
     """One result a message; a batch's ids come joined by commas (spec/remoting.md §9)."""
+    if answer.__class__ is _ANSWER and len(message_ids) == 1:
+        plain: Any = answer
+        return [plain.result(SendResult, SendStatus.OK, message_ids[0], queue)]
     status = _SEND_STATUS.get(answer.code)
     if status is None:
         raise request_error(answer, address)

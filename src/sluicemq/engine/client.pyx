@@ -1,0 +1,406 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The client's side: a plain send's frame, the answers to plain sends, the records of a pull.
+
+`start` writes a frame up to its body, `settle` walks answers and hands them to whoever waits,
+`split` finds the records of a pull and `decode` looks into one. What is not plain is not touched:
+they return None, or end before it, and the reference decides (`client.core.requests`,
+`wire.frames`, `record.codec`).
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
+from libc.string cimport memchr, memcmp, memcpy
+
+import orjson
+
+from sluicemq.engine.sends cimport get32, get64, put32
+from sluicemq.model.ids import decode_host
+from sluicemq.model.message import StoredMessage
+from sluicemq.record import layout
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    int PyObject_GenericSetAttr(object owner, object name, object value) except -1
+
+ctypedef unsigned char byte
+
+assert (layout.RECORD_HEAD.size, layout.RECORD_HEAD.at("body_length")) == (88, 84)
+
+cdef enum:
+    HEAD_BYTES = 88
+    ODD_FLAGS = 0x31  # compressed, hosts of IPv6
+    FRAME_BYTES_MAX = 16777216
+    DIGITS_MAX = 20
+    SEND = 310
+    RESPONSE = 1
+    CODE = 1
+    FLAG = 2
+    LANGUAGE = 4
+    OPAQUE = 8
+    VERSION = 16
+    PLACE = 32
+    QUEUE_ID = 64
+    QUEUE_OFFSET = 128
+    HANDLE = 256
+    NEEDED = 255
+
+cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
+
+# --------------------------------------------------------------------------------------- sending
+
+
+cdef byte *put_number(byte *to, long long number) noexcept:
+    """Its digits; it is not negative."""
+    cdef byte[DIGITS_MAX] digits
+    cdef int count = 0
+    while True:
+        digits[count] = 48 + number % 10
+        count += 1
+        number //= 10
+        if not number:
+            break
+    while count:
+        count -= 1
+        to[0] = digits[count]
+        to += 1
+    return to
+
+
+cdef byte *put(byte *to, bytes piece) noexcept:
+    memcpy(to, PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
+    return to + PyBytes_GET_SIZE(piece)
+
+
+def start(tuple around, long long born_time_ms, str properties, long long opaque, Py_ssize_t size):
+    """As `client.core.requests.send_start`; None also for properties with rare escapes."""
+    cdef bytes before = around[0], behind = around[1], end = around[2], made
+    cdef Py_ssize_t length, index, room
+    cdef const char *text
+    cdef byte *to
+    cdef byte *first
+    cdef byte c
+    try:
+        text = PyUnicode_AsUTF8AndSize(properties, &length)
+    except UnicodeEncodeError:
+        return None
+    if born_time_ms < 0 or opaque < 0:
+        return None
+    room = PyBytes_GET_SIZE(before) + PyBytes_GET_SIZE(behind) + PyBytes_GET_SIZE(end)
+    room += 8 + 2 * DIGITS_MAX + 16 + 6 * length
+    made = PyBytes_FromStringAndSize(NULL, room)
+    first = <byte *>PyBytes_AS_STRING(made)
+    to = put_number(put(first + 8, before), born_time_ms)
+    memcpy(to, b'","h":"0","i":"', 15)
+    to += 15
+    for index in range(length):
+        c = <byte>text[index]
+        if c >= 32 and c != 34 and c != 92:
+            to[0] = c
+            to += 1
+        elif c == 1 or c == 2:
+            memcpy(to, b"\\u000", 5)
+            to[5] = 48 + c
+            to += 6
+        else:
+            return None
+    to[0] = 34
+    to = put(put_number(put(to + 1, behind), opaque), end)
+    length = to - first - 8
+    if 4 + length + size > FRAME_BYTES_MAX:
+        return None
+    put32(first, 4 + length + size)
+    put32(first + 4, length)
+    return PyBytes_FromStringAndSize(<char *>first, 8 + length)
+
+
+# --------------------------------------------------------------------------------------- answers
+
+cdef struct Found:
+    int seen
+    long long code, flag, opaque, version, queue_id, queue_offset
+    const byte *place
+    Py_ssize_t place_size
+    const byte *handle
+    Py_ssize_t handle_size
+
+
+@cython.no_gc
+@cython.freelist(256)
+cdef class Answer:
+    """A `wire.frames.Command`: the answer to a send that is stored. Its fields are read for who asks
+    for them."""
+
+    cdef readonly int code, flag, opaque, version, serialization
+    cdef readonly object remark
+    cdef readonly str language
+    cdef readonly bytes body
+    cdef bytes data
+    cdef Py_ssize_t begin, end
+    cdef Found found
+
+    @property
+    def fields(self):
+        return orjson.loads(self.data[self.begin:self.end])["extFields"]
+
+    @property
+    def is_response(self):
+        return True
+
+    @property
+    def is_oneway(self):
+        return False
+
+    def result(self, kind, status, message_id, queue):
+        """The `SendResult` of the one message that was sent."""
+        cdef Found *found = &self.found
+        if found.queue_id != queue.queue_id:
+            queue = queue._replace(queue_id=found.queue_id)
+        place = PyUnicode_DecodeASCII(<char *>found.place, found.place_size, NULL)
+        handle = None
+        if found.seen & HANDLE:
+            handle = PyUnicode_DecodeASCII(<char *>found.handle, found.handle_size, NULL)
+        values = status, message_id, place, queue, found.queue_offset, handle
+        return filled(kind, kind.__slots__, values)
+
+
+cdef object filled(kind, tuple names, tuple values):
+    """A frozen dataclass with slots."""
+    cdef Py_ssize_t index
+    made = kind.__new__(kind)
+    for index in range(len(values)):
+        PyObject_GenericSetAttr(made, names[index], values[index])
+    return made
+
+
+cdef const byte *text_end(const byte *at, const byte *end) noexcept:
+    """Where a text ends whose first byte is at `at`: at its quote; NULL for one that is not
+    plain ASCII."""
+    while at < end:
+        if at[0] == 34:
+            return at
+        if at[0] < 32 or at[0] > 126 or at[0] == 92:
+            return NULL
+        at += 1
+    return NULL
+
+
+cdef const byte *number_end(const byte *at, const byte *end, long long *number) noexcept:
+    """Where the digits end; NULL for anything but a whole number of up to 18, as JSON has it."""
+    cdef const byte *first = at
+    cdef long long value = 0
+    while at < end and 48 <= at[0] <= 57 and at - first < 18:
+        value = value * 10 + at[0] - 48
+        at += 1
+    if at == first or at == end or 48 <= at[0] <= 57 or (first[0] == 48 and at - first > 1):
+        return NULL
+    number[0] = value
+    return at
+
+
+cdef inline int is_key(const byte *key, Py_ssize_t size, const char *name, Py_ssize_t length) noexcept:
+    return size == length and memcmp(key, name, length) == 0
+
+
+cdef const byte *take_fields(const byte *at, const byte *end, Found *found) noexcept:
+    """Reads the extFields behind their brace; returns what follows them, NULL if they are odd."""
+    cdef const byte *key
+    cdef const byte *value
+    cdef const byte *number
+    cdef Py_ssize_t size
+    cdef int bit
+    while True:
+        if at >= end or at[0] != 34:
+            return NULL
+        key = at + 1
+        at = text_end(key, end)
+        if at == NULL or end - at < 4 or at[1] != 58 or at[2] != 34:
+            return NULL
+        size, value = at - key, at + 3
+        at = text_end(value, end)
+        if at == NULL or end - at < 2:
+            return NULL
+        bit, number = 0, at
+        if is_key(key, size, "msgId", 5):
+            bit, found.place, found.place_size = PLACE, value, at - value
+            if memchr(value, 44, at - value) != NULL:
+                return NULL  # those of a batch
+        elif is_key(key, size, "queueId", 7):
+            bit, number = QUEUE_ID, number_end(value, end, &found.queue_id)
+        elif is_key(key, size, "queueOffset", 11):
+            bit, number = QUEUE_OFFSET, number_end(value, end, &found.queue_offset)
+        elif is_key(key, size, "recallHandle", 12):
+            bit, found.handle, found.handle_size = HANDLE, value, at - value
+        if found.seen & bit or number != at:
+            return NULL
+        found.seen |= bit
+        if at[1] == 125:
+            return at + 2
+        if at[1] != 44:
+            return NULL
+        at += 2
+
+
+cdef int take(const byte *at, const byte *end, Found *found) noexcept:
+    """Whether that is the header of a plain answer of success to a send."""
+    cdef const byte *key
+    cdef Py_ssize_t size
+    cdef int bit
+    cdef long long number
+    found.seen = 0
+    if at >= end or at[0] != 123:
+        return 0
+    while True:
+        at += 1  # behind a brace or a comma
+        if at >= end or at[0] != 34:
+            return 0
+        key = at + 1
+        at = text_end(key, end)
+        if at == NULL or end - at < 4 or at[1] != 58:
+            return 0
+        size, bit = at - key, 0
+        at += 2
+        if at[0] == 123:
+            if not is_key(key, size, "extFields", 9) or found.seen & PLACE:
+                return 0
+            at = take_fields(at + 1, end, found)
+        elif at[0] == 34:
+            if is_key(key, size, "language", 8):
+                if end - at < 7 or memcmp(at, b'"JAVA"', 6) != 0:
+                    return 0
+                bit = LANGUAGE
+            elif not is_key(key, size, "serializeTypeCurrentRPC", 23):
+                return 0
+            at = text_end(at + 1, end)
+            if at != NULL:
+                at += 1
+        else:
+            at = number_end(at, end, &number)
+            if is_key(key, size, "code", 4):
+                bit, found.code = CODE, number
+            elif is_key(key, size, "flag", 4):
+                bit, found.flag = FLAG, number
+            elif is_key(key, size, "opaque", 6):
+                bit, found.opaque = OPAQUE, number
+            elif is_key(key, size, "version", 7):
+                bit, found.version = VERSION, number
+            else:
+                return 0
+            if number > 0x7FFFFFFF:
+                return 0
+        if at == NULL or at >= end or found.seen & bit:
+            return 0
+        found.seen |= bit
+        if at[0] == 125:
+            break
+        if at[0] != 44:
+            return 0
+    is_plain = found.seen & NEEDED == NEEDED and found.code == 0 and found.flag == RESPONSE
+    return is_plain and at + 1 == end
+
+
+def settle(bytes data, dict calls):
+    """Hands the plain answers that `data` begins with to `net.channel`'s calls; returns where the
+    first other frame begins."""
+    cdef const byte *first = <const byte *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t at = 0, size = PyBytes_GET_SIZE(data), total
+    cdef Found found
+    cdef Answer answer
+    cdef tuple call
+    while size - at >= 8:
+        total = get32(first + at)
+        if total > size - at - 4 or get32(first + at + 4) + 4 != total:
+            break  # cut, not JSON, or with a body
+        if not take(first + at + 8, first + at + 4 + total, &found):
+            break
+        waiting = calls.get(found.opaque)
+        if waiting is None:
+            break
+        call = waiting
+        if call[1] != SEND:
+            break
+        del calls[found.opaque]
+        answer = Answer.__new__(Answer)
+        answer.code, answer.flag, answer.opaque = 0, RESPONSE, found.opaque
+        answer.version, answer.language, answer.body = found.version, "JAVA", b""
+        answer.data, answer.begin, answer.end = data, at + 8, at + 4 + total
+        answer.found = found
+        at += 4 + total
+        future = call[0]
+        if not future.done():
+            future.set_result(answer)
+    return at
+
+
+# --------------------------------------------------------------------------------------- records
+
+
+cdef Py_ssize_t plain_size(const byte *at, Py_ssize_t left) noexcept:
+    """The size of the record there; 0 when it is not a plain and whole one."""
+    cdef Py_ssize_t size, topic, properties, length
+    if left < HEAD_BYTES + 3 or get32(at + 4) != magic_v1 or get32(at + 36) & ODD_FLAGS:
+        return 0
+    size, length = get32(at), get32(at + 84)
+    if size > left or length > size - HEAD_BYTES - 3:
+        return 0
+    topic = HEAD_BYTES + length + 1
+    properties = topic + at[topic - 1] + 2
+    if properties > size:
+        return 0
+    length = at[properties - 2] << 8 | at[properties - 1]
+    return size if length < 32768 and properties + length == size else 0
+
+
+def split(bytes data):
+    """As `record.codec.split_records`; None when not all of them are plain."""
+    cdef const byte *at = <const byte *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t left = PyBytes_GET_SIZE(data), size
+    cdef list found = []
+    while left > 0:
+        size = plain_size(at, left)
+        if not size:
+            return None
+        record = PyBytes_FromStringAndSize(<char *>at, size)
+        found.append((<long long>get64(at + 20), size, record))
+        at, left = at + size, left - size
+    return found
+
+
+cdef dict properties_of(const byte *at, const byte *end):
+    """As `record.codec.decode_properties`."""
+    cdef dict found = {}
+    cdef const byte *stop
+    cdef const byte *middle
+    while at < end:
+        stop = <const byte *>memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        middle = <const byte *>memchr(at, 1, stop - at)
+        if middle != NULL and middle > at and middle + 1 < stop:
+            name = PyUnicode_DecodeUTF8(<char *>at, middle - at, "replace")
+            found[name] = PyUnicode_DecodeUTF8(<char *>middle + 1, stop - middle - 1, "replace")
+        at = stop + 1
+    return found
+
+
+def decode(bytes data, str broker):
+    """As `record.codec.decode_record` of a whole record; None when it is not plain."""
+    cdef const byte *at = <const byte *>PyBytes_AS_STRING(data)
+    cdef const byte *topic
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), length
+    if plain_size(at, size) != size:
+        return None
+    length = get32(at + 84)
+    topic = at + HEAD_BYTES + length + 1
+    return filled(
+        StoredMessage, StoredMessage.__slots__, (
+            PyUnicode_DecodeUTF8(<char *>topic, (topic - 1)[0], "replace"),
+            <int>get32(at + 12), <long long>get64(at + 20), <long long>get64(at + 28), size,
+            PyBytes_FromStringAndSize(<char *>at + HEAD_BYTES, length),
+            properties_of(topic + (topic - 1)[0] + 2, at + size),
+            <int>get32(at + 16), <int>get32(at + 36),
+            <long long>get64(at + 40), decode_host(data[48:56]),
+            <long long>get64(at + 56), decode_host(data[64:72]),
+            <int>get32(at + 72), <long long>get64(at + 76), <int>get32(at + 8), broker,
+        )
+    )  # fmt: skip
