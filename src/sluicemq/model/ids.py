@@ -107,7 +107,7 @@ class UniqueIds:
     65,536 a millisecond, as in the Java client.
     """
 
-    __slots__ = ("_clock", "_month_ms", "_numbers", "_prefix")
+    __slots__ = ("_begin", "_clock", "_month_ms", "_numbers", "_prefix")
 
     def __init__(self, clock: Clock, address: bytes, process_id: int, salt: int) -> None:
         self._clock = clock
@@ -116,17 +116,26 @@ class UniqueIds:
         )
         self._numbers = count(1)
         self._month_ms = range(0)
+        self._begin = -1, ""
+        """The last millisecond, and how its ids begin."""
 
     def next(self) -> str:
         """The next id. HOT."""
-        now_ms, month_ms = self._clock.now_ms(), self._month_ms
+        now_ms = self._clock.now_ms()
+        at_ms, begin = self._begin
+        if at_ms != now_ms:
+            begin = f"{self._prefix}{now_ms - self._month_start_ms(now_ms):08X}"
+            self._begin = now_ms, begin
+        return f"{begin}{next(self._numbers) & 0xFFFF:04X}"
+
+    def _month_start_ms(self, now_ms: int) -> int:
+        month_ms = self._month_ms
         if now_ms not in month_ms:
             start = _month(now_ms)
             end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
             month_ms = range(int(start.timestamp()) * 1000, int(end.timestamp()) * 1000)
             self._month_ms = month_ms
-        number = next(self._numbers) & 0xFFFF
-        return f"{self._prefix}{now_ms - month_ms.start:08X}{number:04X}"
+        return month_ms.start
 
 
 def _month(time_ms: int) -> datetime:

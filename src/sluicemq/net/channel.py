@@ -115,7 +115,9 @@ class Channel:
         if deadline_s < self._look_at_s:
             self._look_at(deadline_s)
         if self._can_write:
-            self._write(start, command.body)
+            if not self._outgoing:
+                loop.call_soon(self._flush)
+            self._outgoing += (start, command.body)
         else:  # the server takes no bytes now
             self._held.append((future, start, command.body))
         return future

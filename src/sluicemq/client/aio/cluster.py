@@ -97,24 +97,25 @@ class Cluster(AsyncioShell):
         if channel is None or call.command.flag & FLAG_ONEWAY:
             return self._exchange(call)
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
-        return channel.begin(self._written(call), timeout_s)
+        if call.command.code in OF_MEMBERS or self.credentials is not None:
+            self._complete(call.command)
+        call.is_written = True
+        return channel.begin(call.command, timeout_s)
 
     async def _exchange(self, call: Call) -> Command:
         channel = await self._pool.get(call.address)
         if call.command.flag & FLAG_ONEWAY:
-            channel.oneway(self._written(call))
+            self._complete(call.command)
+            call.is_written = True
+            channel.oneway(call.command)
             return call.command
         return await self.exchange(call)
 
-    def _written(self, call: Call) -> Command:
-        """The command as it travels, from now on."""
-        command = call.command
+    def _complete(self, command: Command) -> None:
+        """Says who asks, where that is wanted."""
         if self.client_id and command.code in OF_MEMBERS:
             command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
-        if self.credentials is not None:
-            signed(command, self.credentials)
-        call.is_written = True
-        return command
+        signed(command, self.credentials)
 
     async def pause(self, seconds: float) -> None:
         """Beside everything else of the loop."""

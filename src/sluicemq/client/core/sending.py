@@ -18,11 +18,13 @@ from typing import Final, TypedDict, Unpack
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import (
+    BODY_BYTES_MAX,
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
     Draft,
     MessageOptions,
     Outgoing,
+    bare,
     check_batch,
     checked_group,
     join,
@@ -271,6 +273,8 @@ class Sender:
             prepare, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
         )
         """A message made ready, with an id. Raises ConfigurationError."""
+        self._bare_below = min(compress_from_bytes or BODY_BYTES_MAX, BODY_BYTES_MAX)
+        """Bodies of fewer bytes stay as they are."""
         self.trace = trace
         self.on_first: Callable[[str, str], None] = lambda group, topic: None
         self.on_settled: Callable[[], None] = lambda: None
@@ -291,7 +295,7 @@ class Sender:
         def refuse(message: Message | Draft, message_id: str) -> Outgoing:
             raise ClosedError("this producer is closed.", cure="Make a new one.")
 
-        self.is_closed, self.prepare = True, refuse
+        self.is_closed, self.prepare, self._bare_below = True, refuse, 0
 
     def send(
         self,
@@ -322,7 +326,11 @@ class Sender:
         to deliver: delay_level (1 to 18 unless `delay_level_max` says otherwise), delay (seconds or
         timedelta) or deliver_at (datetime or ms since 1970).
         """
-        outgoing = self.prepare(make_draft(topic, body, **options), self.next_id())
+        below = 0 if options else self._bare_below
+        if isinstance(topic, str) and isinstance(body, bytes) and 0 < len(body) < below:
+            outgoing = bare(topic, body, self.next_id())
+        else:
+            outgoing = self.prepare(make_draft(topic, body, **options), self.next_id())
         if selector is not None:
             message = make_message(topic, body, **options)
             queues = yield from self.directory.write_queues(message.topic)
