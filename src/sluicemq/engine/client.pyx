@@ -2,9 +2,8 @@
 """The client's side: a plain send's frame, the answers to plain sends, the records of a pull.
 
 `start` writes a frame up to its body, `settle` walks answers and hands them to whoever waits,
-`split` finds the records of a pull and `decode` looks into one. What is not plain is not touched:
-they return None, or end before it, and the reference decides (`client.core.requests`,
-`wire.frames`, `record.codec`).
+`decode` looks into a record. What is not plain is not touched: they return None, or end before it,
+and the reference decides (`client.core.requests`, `wire.frames`, `record.codec`).
 """
 
 cimport cython
@@ -14,7 +13,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 import orjson
 
-from sluicemq.engine.sends cimport get32, get64, put32
+from sluicemq.engine.sends cimport get32, get64, put32, put_bytes, put_number
 from sluicemq.model.ids import decode_host
 from sluicemq.model.message import StoredMessage
 from sluicemq.record import layout
@@ -34,42 +33,13 @@ cdef enum:
     DIGITS_MAX = 20
     SEND = 310
     RESPONSE = 1
-    CODE = 1
-    FLAG = 2
-    LANGUAGE = 4
-    OPAQUE = 8
-    VERSION = 16
-    PLACE = 32
-    QUEUE_ID = 64
-    QUEUE_OFFSET = 128
-    HANDLE = 256
-    NEEDED = 255
+    CODE = 1, FLAG = 2, LANGUAGE = 4, OPAQUE = 8, VERSION = 16
+    PLACE = 32, QUEUE_ID = 64, QUEUE_OFFSET = 128, FIELDS = 256
+    NEEDED = 511, HANDLE = 512
 
 cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
 
 # --------------------------------------------------------------------------------------- sending
-
-
-cdef byte *put_number(byte *to, long long number) noexcept:
-    """Its digits; it is not negative."""
-    cdef byte[DIGITS_MAX] digits
-    cdef int count = 0
-    while True:
-        digits[count] = 48 + number % 10
-        count += 1
-        number //= 10
-        if not number:
-            break
-    while count:
-        count -= 1
-        to[0] = digits[count]
-        to += 1
-    return to
-
-
-cdef byte *put(byte *to, bytes piece) noexcept:
-    memcpy(to, PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
-    return to + PyBytes_GET_SIZE(piece)
 
 
 def start(tuple around, long long born_time_ms, str properties, long long opaque, Py_ssize_t size):
@@ -90,7 +60,7 @@ def start(tuple around, long long born_time_ms, str properties, long long opaque
     room += 8 + 2 * DIGITS_MAX + 16 + 6 * length
     made = PyBytes_FromStringAndSize(NULL, room)
     first = <byte *>PyBytes_AS_STRING(made)
-    to = put_number(put(first + 8, before), born_time_ms)
+    to = put_number(put_bytes(first + 8, before), born_time_ms)
     memcpy(to, b'","h":"0","i":"', 15)
     to += 15
     for index in range(length):
@@ -105,7 +75,7 @@ def start(tuple around, long long born_time_ms, str properties, long long opaque
         else:
             return None
     to[0] = 34
-    to = put(put_number(put(to + 1, behind), opaque), end)
+    to = put_bytes(put_number(put_bytes(to + 1, behind), opaque), end)
     length = to - first - 8
     if 4 + length + size > FRAME_BYTES_MAX:
         return None
@@ -128,13 +98,11 @@ cdef struct Found:
 @cython.no_gc
 @cython.freelist(256)
 cdef class Answer:
-    """A `wire.frames.Command`: the answer to a send that is stored. Its fields are read for who asks
-    for them."""
+    """A `wire.frames.Command`: a send is stored. Its fields are read for who asks for them."""
 
     cdef readonly int code, flag, opaque, version, serialization
-    cdef readonly object remark
-    cdef readonly str language
-    cdef readonly bytes body
+    cdef readonly bint is_response, is_oneway
+    cdef readonly object remark, language, body
     cdef bytes data
     cdef Py_ssize_t begin, end
     cdef Found found
@@ -142,14 +110,6 @@ cdef class Answer:
     @property
     def fields(self):
         return orjson.loads(self.data[self.begin:self.end])["extFields"]
-
-    @property
-    def is_response(self):
-        return True
-
-    @property
-    def is_oneway(self):
-        return False
 
     def result(self, kind, status, message_id, queue):
         """The `SendResult` of the one message that was sent."""
@@ -174,8 +134,7 @@ cdef object filled(kind, tuple names, tuple values):
 
 
 cdef const byte *text_end(const byte *at, const byte *end) noexcept:
-    """Where a text ends whose first byte is at `at`: at its quote; NULL for one that is not
-    plain ASCII."""
+    """Where a text ends that begins at `at`: at its quote; NULL for one beyond plain ASCII."""
     while at < end:
         if at[0] == 34:
             return at
@@ -261,9 +220,9 @@ cdef int take(const byte *at, const byte *end, Found *found) noexcept:
         size, bit = at - key, 0
         at += 2
         if at[0] == 123:
-            if not is_key(key, size, "extFields", 9) or found.seen & PLACE:
+            if not is_key(key, size, "extFields", 9):
                 return 0
-            at = take_fields(at + 1, end, found)
+            bit, at = FIELDS, take_fields(at + 1, end, found)
         elif at[0] == 34:
             if is_key(key, size, "language", 8):
                 if end - at < 7 or memcmp(at, b'"JAVA"', 6) != 0:
@@ -321,7 +280,7 @@ def settle(bytes data, dict calls):
             break
         del calls[found.opaque]
         answer = Answer.__new__(Answer)
-        answer.code, answer.flag, answer.opaque = 0, RESPONSE, found.opaque
+        answer.flag, answer.is_response, answer.opaque = RESPONSE, True, found.opaque
         answer.version, answer.language, answer.body = found.version, "JAVA", b""
         answer.data, answer.begin, answer.end = data, at + 8, at + 4 + total
         answer.found = found
@@ -351,21 +310,6 @@ cdef Py_ssize_t plain_size(const byte *at, Py_ssize_t left) noexcept:
     return size if length < 32768 and properties + length == size else 0
 
 
-def split(bytes data):
-    """As `record.codec.split_records`; None when not all of them are plain."""
-    cdef const byte *at = <const byte *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t left = PyBytes_GET_SIZE(data), size
-    cdef list found = []
-    while left > 0:
-        size = plain_size(at, left)
-        if not size:
-            return None
-        record = PyBytes_FromStringAndSize(<char *>at, size)
-        found.append((<long long>get64(at + 20), size, record))
-        at, left = at + size, left - size
-    return found
-
-
 cdef dict properties_of(const byte *at, const byte *end):
     """As `record.codec.decode_properties`."""
     cdef dict found = {}
@@ -388,7 +332,7 @@ def decode(bytes data, str broker):
     cdef const byte *at = <const byte *>PyBytes_AS_STRING(data)
     cdef const byte *topic
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), length
-    if plain_size(at, size) != size:
+    if not size or plain_size(at, size) != size:
         return None
     length = get32(at + 84)
     topic = at + HEAD_BYTES + length + 1

@@ -3,6 +3,11 @@
 cdef unsigned int crc32(const unsigned char *data, Py_ssize_t size) noexcept nogil
 
 
+# Digits, or all of a text; where what follows begins.
+cdef unsigned char *put_number(unsigned char *out, unsigned long long value) noexcept
+cdef unsigned char *put_bytes(unsigned char *out, bytes text) noexcept
+
+
 cdef inline unsigned int get32(const unsigned char *at) noexcept nogil:
     return (<unsigned int>at[0] << 24) | (<unsigned int>at[1] << 16) | (<unsigned int>at[2] << 8) | at[3]
 

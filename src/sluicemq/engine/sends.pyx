@@ -495,7 +495,7 @@ cdef inline int bits(Py_ssize_t size) noexcept:
     return count
 
 
-cdef inline byte *put_bytes(byte *out, bytes text) noexcept:
+cdef byte *put_bytes(byte *out, bytes text) noexcept:
     cdef Py_ssize_t size = PyBytes_GET_SIZE(text)
     memcpy(out, PyBytes_AS_STRING(text), size)
     return out + size

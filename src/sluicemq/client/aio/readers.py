@@ -21,7 +21,7 @@ from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
-from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink, split
+from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
     ANSWER_TIMEOUT_S,
@@ -50,7 +50,7 @@ from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, Slu
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
-from sluicemq.record.codec import tag_of
+from sluicemq.record.codec import split_records, tag_of
 
 _log = logging.getLogger("sluicemq.client")
 Sink = Feed | RetrySink
@@ -417,7 +417,7 @@ class QueueReader:
             self._moved(answer)
             return
         in_flight, tags = self.in_flight, self.subscription.tags
-        found = split(answer.data, self.queue.broker)
+        found = split_records(answer.data, self.queue.broker)
         if tags:  # the broker goes by their codes
             found = [it for it in found if tag_of(it[2]) in tags]
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)

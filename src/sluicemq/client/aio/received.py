@@ -18,17 +18,9 @@ from sluicemq.client.core.tracing import Delivery, Outcome
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import body_of, decode_record, split_records, tag_of
+from sluicemq.record.codec import body_of, decode_record, tag_of
 
 _engine: Final[Any] = engine.client
-
-
-def split(data: bytes | memoryview, broker: str) -> list[tuple[int, int, bytes | StoredMessage]]:
-    """The records of a pull's answer: offset, size, and what `ReceivedMessage` takes."""
-    found = None
-    if _engine is not None and isinstance(data, bytes):
-        found = _engine.split(data)
-    return split_records(data, broker) if found is None else found
 
 
 class Origin(Protocol):
