@@ -14,13 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicemq import engine
-from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.requests import SendRequest, send_results, send_start
+from sluicemq.client.core import messages
+from sluicemq.client.core.messages import Outgoing, SendRequest, send_start
+from sluicemq.client.core.requests import send_results
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.message import COMPRESSED, StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import decode_record, decode_records, encode_record, split_records
+from sluicemq.record.codec import (
+    body_of,
+    decode_record,
+    decode_records,
+    encode_record,
+    split_records,
+    tag_of,
+)
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode, encode_start
 
 native = pytest.mark.skipif(
@@ -60,7 +67,7 @@ def test_a_plain_send_is_the_frame_that_the_general_way_writes(
 def test_the_compiled_start_is_that_of_the_reference(
     properties: str, born_ms: int, opaque: int
 ) -> None:
-    around = requests._around("g", QUEUE, 0)
+    around = messages._around("g", QUEUE, 0)
     found = engine.client.start(around, born_ms, properties, opaque, 99)
     assert found in (None, send_start(around, born_ms, properties, opaque, 99))
     if not set(properties) & {*map(chr, range(32)), '"', "\\", LONE} - {"\x01", "\x02"}:
@@ -71,7 +78,7 @@ def test_the_compiled_start_is_that_of_the_reference(
     "start", [send_start, pytest.param(getattr(engine.client, "start", None), marks=native)]
 )
 def test_a_frame_above_the_limit_is_left_to_the_general_way(start: Any) -> None:
-    assert start(requests._around("g", QUEUE, 0), 1, "", 1, 1 << 24) is None
+    assert start(messages._around("g", QUEUE, 0), 1, "", 1, 1 << 24) is None
 
 
 # ---------------------------------------------------------------------------------------- answers
@@ -238,13 +245,17 @@ def whole(data: bytes) -> list[tuple[int, int, StoredMessage]] | None:
 @given(pulled())
 def test_records_that_are_split_are_those_that_are_decoded_at_once(data: bytes) -> None:
     try:
-        found = [
-            (offset, size, decode_record(it, broker="b") if isinstance(it, bytes) else it)
-            for offset, size, it in split_records(data, "b")
-        ]
+        found = split_records(data, "b")
     except ProtocolError:
-        found = None
-    assert found == whole(data)
+        assert whole(data) is None
+        return
+    decoded = [
+        (offset, size, decode_record(it, broker="b") if isinstance(it, bytes) else it)
+        for offset, size, it in found
+    ]
+    assert decoded == whole(data)
+    for (*_, some), (*_, record) in zip(found, decoded, strict=True):
+        assert (body_of(some), tag_of(some)) == (record.body, record.tag)
 
 
 @native

@@ -393,15 +393,11 @@ class ChannelPool:
         self._on_request = on_request
         self._on_close = on_close
         self._clock = clock
-        self._channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
+        """By address; one that is closed is no use."""
         self._opening: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, tuple[float, float, SluiceError]] = {}
         self._closed = False
-
-    def open(self, address: str) -> Channel | None:
-        """The channel to `address` if it is there. HOT."""
-        channel = self._channels.get(address)
-        return None if channel is None or channel.closed else channel
 
     async def get(self, address: str) -> Channel:
         """The channel to `address`, which is opened for it.
@@ -409,12 +405,14 @@ class ChannelPool:
         Raises ConnectionLostError, RequestTimeoutError; within the back-off after a failure at
         once, with that failure. Raises ClosedError after `close`.
         """
-        if (channel := self.open(address)) is not None:
+        channel = self.channels.get(address)
+        if channel is not None and not channel.closed:
             return channel
         async with self._opening.setdefault(address, asyncio.Lock()):
             if self._closed:
                 raise ClosedError("The connections are closed.", cure="Make a new client.")
-            if (channel := self.open(address)) is not None:
+            channel = self.channels.get(address)
+            if channel is not None and not channel.closed:
                 return channel
             failure = self._failures.get(address)
             if failure is not None and self._clock.monotonic_s() < failure[0]:
@@ -434,12 +432,12 @@ class ChannelPool:
             if self._closed:  # by now
                 await channel.close()  # type: ignore[unreachable]
                 raise ClosedError("The connections are closed.", cure="Make a new client.")
-            self._channels[address] = channel
+            self.channels[address] = channel
             return channel
 
     async def close(self) -> None:
         """Close all channels; returns when they are gone."""
         self._closed = True
-        channels, self._channels = self._channels, {}
+        channels, self.channels = self.channels, {}
         for channel in channels.values():
             await channel.close()

@@ -141,6 +141,41 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
     assert channel._calls == {}
 
 
+async def test_a_begun_call_that_is_given_up_is_forgotten_at_its_deadline() -> None:
+    channel, _ = attached()
+    channel.begin(Command(7), 0.01).cancel()
+    kept = channel.begin(Command(8), 5)
+    await asyncio.sleep(0.03)
+    assert [code for _, code, _, _ in channel._calls.values()] == [8]
+    assert not kept.done()
+
+
+async def test_an_answer_to_a_call_that_was_given_up_is_dropped() -> None:
+    channel, carrier = attached()
+    future = channel.begin(Command(310), 5)
+    await asyncio.sleep(0)
+    (sent,) = FrameReader().feed(carrier.written[0])
+    future.cancel()
+    stored = {"msgId": "AB", "queueId": "0", "queueOffset": "1"}
+    channel.received(encode(Command(0, stored, b"", sent.opaque, FLAG_RESPONSE, None, "JAVA")))
+    assert channel._calls == {}
+
+
+async def test_what_is_held_back_is_not_sent_for_who_has_given_up() -> None:
+    channel, carrier = attached()
+    channel.paused(True)
+    given_up, kept = channel.begin(Command(7), 5), channel.begin(Command(8), 5)
+    given_up.cancel()
+    channel.paused(True)
+    await asyncio.sleep(0)
+    assert carrier.written == []
+    channel.paused(False)
+    await asyncio.sleep(0)
+    (sent,) = FrameReader().feed(carrier.written[0])
+    channel.received(answer(sent.opaque))
+    assert (sent.code, kept.result().code) == (8, 0)
+
+
 async def test_a_lost_connection_fails_every_call_and_tells_once() -> None:
     closed: list[Channel] = []
     channel, _ = attached(on_close=closed.append)

@@ -93,8 +93,8 @@ class Cluster(AsyncioShell):
     def exchange(self, call: Call) -> Awaitable[Command]:
         """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
         Raises ConnectionLostError, RequestTimeoutError, now or later."""
-        channel = self._pool.open(call.address)
-        if channel is None or call.command.flag & FLAG_ONEWAY:
+        channel = self._pool.channels.get(call.address)
+        if channel is None or channel.closed or call.command.flag & FLAG_ONEWAY:
             return self._exchange(call)
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
         if call.command.code in OF_MEMBERS or self.credentials is not None:

@@ -150,14 +150,10 @@ class OrderedReader(QueueReader):
     def may_hand_out(self) -> bool:
         return not self.is_retiring and self.may_commit
 
-    def ack(self, message: ReceivedMessage) -> bool:
-        counted = super().ack(message)
+    def done(self, messages: list[ReceivedMessage]) -> int:
+        counted = super().done(messages)
         self._released()
         return counted
-
-    def done(self, messages: list[ReceivedMessage]) -> None:
-        super().done(messages)
-        self._released()
 
     def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
         super().returned(message, failed=failed)

@@ -195,14 +195,10 @@ class QueueReader:
 
     def ack(self, message: ReceivedMessage) -> bool:
         """A message is done. False when it does not count any more."""
-        return self._done([message]) > 0
+        return self.done([message]) > 0
 
-    def done(self, messages: list[ReceivedMessage]) -> None:
-        """Several are."""
-        self._done(messages)
-
-    def _done(self, messages: list[ReceivedMessage]) -> int:
-        """How many of them counted. HOT."""
+    def done(self, messages: list[ReceivedMessage]) -> int:
+        """Several are: so many of them counted. HOT."""
         out, in_flight, counted, were_out, since_s = self.out, self.in_flight, 0, 0, 0.0
         for message in messages:
             if message in out:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.messages import NEW_TOPIC_QUEUES
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.requests import (
-    NEW_TOPIC_QUEUES,
     NOT_AVAILABLE,
     SUCCESS,
     TOPIC_NOT_EXIST,

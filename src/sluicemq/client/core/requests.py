@@ -10,17 +10,18 @@ Both shells read answers only here. One table says which code of a broker become
 and what the user can do about it (spec/remoting.md §19).
 """
 
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any, Final, ParamSpec
 
-import orjson
-
 from sluicemq import engine
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import (
+    SEND,
+    Outgoing,
+    SendRequest,
+    send_fields,
+)
 from sluicemq.errors import (
     GroupNotFoundError,
     PermissionDeniedError,
@@ -41,14 +42,7 @@ from sluicemq.model.topic import (
 from sluicemq.wire import bodies, fastjson, headers, popping, replicas, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import (
-    FLAG_ONEWAY,
-    FRAME_BYTES_MAX,
-    JSON,
-    VERSION,
-    Command,
-    encode_start,
-)
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import (
     BRIEF_FIELD,
     PULL_COMMIT_OFFSET,
@@ -57,12 +51,10 @@ from sluicemq.wire.headers import (
     PULL_SUSPEND,
 )
 
-NEW_TOPIC_QUEUES: Final = 4
-"""Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
-_SEND: Final = int(Code.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(Code.SEND_BATCH_MESSAGE)
 _PULL: Final = int(Code.PULL_MESSAGE)
-_QUEUES: Final = str(NEW_TOPIC_QUEUES)
+_PLAIN: Final = 0, 0, 0
+"""Of a message: neither compressed, nor flagged, nor read before."""
 P = ParamSpec("P")
 
 
@@ -196,97 +188,7 @@ def send(
         fields["m"] = "true"
     if is_brief:
         fields[BRIEF_FIELD] = "true"
-    return Command(_SEND_BATCH if batch else _SEND, fields, outgoing.body, flag=flag)
-
-
-def send_fields(
-    group: str, queue: MessageQueue, outgoing: Outgoing, born_time_ms: int
-) -> dict[str, str]:
-    """The header of a send: a literal of its fields, nothing generic."""
-    fields = {
-        "a": group,
-        "b": queue.topic,
-        "c": DEFAULT_TOPIC,
-        "d": _QUEUES,
-        "e": str(queue.queue_id),
-        "f": str(outgoing.sys_flag),
-        "g": str(born_time_ms),
-        "h": str(outgoing.flag),
-        "i": outgoing.properties,
-        "j": str(outgoing.reconsume_times),
-        "k": "false",
-        "m": "false",
-        "n": queue.broker,
-    }
-    if outgoing.reconsume_times_max is not None:
-        fields["l"] = str(outgoing.reconsume_times_max)
-    return fields
-
-
-class SendRequest(Command):
-    """A plain send. Its header is written from what is the same for all sends to a queue; fields
-    are made only for who asks for them (signatures), and then they count."""
-
-    __slots__ = ("_born_time_ms", "_fields", "_group", "_outgoing", "_queue")
-
-    def __init__(
-        self, group: str, queue: MessageQueue, outgoing: Outgoing, born_time_ms: int, flag: int
-    ) -> None:
-        self.code, self.body, self.flag, self.opaque = _SEND, outgoing.body, flag, 0
-        self.remark, self.language, self.version = None, "PYTHON", VERSION
-        self.serialization = JSON
-        self._fields: dict[str, str] | None = None
-        self._group, self._queue = group, queue
-        self._outgoing, self._born_time_ms = outgoing, born_time_ms
-
-    @property
-    def fields(self) -> dict[str, str] | None:
-        if self._fields is None:
-            self._fields = send_fields(self._group, self._queue, self._outgoing, self._born_time_ms)
-        return self._fields
-
-    @fields.setter
-    def fields(self, fields: dict[str, str] | None) -> None:
-        self._fields = fields
-
-    def start(self) -> bytes | None:
-        """None leaves it to the general way. HOT."""
-        if self._fields is not None:
-            return None
-        return _start(
-            _around(self._group, self._queue, self.flag), self._born_time_ms,
-            self._outgoing.properties, self.opaque, len(self.body),
-        )  # fmt: skip
-
-
-def send_start(
-    around: tuple[bytes, bytes, bytes], born_time_ms: int, properties: str, opaque: int, size: int
-) -> bytes | None:
-    """A plain send's frame up to its body of so many bytes; None for what needs care."""
-    try:
-        text = orjson.dumps(properties)
-    except TypeError:  # a lone surrogate
-        return None
-    before, behind, end = around
-    header = b'%b%d","h":"0","i":%b%b%d%b' % (before, born_time_ms, text, behind, opaque, end)
-    total = 4 + len(header) + size
-    return None if total > FRAME_BYTES_MAX else _PREFIX.pack(total, len(header)) + header
-
-
-_start: Final = send_start if engine.client is None else engine.client.start
-_PREFIX: Final = struct.Struct(">II")
-_PLAIN: Final = 0, 0, 0
-_NOTHING: Final = Outgoing("", b"", "", "", 0, 0, True)
-
-
-@lru_cache(maxsize=4096)
-def _around(group: str, queue: MessageQueue, flag: int) -> tuple[bytes, bytes, bytes]:
-    """A plain send's header before its time, between its properties and its opaque, and behind
-    it. What stands in a text cannot be taken for them: it has no bare quotes."""
-    command = Command(_SEND, send_fields(group, queue, _NOTHING, 0), flag=flag)
-    before, _, rest = encode_start(command)[_PREFIX.size :].partition(b'0","h":"0","i":""')
-    behind, _, end = rest.rpartition(b'0,"serializeTypeCurrentRPC"')
-    return before, behind, b',"serializeTypeCurrentRPC"' + end
+    return Command(_SEND_BATCH if batch else SEND, fields, outgoing.body, flag=flag)
 
 
 def recall(group: str, handle: RecallHandle) -> Command:

@@ -397,11 +397,16 @@ class Sender:
         SendError (not stored), SendUnknownError (it may be stored).
         """
         directory, topic = self.directory, outgoing.topic
-        attempts = self._attempts(queue, timeout_ms, retries)
+        attempts = Attempts(
+            directory.clock.monotonic_s(),
+            self.timeout_ms if timeout_ms is None else timeout_ms,
+            self.retries if retries is None else retries,
+        )
+        attempts.is_fixed = queue is not None
         self.open.add(outgoing.message_id)
         try:
             while True:
-                attempts.target, attempts.call = target, call = queue, None
+                attempts.target, attempts.call, target = queue, None, queue
                 try:
                     if target is not None:
                         yield from directory.route(topic, create=True)
@@ -413,9 +418,18 @@ class Sender:
                         attempts.target = target = self._chooser.choose(
                             queues, attempts.began_s, attempts.last_broker, outgoing.sharding_key
                         )
-                    attempts.call = call = self._call(outgoing, target, attempts, ids, batch)
-                    answer = yield call
-                    results = send_results(answer, target, ids, call.address)
+                    if topic not in self._topics:
+                        self._topics.add(topic)
+                        self.on_first(self.group, topic)
+                    address = directory.master(target)
+                    command = requests.send(
+                        self.group, target, outgoing, directory.clock.now_ms(),
+                        batch=batch, is_brief=batch and len(ids) == 1,
+                    )  # fmt: skip
+                    left_s = max(0.001, attempts.deadline_s - attempts.began_s)
+                    attempts.call = Call(address, command, left_s)
+                    answer = yield attempts.call
+                    results = send_results(answer, target, ids, address)
                 except (
                     ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
                 ) as error:  # fmt: skip
@@ -430,37 +444,6 @@ class Sender:
             self.open.discard(outgoing.message_id)
             if self.is_closed and not self.open:
                 self.on_settled()
-
-    def _attempts(
-        self, queue: MessageQueue | None, timeout_ms: int | None, retries: int | None
-    ) -> Attempts:
-        attempts = Attempts(
-            self.directory.clock.monotonic_s(),
-            self.timeout_ms if timeout_ms is None else timeout_ms,
-            self.retries if retries is None else retries,
-        )
-        attempts.is_fixed = queue is not None
-        return attempts
-
-    def _call(
-        self,
-        outgoing: Outgoing,
-        queue: MessageQueue,
-        attempts: Attempts,
-        ids: tuple[str, ...],
-        batch: bool,
-    ) -> Call:
-        """The request of one attempt. Raises ConnectionLostError. HOT."""
-        topic, directory = outgoing.topic, self.directory
-        if topic not in self._topics:
-            self._topics.add(topic)
-            self.on_first(self.group, topic)
-        address = directory.master(queue)
-        command = requests.send(
-            self.group, queue, outgoing, directory.clock.now_ms(),
-            batch=batch, is_brief=batch and len(ids) == 1,
-        )  # fmt: skip
-        return Call(address, command, max(0.001, attempts.deadline_s - attempts.began_s))
 
     def _is_enough(
         self,
