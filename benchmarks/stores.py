@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import frames, load, measure
-from benchmarks.__main__ import REAL_HEAP  # finds the compatibility tests' helpers too
+from benchmarks.contenders import REAL_HEAP  # finds the compatibility tests' helpers too
 
 from peer import clusters, toolchain  # isort: skip
 
