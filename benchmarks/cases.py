@@ -294,7 +294,7 @@ def restart(server: Server, plan: Plan) -> Figure:
     """A broker of its own is filled, killed, and started again over what it left, three times; the
     median from the broker's exec to serving. A name server of its own process is not counted."""
     with tempfile.TemporaryDirectory(prefix="sluicemq-bench-") as name:
-        directory, took = Path(name), []
+        directory, took, spent = Path(name), [], []
         with server.contender.launch(directory) as cluster:
             load.create_topic(cluster.broker, KEPT_TOPIC)
             ring = frames.batch_sends(
@@ -306,9 +306,11 @@ def restart(server: Server, plan: Plan) -> Figure:
         for _ in range(RESTARTS):
             with server.contender.launch(directory) as cluster:
                 took.append(cluster.broker_ready_s)
+                spent.append(measure.exact_cpu_s(cluster.pids["broker"]))
                 load.await_messages(cluster.broker, KEPT_TOPIC, plan.kept)
                 measure.kill(cluster.pids["broker"])
-    return Figure(value=statistics.median(took), unit="s", more={"longest_s": max(took)})
+    more = {"longest_s": max(took), "CPU_s": statistics.median(spent)}
+    return Figure(value=statistics.median(took), unit="s", more=more)
 
 
 def _python_client(only: str) -> Run:

@@ -174,11 +174,11 @@ def sluice(name: str, environment: Mapping[str, str]) -> Contender:
     )
 
 
-def java(release: str) -> Contender:
+def java(release: str, **settings: str) -> Contender:
     return Contender(
         f"Java {release}",
         lambda directory: clusters.rocketmq_cluster(
-            directory, release=release, heap=REAL_HEAP, **JAVA_SETTINGS
+            directory, release=release, heap=REAL_HEAP, **JAVA_SETTINGS, **settings
         ),
     )
 
