@@ -1,6 +1,6 @@
 """`make bench`: our broker, pure and compiled, beside Java's and Rust's, row by row, in one run.
 
-    python -m benchmarks [--quick] [--only WORD,WORD] [--java 5.5.0,5.3.3] [--no-java] [--rust]
+    python -m benchmarks [--quick] [--only TEXT]... [--java 5.5.0,5.3.3] [--no-java] [--rust]
                          [--json FILE]
 
 What cannot run here is left out, and the reason is printed. See README.md in this folder for how to
@@ -59,9 +59,8 @@ def arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="short spans and a small backlog: four minutes"
     )
     parser.add_argument(
-        "--only", default="",
-        help="only the rows with one of these words in their name, separated by commas, and the "
-        "rows that they need",
+        "--only", action="append", default=[],
+        help="only the rows with this in their name, and those that they need; may be repeated",
     )  # fmt: skip
     parser.add_argument("--json", default="", help="write the figures to this file as well")
     contenders.add_arguments(parser)
@@ -69,7 +68,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run_cases(
-    servers: list[contenders.Server], plan: contenders.Plan, only: str
+    servers: list[contenders.Server], plan: contenders.Plan, only: list[str]
 ) -> list[table.Row]:
     columns = [server.contender.name for server in servers]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "

@@ -180,12 +180,12 @@ def best(
     return choose(numbers, default=None)
 
 
-def wanted(cases: Sequence[Case], only: str) -> list[Case]:
-    """The cases that have one of the words in their name, and those that they need, in order."""
-    words = [word.strip() for word in only.split(",")]
+def wanted(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
+    """The cases that have one of these texts in their name, and those that they need, in order;
+    all of them without a text."""
     by_name = {case.name: case for case in cases}
     chosen: set[str] = set()
-    open_ = [case.name for case in cases if any(word in case.name for word in words)]
+    open_ = [case.name for case in cases if any(text in case.name for text in only or [""])]
     while open_:
         name = open_.pop()
         if name not in chosen:

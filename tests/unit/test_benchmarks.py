@@ -106,9 +106,9 @@ def test_the_best_of_a_kind_is_none_where_nobody_has_the_number() -> None:
 
 def test_chosen_rows_bring_those_that_they_need_in_order() -> None:
     cases = [case("fill"), case("first", needs=("fill",)), case("next", needs=("first",))]
-    assert [one.name for one in wanted(cases, "next")] == ["fill", "first", "next"]
-    assert [one.name for one in wanted(cases, "fill,nothing")] == ["fill"]
-    assert wanted(cases, "") == cases
+    assert [one.name for one in wanted(cases, ["next"])] == ["fill", "first", "next"]
+    assert [one.name for one in wanted(cases, ["fill", "nothing"])] == ["fill"]
+    assert wanted(cases, []) == cases
 
 
 @pytest.mark.parametrize(
