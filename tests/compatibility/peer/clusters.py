@@ -306,7 +306,10 @@ def await_registered(running: subprocess.Popen[bytes], port: int, log: Path) -> 
 
 def ask(port: int, code: int) -> bytes:
     """The answer to a request without fields, as bytes."""
-    header = json.dumps({"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": 479})
+    header = json.dumps({
+        "code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": 479,
+        "serializeTypeCurrentRPC": "JSON",
+    })  # fmt: skip
     with socket.create_connection(("127.0.0.1", port), 5) as connection:
         lengths = struct.pack(">II", len(header) + 4, len(header))
         connection.sendall(lengths + header.encode())
