@@ -80,7 +80,7 @@ def run_cases(
         if case.needs_java and not has_java:
             continue
         if case.needs_java and not is_client_warm:
-            cases.heat_client(servers, plan)
+            cases.heat_client(servers[0], plan)
             is_client_warm = True
         figures = {}
         for server in servers:

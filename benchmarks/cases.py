@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def _scanned(server: Server, plan: Plan, is_over: Callable[[float], bool]) -> Fi
 
 # ---- load that does not count
 
-HEAT_TOPIC = "BenchHeat"
+HEAT_TOPIC, JAVA_TOPIC = "BenchHeat", "BenchJava"
 HEAT_MESSAGES = 100_000
 ROUNDS_MAX = 6
 STILL_BETTER = 0.95
@@ -137,11 +137,15 @@ def heat(server: Server, plan: Plan) -> None:
         _until_warm(run, server, plan)
 
 
-def heat_client(servers: Iterable[Server], plan: Plan) -> None:
-    """The same for the Java client, with each of the servers in turn."""
-    for server in servers:
-        with server.awake():
-            _until_warm(_java_sync(16), server, plan)
+def heat_client(server: Server, plan: Plan) -> None:
+    """The same for the Java client."""
+
+    def run(server: Server, plan: Plan) -> Figure:
+        load.create_topic(server.broker, JAVA_TOPIC)
+        return _synced(server, plan, 16, server.name_server, server.pid)
+
+    with server.awake():
+        _until_warm(run, server, plan)
 
 
 def _until_warm(run: Run, server: Server, plan: Plan) -> None:
@@ -180,7 +184,7 @@ def _java_sync(threads: int) -> Run:
     that only answers."""
 
     def run(server: Server, plan: Plan) -> Figure:
-        load.create_topic(server.broker, "BenchJava")
+        load.create_topic(server.broker, JAVA_TOPIC)
         figure = _synced(server, plan, threads, server.name_server, server.pid)
         with _stub() as (address, pid):
             stub = _synced(server, plan, threads, address, pid)
@@ -197,7 +201,7 @@ def _synced(server: Server, plan: Plan, threads: int, name_server: str, pid: int
     events = server.java.call(
         "sync",
         ns=name_server,
-        topic="BenchJava",
+        topic=JAVA_TOPIC,
         threads=threads,
         warm_s=plan.warm_s,
         measure_s=plan.measure_s,

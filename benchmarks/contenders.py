@@ -49,7 +49,7 @@ class Plan:
     pushed: int  # messages that our client receives
 
 
-FULL = Plan(4, 2, 5, backlog=1_000_000, latency_s=15, drains=3, kept=1_000_000, pushed=300_000)
+FULL = Plan(4, 1.5, 4, backlog=1_000_000, latency_s=10, drains=3, kept=1_000_000, pushed=300_000)
 QUICK = Plan(1, 0.4, 1, backlog=400_000, latency_s=3, drains=2, kept=100_000, pushed=60_000)
 
 Launch = Callable[[Path], contextlib.AbstractContextManager[clusters.Cluster]]
@@ -245,7 +245,7 @@ def rust() -> Contender:
 
 @contextlib.contextmanager
 def rust_cluster(directory: Path) -> Iterator[clusters.Cluster]:
-    """Name server and broker with their defaults, on free ports."""
+    """Name server and broker on free ports, with their defaults and SQL92."""
     name_server_port, broker_port, _ = clusters.free_ports()
     name_server = f"127.0.0.1:{name_server_port}"
     configuration = directory / "broker.toml"
@@ -255,6 +255,7 @@ namesrvAddr = "{name_server}"
 brokerIp1 = "127.0.0.1"
 listenPort = {broker_port}
 storePathRootDir = "{directory}/store"
+enablePropertyFilter = true
 
 [broker.brokerServerConfig]
 bindAddress = "127.0.0.1"

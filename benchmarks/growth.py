@@ -68,6 +68,8 @@ def spread_sends(count: int) -> Run:
 
 
 def span_figure(cost: measure.Cost, counts: load.Counts) -> Figure:
+    if not cost.count:
+        raise RuntimeError(f"nothing came, and {counts.errors} errors")
     more = {"errors_": float(counts.errors)} if counts.errors else {}
     return Figure(rate=cost.per_second, cpu_us=cost.cpu_us, more=more)
 
