@@ -44,7 +44,8 @@ class Figure:
 
 def _named(name: str, value: float) -> str:
     words, _, unit = name.rpartition("_")
-    return f"{words.replace('_', ' ')} {value:,.3g} {unit}".strip()
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{words.replace('_', ' ')} {number} {unit}".strip()
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,15 @@ def test_further_numbers_are_compared_by_their_names() -> None:
     assert [str(one) for one in found.verdicts] == ["of stub % 84.00 >= 85 MISSED"]
 
 
+def test_a_figure_is_written_with_its_further_numbers() -> None:
+    assert str(Figure(rate=1234.5, cpu_us=1.239, more={"errors_": 3})) == (
+        "1,234/s [1.24 us], errors 3"
+    )
+    assert str(Figure(value=1.5, unit="ms", more={"p99_ms": 12.345, "resident_MiB": 1870})) == (
+        "1.50 ms, p99 12.3 ms, resident 1,870 MiB"
+    )
+
+
 def test_the_summary_names_what_was_missed() -> None:
     rows = [row(case("send", Aim(1 / 3, 1 / 13)), FIGURES), row(case("pull"), FIGURES)]
     assert summary(rows) == [
