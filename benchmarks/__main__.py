@@ -31,10 +31,13 @@ def main() -> int:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluicemq-bench-")))
         chosen = contenders.chosen(options)
         java = None if options.no_java else contenders.java_client(scratch, stack)
-        servers = [
-            contenders.started(one, scratch / one.kind.lower() / str(number), java, stack)
-            for number, one in enumerate(chosen)
-        ]
+        servers = []
+        for number, one in enumerate(chosen):
+            try:
+                directory = scratch / one.kind.lower() / str(number)
+                servers.append(contenders.started(one, directory, java, stack))
+            except RuntimeError as error:
+                print(f"without {one.name}, which did not start: {str(error)[-500:]}")
         time.sleep(SETTLE_S)
         for server in servers:
             pids = server.cluster.pids.values()

@@ -233,7 +233,7 @@ def _java_drain(how: Callable[[], dict[str, str]]) -> Run:
         assert server.java
         options: dict[str, Any] = {"ns": server.name_server, "topic": BACKLOG_TOPIC}
         costs = []
-        for _ in range(plan.drains):
+        for _ in range(plan.repeats):
             clock = _Clock(server.pid)
             server.java.call(
                 "drain",
@@ -290,13 +290,12 @@ def memory(server: Server, plan: Plan) -> Figure:
     return Figure(value=sum(map(measure.own_mib, pids)), unit="MiB", more=resident)
 
 
-RESTARTS = 3
 KEPT_TOPIC, KEPT_BYTES, KEPT_BATCH = "BenchKept", 1024, 32
 
 
 def restart(server: Server, plan: Plan) -> Figure:
-    """A broker of its own is filled, killed, and started again over what it left, three times; the
-    median from the broker's exec to serving. A name server of its own process is not counted."""
+    """A broker of its own is filled, killed, and started again over what it left, several times:
+    the median from the broker's exec to serving. A name server beside it is not counted."""
     with tempfile.TemporaryDirectory(prefix="sluicemq-bench-") as name:
         directory, took, spent = Path(name), [], []
         with server.contender.launch(directory) as cluster:
@@ -307,7 +306,7 @@ def restart(server: Server, plan: Plan) -> Figure:
             load.fill(cluster.broker, ring, plan.kept // KEPT_BATCH)
             load.await_messages(cluster.broker, KEPT_TOPIC, plan.kept)
             measure.kill(cluster.pids["broker"])
-        for _ in range(RESTARTS):
+        for _ in range(plan.repeats):
             with server.contender.launch(directory) as cluster:
                 took.append(cluster.broker_ready_s)
                 spent.append(measure.exact_cpu_s(cluster.pids["broker"]))
