@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ SETTLE_S = 2.0
 
 def main() -> int:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no broker is left behind, stopped
     plan = contenders.QUICK if options.quick else contenders.FULL
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluicemq-bench-")))
