@@ -143,11 +143,15 @@ fuzz: $(NATIVE) ## a million malformed inputs (INPUTS=n, SEED=n) against a runni
 	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --grpc tests/golden/traffic/grpc/grpcio.jsonl.gz $(ARGS)
 
 .PHONY: bench
-bench: $(NATIVE) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)
+bench: $(NATIVE) ## the figures, pure and compiled, beside the Java broker where Java is there and the Rust one where it is installed; twenty minutes (QUICK=1: four)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
+.PHONY: bench-rust
+bench-rust: $(NATIVE) ## the same; installs the Rust broker first, which cargo compiles for twenty minutes, into SLUICEMQ_CACHE
+	$(BIN)/python -m benchmarks --rust $(if $(QUICK),--quick) $(ARGS)
+
 .PHONY: bench-store
-bench-store: $(NATIVE) ## starting after a kill, SYNC_FLUSH with 64 senders, beside the real broker
+bench-store: $(NATIVE) ## SYNC_FLUSH with 64 senders, beside the real broker; memory with a large store (ARGS="--only large")
 	$(BIN)/python -m benchmarks.stores $(ARGS)
 
 .PHONY: bench-spark
@@ -172,7 +176,7 @@ bench-failover: $(NATIVE) ## 50 kills of the master of two replicas (ARGS="--kil
 	$(BIN)/python -m benchmarks.failover $(ARGS)
 
 .PHONY: bench-backlog
-bench-backlog: $(NATIVE) ## five million messages drained through filters, beside the real broker (QUICK=1: a part)
+bench-backlog: $(NATIVE) ## five million messages of 1 KiB drained through filters, without and with columns, beside the real broker (QUICK=1: a part)
 	$(BIN)/python -m benchmarks.backlog $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: spark-matrix

@@ -1,9 +1,10 @@
-"""`make bench`: our broker beside the real one, case by case, in one run.
+"""`make bench`: our broker, pure and compiled, beside Java's and Rust's, row by row, in one run.
 
-    python -m benchmarks [--quick] [--only WORD] [--json FILE] [--no-java]
+    python -m benchmarks [--quick] [--only TEXT]... [--java 5.5.0,5.3.3] [--no-java] [--rust]
+                         [--json FILE]
 
-Without Java, Maven or the jars the real broker's column stays empty and the cases of the Java
-client are left out; the reason is printed. See README.md in this folder for how to read the table.
+What cannot run here is left out, and the reason is printed. See README.md in this folder for how to
+read the table.
 """
 
 import argparse
@@ -11,41 +12,47 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [*(str(ROOT / name) for name in ("tests/compatibility", "tests/lib", "src"))]
+from benchmarks import cases, contenders, measure, table
 
-from peer import clusters, drivers, toolchain  # noqa: E402
+from peer import drivers  # isort: skip  (contenders finds it)
 
-from benchmarks import cases, measure  # noqa: E402
-
-# The heap of the real broker's own figures (1 GiB to 2 GiB); what a user would give it on a small
-# machine.
-REAL_HEAP = ("-Xms1g", "-Xmx2g", "-XX:MaxDirectMemorySize=1g", "-XX:+UseG1GC")
-CLIENT_HEAP = ("-Xms256m", "-Xmx1g", "-XX:+UseG1GC")
 SETTLE_S = 2.0
 
 
 def main() -> int:
     options = arguments()
-    plan = cases.QUICK if options.quick else cases.FULL
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no broker is left behind, stopped
+    plan = contenders.QUICK if options.quick else contenders.FULL
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluicemq-bench-")))
-        java = None if options.no_java else java_client(scratch, stack)
-        ours = start("SluiceMQ", scratch / "ours", java, stack)
-        theirs = start("RocketMQ 5.3.3", scratch / "theirs", java, stack) if java else None
+        chosen = contenders.chosen(options)
+        java = None if options.no_java else contenders.java_client(scratch, stack)
+        servers = []
+        for number, one in enumerate(chosen):
+            try:
+                directory = scratch / one.kind.lower() / str(number)
+                servers.append(contenders.started(one, directory, java, stack))
+            except RuntimeError as error:
+                print(f"without {one.name}, which did not start: {str(error)[-500:]}")
         time.sleep(SETTLE_S)
-        for server in filter(None, (ours, theirs)):
-            server.idle_rss_mib = sum(map(measure.rss_mib, server.memory_pids))
-        if theirs:
-            cases.heat(theirs, plan)
-        rows = run_cases(ours, theirs, plan, options.only)
+        for server in servers:
+            pids = server.cluster.pids.values()
+            server.idle_own_mib = sum(map(measure.own_mib, pids))
+            server.idle_resident_mib = sum(map(measure.rss_mib, pids))
+            if server.contender.kind == table.JAVA:
+                cases.heat(server, plan)
+            server.rest()
+        rows = run_cases(servers, plan, options.only)
+    print("", *table.summary(rows), sep="\n")
     if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2) + "\n")
+        found = json.dumps([row.record() for row in rows], indent=2)
+        Path(options.json).write_text(found + "\n")
     return 0
 
 
@@ -54,109 +61,55 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks", description=__doc__.partition("\n")[0]
     )
     parser.add_argument(
-        "--quick", action="store_true", help="short spans and a small backlog: under two minutes"
+        "--quick", action="store_true", help="short spans and a small backlog: four minutes"
     )
     parser.add_argument(
-        "--only", default="", help="only the cases whose name has this in it (and the backlog)"
-    )
+        "--only", action="append", default=[],
+        help="only the rows with this in their name, and those that they need; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--json", default="", help="write the figures to this file as well")
-    parser.add_argument(
-        "--no-java", action="store_true", help="leave the real broker and the Java client out"
-    )
+    contenders.add_arguments(parser)
     return parser.parse_args()
 
 
-def java_client(scratch: Path, stack: contextlib.ExitStack) -> drivers.Driver | None:
-    """The Java load driver, or None with the reason printed."""
-    try:
-        toolchain.jars("server-5.3.3")
-        source = ROOT / "benchmarks" / "java" / "Load.java"
-        driver = drivers.java_driver("client-5.3.3", scratch, source=source, flags=CLIENT_HEAP)
-    except toolchain.MissingTool as missing:
-        print(f"without the real broker: {missing}\n")
-        return None
-    stack.callback(driver.close)
-    return driver
-
-
-def start(
-    name: str, directory: Path, java: drivers.Driver | None, stack: contextlib.ExitStack
-) -> cases.Server:
-    directory.mkdir()
-    if name == "SluiceMQ":
-        # Once before it counts: the first start of a fresh checkout writes the byte code of every
-        # module.
-        (directory / "first").mkdir()
-        with clusters.sluice_cluster(directory / "first"):
-            pass
-        running = stack.enter_context(clusters.sluice_cluster(directory))
-    else:
-        # Two commit log files of the default size, as in production.
-        running = stack.enter_context(
-            clusters.rocketmq_cluster(
-                directory, heap=REAL_HEAP, mappedFileSizeCommitLog=str(1 << 30)
-            )
-        )
-    return cases.Server(
-        name=name,
-        name_server=running.name_server,
-        broker=running.broker,
-        pid=running.pids["broker"],
-        memory_pids=tuple(running.pids.values()),
-        ready_s=running.ready_s,
-        java=java,
-    )
-
-
 def run_cases(
-    ours: cases.Server, theirs: cases.Server | None, plan: cases.Plan, only: str
-) -> list[dict[str, str]]:
+    servers: list[contenders.Server], plan: contenders.Plan, only: list[str]
+) -> list[table.Row]:
+    columns = [server.contender.name for server in servers]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
           f"load {os.getloadavg()[0]:.1f}: rate a second [server CPU time each]\n")  # fmt: skip
-    print_row("case", ours.name, theirs.name if theirs else "", "ratio", "aim")
-    rows = []
+    rows: list[table.Row] = []
+    has_java = any(server.java for server in servers)
     is_client_warm = False
-    for case in cases.wanted(only):
-        if case.needs_java and ours.java is None:
+    for case in table.wanted(cases.CASES, only):
+        if case.needs_java and not has_java:
             continue
         if case.needs_java and not is_client_warm:
-            cases.heat_client(filter(None, (ours, theirs)), plan)
+            cases.heat_client(servers[0], plan)
             is_client_warm = True
-        our_figure = attempt(case, ours, plan)
-        their_figure = attempt(case, theirs, plan) if theirs else None
-        ratio = case.ratio(our_figure, their_figure) if our_figure else ""
-        print_row(case.name, text(our_figure), text(their_figure), ratio, case.target)
-        rows.append(
-            {
-                "case": case.name,
-                "ours": text(our_figure),
-                "theirs": text(their_figure),
-                "ratio": ratio,
-                "aim": case.target,
-            }
-        )
+        figures = {}
+        for server in servers:
+            if server.contender.kind in case.servers:
+                figure = attempt(case, server, plan)
+                if figure:
+                    figures[server.contender.name] = figure
+        row = table.judged(case, figures, {row.case.name: row.figures for row in rows})
+        rows.append(row)
+        print(*row.lines(columns), sep="\n", flush=True)
     return rows
 
 
-def attempt(case: cases.Case, server: cases.Server, plan: cases.Plan) -> cases.Figure | None:
+def attempt(
+    case: table.Case, server: contenders.Server, plan: contenders.Plan
+) -> table.Figure | None:
     """A case that fails costs its own figure, not the others; the reason is printed."""
     try:
-        return case.run(server, plan)
+        with server.awake():
+            return case.run(server, plan)
     except (OSError, RuntimeError, drivers.DriverFailedError) as error:
-        print(f"  {case.name} on {server.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        reason = f"{type(error).__name__}: {error}"
+        print(f"  {case.name} on {server.contender.name}: {reason}", file=sys.stderr)
         return None
-
-
-def text(figure: cases.Figure | None) -> str:
-    return str(figure) if figure else "-"
-
-
-def print_row(*cells: str) -> None:
-    widths = (41, 27, 27, 18, 0)
-    print(
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(),
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

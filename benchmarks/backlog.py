@@ -1,7 +1,7 @@
-"""A backlog drained through filters: our broker beside the real one, by the real client and ours.
+"""A backlog drained through filters: our broker beside Java's, by Java's client and ours.
 
-    python -m benchmarks.backlog [--quick] [--messages 5000000] [--json FILE] [--no-java]
-                                 [--only WORD] [--drains 3]
+    python -m benchmarks.backlog [--quick] [--messages 5000000] [--bytes 1024] [--json FILE]
+                                 [--java 5.5.0] [--no-java] [--only WORD] [--drains 3]
 
 Orders with eight properties and a tag (`orders.py`: values at random) are sent to both brokers in
 batches, then drained by the unmodified Java push consumer 5.3.3 and by our Python client, with
@@ -10,23 +10,30 @@ expression that was never seen before; a hash of the numbers in the bodies prove
 messages came, each once. Rates are messages looked at a second from the first message to the last;
 CPU time is that of all of a broker's processes, in seconds for a million messages looked at.
 
+Ours is one store, with the pure and then with the compiled engine over it, each beside Java's
+broker in turn. `no columns`: before each drain the files of columns are removed and the broker is
+started again. Else all of them are there, and their first use was before. Java's broker is stopped
+while ours is measured.
+
 `log read` is how much of the commit log was looked at: pages of its mapped files that were used
 (the kernel's accessed bits, cleared before; a page is 4 KiB, so a message that matches is one or
 two). `of it matches` is what the matching messages take.
 
 The Java client is set so that it is not the limit, the same for both brokers (see CLIENT); one case
-has RocketMQ's defaults instead. The first drains of all are not counted: they warm up the JVMs.
-At the end: the exact filtered lag of the whole backlog, counted for the first time, while sends go
-on, and what the real broker estimates (`estimate.py`).
+has RocketMQ's defaults instead. Our client has the engine of this process. The first drain of each
+case is not counted: it warms up the JVMs. At the end: the exact filtered lag of the whole backlog,
+counted for the first time, while sends go on, and what Java's broker estimates (`estimate.py`).
 """
 
 import argparse
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
+import shutil
 import statistics
 import struct
 import sys
@@ -38,18 +45,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [*(str(ROOT / name) for name in ("tests/compatibility", "tests/lib", "src"))]
+import numpy as np
+import uvloop
 
-import numpy as np  # noqa: E402
-import uvloop  # noqa: E402
-from peer import clusters, toolchain  # noqa: E402
-from peer.drivers import Driver, DriverFailedError, Event, java_driver  # noqa: E402
+from benchmarks import contenders, estimate, frames, load, measure, table
+from benchmarks.orders import SHARES, Orders, Question, sum_of
 
-from benchmarks import estimate, frames, load, measure  # noqa: E402
-from benchmarks.orders import SHARES, Orders, Question, sum_of  # noqa: E402
-from sluicemq import Sluice  # noqa: E402
-from sluicemq.client.aio.received import ReceivedMessage  # noqa: E402
+from peer import clusters, toolchain  # isort: skip  (contenders finds them)
+from peer.drivers import Driver, DriverFailedError, Event  # isort: skip
+from sluicemq import Sluice  # isort: skip
+from sluicemq.client.aio.received import ReceivedMessage  # isort: skip
 
 TOPIC = "BenchOrders"
 QUEUES = frames.QUEUES
@@ -57,8 +62,6 @@ WINDOW = 8
 DRAIN_TIMEOUT_S = 120
 SETTLE_TIMEOUT_S = 300
 BLOCK_ROWS = 1 << 16
-REAL_HEAP = ("-Xms1g", "-Xmx2g", "-XX:MaxDirectMemorySize=1g", "-XX:+UseG1GC")
-CLIENT_HEAP = ("-Xms512m", "-Xmx1g", "-XX:+UseG1GC")
 # Messages a pull (brokers give 32), offsets a queue that may be in hand, messages a queue that may
 # be in hand, messages a call of the listener, threads: the largest that RocketMQ allows, as far as
 # they could hold the client back.
@@ -70,16 +73,41 @@ SENDS_TOPIC = "BenchOrdersBeside"
 LATENCY_SENDS, LATENCY_S = 500, 5.0
 
 
-@dataclass
 class Server:
-    name: str
-    cluster: clusters.Cluster
-    store: Path
-    metrics_port: int = 0
+    """A broker over a directory; it is started and stopped as a whole."""
+
+    def __init__(self, contender: contenders.Contender, directory: Path, port: int = 0) -> None:
+        self.contender, self.directory, self.metrics_port = contender, directory, port
+        self._running = contextlib.ExitStack()
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    @property
+    def is_ours(self) -> bool:
+        return self.contender.kind in table.OURS
+
+    @property
+    def store(self) -> Path:
+        return self.directory / "store"
 
     @property
     def pid(self) -> int:
         return self.cluster.pids["broker"]
+
+    def start(self) -> None:
+        self.directory.mkdir(exist_ok=True)
+        self.cluster = self._running.enter_context(self.contender.launch(self.directory))
+        self.running = contenders.Server(self.contender, self.cluster, None, 0.0)
+
+    def stop(self) -> None:
+        self._running.close()
+
+    def forget_columns(self) -> None:
+        self.stop()
+        shutil.rmtree(self.store / "columns", ignore_errors=True)
+        self.start()
 
 
 @dataclass(frozen=True)
@@ -110,24 +138,41 @@ class Result:
 def main() -> int:
     options = arguments()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load "
-          f"{os.getloadavg()[0]:.1f}; {options.messages:,} messages, {QUEUES} queues, "
-          f"{options.drains} drains a case")  # fmt: skip
+          f"{os.getloadavg()[0]:.1f}; {options.messages:,} messages of {options.bytes} bytes, "
+          f"{QUEUES} queues, {options.drains} drains a case")  # fmt: skip
     print(f"Java push consumer: {CLIENT}; 'defaults': RocketMQ's\n", flush=True)
-    orders = Orders(options.messages)
+    orders = Orders(options.messages, body_bytes=options.bytes)
     results: list[Result] = []
+    lags: dict[str, Any] = {}
+    sealing: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluicemq-bench-")))
-        java = None if options.no_java else java_client(scratch, stack)
-        servers = [
-            started(name, scratch, stack) for name in (["ours", "theirs"] if java else ["ours"])
-        ]
-        for server in servers:
-            fill(server, orders)
-        sealing = settle(servers[0], orders)
-        for case in cases(java, options.only):
-            results += run_case(case, servers, orders, java, options.drains)
-        lags = filtered_lag(servers[0], orders)
-        estimates = real_estimates(servers[1], orders) if java else []
+        theirs = None if options.no_java else real(options.java, scratch)
+        java = contenders.java_client(scratch, stack) if theirs else None
+        if theirs:
+            theirs.start()
+            stack.callback(theirs.stop)
+            fill(theirs, orders)
+            theirs.running.rest()
+        for mine in ours(scratch):
+            is_filled = mine.store.exists()
+            mine.start()
+            stack.callback(mine.stop)
+            if not is_filled:
+                fill(mine, orders)
+            servers = [mine, theirs] if theirs else [mine]
+            for case in cases(java, options.only, without_columns=True):
+                results += run_case(case, servers, orders, java, options.drains)
+            mine.forget_columns()
+            sealing[mine.name] = settle(mine, orders)
+            for case in cases(java, options.only, without_columns=False):
+                results += run_case(case, servers, orders, java, options.drains)
+            lags[mine.name] = filtered_lag(mine, orders)
+            mine.stop()
+        estimates = []
+        if theirs:
+            with theirs.running.awake():
+                estimates = real_estimates(theirs, orders)
     verdicts(results)
     if options.json:
         found = {
@@ -145,8 +190,10 @@ def arguments() -> argparse.Namespace:
         prog="python -m benchmarks.backlog", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--messages", type=int, default=0, help="5,000,000; --quick: 400,000")
+    parser.add_argument("--bytes", type=int, default=1024, help="of each body: 1024")
+    parser.add_argument("--java", default=contenders.RELEASES[0], help="5.5.0 or 5.3.3")
     parser.add_argument("--drains", type=int, default=0, help="drains a case: 3; --quick: 2")
-    parser.add_argument("--quick", action="store_true", help="a small backlog: about a minute")
+    parser.add_argument("--quick", action="store_true", help="a small backlog: some minutes")
     parser.add_argument("--only", default="", help="only the cases whose name has this in it")
     parser.add_argument("--json", default="", help="write the figures to this file as well")
     parser.add_argument("--no-java", action="store_true", help="our broker and client alone")
@@ -159,33 +206,20 @@ def arguments() -> argparse.Namespace:
 # ---- servers and the backlog
 
 
-def java_client(scratch: Path, stack: contextlib.ExitStack) -> Driver | None:
+def ours(scratch: Path) -> list[Server]:
+    """Both engines over one store, to be started one after the other."""
+    return [Server(one, scratch / "ours") for one in contenders.ours()]
+
+
+def real(release: str, scratch: Path) -> Server | None:
+    """Java's, with the metrics that estimate lag; None with the reason printed."""
     try:
-        toolchain.jars("server-5.3.3")
-        source = ROOT / "benchmarks" / "java" / "Load.java"
-        driver = java_driver("client-5.3.3", scratch, source=source, flags=CLIENT_HEAP)
+        toolchain.jars(f"server-{release}")
     except toolchain.MissingTool as missing:
-        print(f"without the real broker: {missing}\n")
+        print(f"without Java's broker: {missing}\n")
         return None
-    stack.callback(driver.close)
-    return driver
-
-
-def started(name: str, scratch: Path, stack: contextlib.ExitStack) -> Server:
-    directory = scratch / name
-    directory.mkdir()
-    if name == "theirs":
-        port = clusters.free_ports()[2]
-        real = clusters.rocketmq_cluster(
-            directory,
-            heap=REAL_HEAP,
-            **estimate.settings(port),
-            mappedFileSizeCommitLog=str(1 << 30),
-            waitTimeMillsInSendQueue="30000",  # it is to be filled, not to refuse
-        )
-        return Server("RocketMQ 5.3.3", stack.enter_context(real), directory / "store", port)
-    ours = clusters.sluice_cluster(directory)
-    return Server("SluiceMQ", stack.enter_context(ours), directory / "store")
+    port = clusters.free_ports()[2]
+    return Server(contenders.java(release, **estimate.settings(port)), scratch / "theirs", port)
 
 
 def fill(server: Server, orders: Orders) -> None:
@@ -263,14 +297,23 @@ class Case:
     share: str
     client: str
     settings: dict[str, int]
+    without_columns: bool = False
+
+    @property
+    def filter(self) -> str:
+        return f"{self.share}, no columns" if self.without_columns else self.share
 
     @property
     def name(self) -> str:
-        return f"{self.client}: {self.share}"
+        return f"{self.client}: {self.filter}"
 
 
-def cases(java: Driver | None, only: str) -> list[Case]:
+def cases(java: Driver | None, only: str, *, without_columns: bool) -> list[Case]:
     found = []
+    if without_columns:
+        clients = [("Java", CLIENT)] if java is not None else []
+        found = [Case("1 %", *one, True) for one in [*clients, ("Python", DEFAULTS)]]
+        return [case for case in found if only in case.name]
     if java is not None:
         found += [Case(share, "Java", CLIENT) for share in SHARES]
         found += [Case(share, "Java, defaults", DEFAULTS) for share in ("1 %", "0.01 %")]
@@ -285,11 +328,14 @@ def run_case(
     for number in range(drains + 1):
         question = orders.question(case.share)
         for server in servers if number % 2 else reversed(servers):
-            drain = (
-                python_drain(server, question)
-                if case.client == "Python"
-                else java_drain(java, server, question, case.settings)
-            )
+            if case.without_columns and server.is_ours:
+                server.forget_columns()
+            with server.running.awake():
+                drain = (
+                    python_drain(server, question)
+                    if case.client == "Python"
+                    else java_drain(java, server, question, case.settings)
+                )
             if number or drain.problem:  # the first one is for the compilers
                 taken[server.name].append((question, drain))
     results = [_result(case, server.name, taken[server.name], orders) for server in servers]
@@ -303,7 +349,7 @@ def _result(case: Case, server: str, taken: list[tuple[Question, Drain]], orders
     record_bytes = orders.record_bytes(TOPIC)
     scanned, seconds = orders.count * len(drains), sum(drain.seconds for drain in drains)
     return Result(
-        case.share, case.client, server, scanned / seconds,
+        case.filter, case.client, server, scanned / seconds,
         orders.count / min(drain.seconds for drain in drains),
         sum(drain.cpu_s for drain in drains) / scanned * 1e6,
         statistics.mean(drain.read_bytes for drain in drains) / (1 << 20),
@@ -313,7 +359,7 @@ def _result(case: Case, server: str, taken: list[tuple[Question, Drain]], orders
 
 
 def show(result: Result) -> None:
-    print(f"{result.client:14} {result.case:8} {result.server:15} "
+    print(f"{result.client:14} {result.case:15} {result.server:11} "
           f"{result.scanned_per_s / 1e6:7.2f} M scanned/s (best {result.best_per_s / 1e6:6.2f})  "
           f"{result.cpu_s_per_million:7.4f} s CPU a million  "
           f"log read {result.read_mib:8.1f} MiB, of it matches {result.match_mib:6.1f}  "
@@ -489,18 +535,25 @@ def _lag(broker: str, question: Question) -> tuple[float, int]:
     return seconds, sum(queue["matching"] for topic in topics for queue in topic["queues"])
 
 
+AIMS = {
+    "tag 1 %": table.Aim(3, 5, "rate", is_minimum=True),
+    "1 %": table.Aim(10, 20, "rate", is_minimum=True),
+    "1 %, no columns": table.Aim(5, 8, "rate", is_minimum=True),
+}
+
+
 def verdicts(results: list[Result]) -> None:
-    """How ours compares with the real broker, case by case."""
+    """How each of ours compares with the Java broker beside it, case by case."""
     print()
-    by_case: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        by_case.setdefault((result.client, result.case), []).append(result)
-    for (client, case), pair in by_case.items():
-        if len(pair) == 2:
-            ours, theirs = pair
-            rate = ours.scanned_per_s / theirs.scanned_per_s
-            cpu = theirs.cpu_s_per_million / ours.cpu_s_per_million
-            print(f"{client:14} {case:8} {rate:6.1f} x the rate, CPU 1/{cpu:.1f}")
+    for mine, theirs in itertools.pairwise(results):
+        if mine.server not in table.OURS or theirs.server in table.OURS:
+            continue
+        rate = mine.scanned_per_s / theirs.scanned_per_s
+        cpu = theirs.cpu_s_per_million / mine.cpu_s_per_million
+        aim = AIMS.get(mine.case)
+        aims = str(table.Verdict(mine.server, aim, rate)) if aim else ""
+        print(f"{mine.client:14} {mine.case:15} {mine.server:8} {rate:6.1f} x Java's rate, CPU "
+              f"1/{cpu:.1f}  {aims}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import frames, load, measure
-from benchmarks.__main__ import ROOT  # finds the compatibility tests' helpers
+from benchmarks.contenders import ROOT  # finds the compatibility tests' helpers
 
 from peer import clusters  # isort: skip
 

@@ -14,10 +14,13 @@ from collections.abc import Iterator, Sequence
 SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320
 PULL_MESSAGE = 11
+HEART_BEAT = 34
 UPDATE_AND_CREATE_TOPIC = 17
+UPDATE_AND_CREATE_TOPIC_LIST = 18
 
 OPAQUE_FIRST = 1_000_000_000  # ten digits, always
 QUEUES = 4
+LEVELS = 100
 RING_FRAMES = 65_536
 BROKER = "broker-a"
 BORN_TIME_MS = 1_795_231_161_761
@@ -36,6 +39,10 @@ class Ring:
         self._bytes = memoryview(b"".join(frames))
         self._next = 0
         self.messages_per_frame = messages_per_frame
+
+    @property
+    def frames(self) -> int:
+        return self._count
 
     def take(self, count: int) -> Iterator[memoryview]:
         """The next `count` frames, as few slices as possible."""
@@ -83,10 +90,22 @@ def single_sends(topic: str, *, size_bytes: int = 128, count: int = RING_FRAMES)
     return Ring(ring)
 
 
+def spread_sends(topics: Sequence[str], *, size_bytes: int = 128) -> Ring:
+    """A message to each of the topics, whose names have one length, in turn."""
+    body = b"x" * size_bytes
+    return Ring(
+        [
+            frame(SEND_MESSAGE_V2, _send_fields(topic, number), OPAQUE_FIRST + number, body)
+            for number, topic in enumerate(topics)
+        ]
+    )
+
+
 def batch_sends(
     topic: str, *, batch: int, size_bytes: int = 128, count: int = 64, tagged: bool = False
 ) -> Ring:
-    """SEND_BATCH_MESSAGE requests; `tagged`: 10 % have the tag T10, 1 % T01, the rest Oth."""
+    """SEND_BATCH_MESSAGE requests; `tagged`: 10 % have the tag T10, 1 % T01, the rest Oth, and each
+    has a property `level` of 100 values. Whole thousands of messages have exactly these shares."""
     frames = []
     for i in range(count):
         parts = (_part(i * batch + j, size_bytes, tagged) for j in range(batch))
@@ -150,6 +169,17 @@ def create_topic(topic: str) -> bytes:
     return frame(UPDATE_AND_CREATE_TOPIC, fields, OPAQUE_FIRST)
 
 
+def create_topics(topics: Sequence[str]) -> bytes:
+    """All of them by one request."""
+    configs = [
+        {"topicName": topic, "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6,
+         "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False, "attributes": {}}
+        for topic in topics
+    ]  # fmt: skip
+    body = json.dumps({"topicConfigList": configs}).encode()
+    return frame(UPDATE_AND_CREATE_TOPIC_LIST, {}, OPAQUE_FIRST, body)
+
+
 def marked_send(topic: str, queue: int, mark: bytes) -> bytes:
     """A single send whose body begins with `mark`."""
     fields = _send_fields(topic, queue) | {"e": str(queue)}
@@ -180,11 +210,11 @@ def _send_fields(topic: str, number: int, *, batch: bool = False) -> dict[str, s
 def _part(number: int, size_bytes: int, tagged: bool) -> bytes:
     properties = f"UNIQ_KEY\x01{_unique_key(number)}\x02WAIT\x01true\x02".encode()
     if tagged:
-        # 619 is prime to 1000: every tag gets its share, evenly spread. Tags of one length keep
-        # frames of one length.
+        # 619 is prime to 1000, 37 to 100: every tag and level gets its share, evenly spread. Values
+        # of one length keep frames of one length.
         draw = number * 619 % 1000
         tag = b"T10" if draw < 100 else b"T01" if draw < 110 else b"Oth"
-        properties += b"TAGS\x01" + tag + b"\x02"
+        properties += b"TAGS\x01%b\x02level\x01%02d\x02" % (tag, number * 37 % LEVELS)
     total = 4 * 5 + size_bytes + 2 + len(properties)
     return struct.pack(">IIIII", total, 0, 0, 0, size_bytes) + b"x" * size_bytes + struct.pack(
         ">H", len(properties)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from benchmarks import frames
 
+GET_MAX_OFFSET = 30
 LENGTH = struct.Struct(">I")
 NEXT_OFFSET = re.compile(rb'"nextBeginOffset":"(\d+)"')
 OPAQUE = re.compile(rb'"opaque":(\d+)')
@@ -92,10 +93,35 @@ def code_of(header: bytes) -> int:
 
 
 def create_topic(address: str, topic: str) -> None:
+    ask(address, frames.create_topic(topic), f"topic {topic} was not created")
+
+
+def ask(address: str, request: bytes, problem: str) -> bytes:
+    """The header of a successful answer."""
     with contextlib.closing(Connection(address)) as connection:
-        header, _ = header_and_body(memoryview(connection.call(frames.create_topic(topic))))
+        header, _ = header_and_body(memoryview(connection.call(request)))
     if code_of(header) != 0:
-        raise RuntimeError(f"topic {topic} was not created: {header.decode()}")
+        raise RuntimeError(f"{problem}: {header.decode()}")
+    return header
+
+
+def queue_end(address: str, topic: str, queue: int) -> int:
+    fields = {"topic": topic, "queueId": str(queue), "committed": "true"}
+    request = frames.frame(GET_MAX_OFFSET, fields, 1)
+    found = re.search(rb'"offset":"(\d+)"', ask(address, request, f"no end of {topic} {queue}"))
+    assert found
+    return int(found[1])
+
+
+def await_messages(address: str, topic: str, count: int) -> None:
+    """Until the queues of a topic hold so many."""
+    end_s, found = time.monotonic() + ANSWER_TIMEOUT_S, -1
+    while time.monotonic() < end_s:
+        found = sum(queue_end(address, topic, queue) for queue in range(frames.QUEUES))
+        if found == count:
+            return
+        time.sleep(0.01)
+    raise RuntimeError(f"{topic} has {found} messages instead of {count}")
 
 
 def send(
@@ -130,6 +156,20 @@ def send(
     return counts
 
 
+def fill(address: str, ring: frames.Ring, requests: int, *, window: int = 8) -> None:
+    """So many requests, each of which has to succeed."""
+    sent = answered = 0
+    counts = Counts()
+    with contextlib.closing(Connection(address)) as connection:
+        while answered < requests:
+            more = min(window - (sent - answered), requests - sent)
+            connection.send(ring, more)
+            sent += more
+            answered += _count(connection, counts, ring.messages_per_frame)
+            if counts.errors:
+                raise RuntimeError(f"{counts.errors} of {answered} sends were refused")
+
+
 def _count(connection: Connection, counts: Counts, messages: int) -> int:
     answered = 0
     for answer in connection.answers():
@@ -144,39 +184,72 @@ def _count(connection: Connection, counts: Counts, messages: int) -> int:
 def pull(
     address: str, topic: str, *, expression: str, kind: str = "TAG", until: Callable[[Counts], bool]
 ) -> Counts:
-    """Walk the four queues side by side on one connection, a pull in flight for each."""
+    """Walk the four queues side by side on one connection, a pull in flight for each, over and
+    over."""
     counts = Counts()
-    offsets = [0] * frames.QUEUES
     with contextlib.closing(Connection(address)) as connection:
-
-        def ask(queue: int) -> None:
-            request = frames.pull(
-                topic,
-                queue,
-                offsets[queue],
-                frames.OPAQUE_FIRST + queue,
-                expression=expression,
-                kind=kind,
-            )
-            connection.socket.sendall(request)
-
-        for queue in range(frames.QUEUES):
-            ask(queue)
+        walk = _Pulls(connection, topic, expression, kind, counts)
         while not until(counts):
-            for answer in connection.answers():
-                header, body = header_and_body(answer)
-                queue = _lane(header)
-                code = code_of(header)
-                offset = _next_offset(header)
-                if code in (FOUND, RETRY_IMMEDIATELY):
-                    counts.messages += sum(1 for _ in records(body))
-                    counts.scanned += offset - offsets[queue]
-                    offsets[queue] = offset
-                else:  # the end of the queue
-                    counts.errors += offsets[queue] == 0
-                    offsets[queue] = 0
-                ask(queue)
+            for queue, is_end in walk.answered():
+                walk.ask(queue, 0 if is_end else walk.offsets[queue])
     return counts
+
+
+def drain(
+    address: str, topic: str, *, expression: str, kind: str = "TAG", counts: Counts | None = None
+) -> Counts:
+    """The four queues once, from their beginnings to the ends that they have now."""
+    counts = Counts() if counts is None else counts
+    ends = [queue_end(address, topic, queue) for queue in range(frames.QUEUES)]
+    with contextlib.closing(Connection(address)) as connection:
+        walk = _Pulls(connection, topic, expression, kind, counts)
+        open_ = frames.QUEUES
+        while open_:
+            for queue, is_end in walk.answered():
+                if is_end or walk.offsets[queue] >= ends[queue]:
+                    open_ -= 1
+                else:
+                    walk.ask(queue, walk.offsets[queue])
+    return counts
+
+
+class _Pulls:
+    """A pull in flight for each queue of a topic."""
+
+    def __init__(
+        self, connection: Connection, topic: str, expression: str, kind: str, counts: Counts
+    ) -> None:
+        self._connection, self._topic, self._counts = connection, topic, counts
+        self._expression, self._kind = expression, kind
+        self.offsets = [0] * frames.QUEUES
+        for queue in range(frames.QUEUES):
+            self.ask(queue, 0)
+
+    def ask(self, queue: int, offset: int) -> None:
+        self.offsets[queue] = offset
+        request = frames.pull(
+            self._topic,
+            queue,
+            offset,
+            frames.OPAQUE_FIRST + queue,
+            expression=self._expression,
+            kind=self._kind,
+        )
+        self._connection.socket.sendall(request)
+
+    def answered(self) -> Iterator[tuple[int, bool]]:
+        """Receive once: the queues that were answered, and whether that was their end."""
+        for answer in self._connection.answers():
+            header, body = header_and_body(answer)
+            queue, offset = _lane(header), next_offset(header)
+            is_end = code_of(header) not in (FOUND, RETRY_IMMEDIATELY)
+            if is_end:
+                self._counts.errors += self.offsets[queue] == 0
+            else:
+                self._counts.messages += sum(1 for _ in records(body))
+                self._counts.scanned += offset - self.offsets[queue]
+                self.offsets[queue] = offset
+            yield queue, is_end
 
 
 def _lane(header: bytes) -> int:
@@ -185,7 +258,7 @@ def _lane(header: bytes) -> int:
     return int(found[1]) - frames.OPAQUE_FIRST
 
 
-def _next_offset(header: bytes) -> int:
+def next_offset(header: bytes) -> int:
     found = NEXT_OFFSET.search(header)
     return int(found[1]) if found else 0
 
@@ -213,7 +286,7 @@ def latency(
         poll = stack.enter_context(contextlib.closing(select.epoll()))
         for connection in (sender, receiver):
             poll.register(connection.socket, select.EPOLLIN)
-        walk = _Walk(receiver, topic)
+        walk = _Walk(receiver_address or address, receiver, topic)
         started = time.perf_counter()
         sent = 0
         while (now := time.perf_counter()) - started < seconds:
@@ -234,10 +307,10 @@ def latency(
 class _Walk:
     """Long polls at the end of each queue; the time a message took is in its body."""
 
-    def __init__(self, connection: Connection, topic: str) -> None:
+    def __init__(self, address: str, connection: Connection, topic: str) -> None:
         self._connection = connection
         self._topic = topic
-        self._offsets = [self._end(queue) for queue in range(frames.QUEUES)]
+        self._offsets = [queue_end(address, topic, queue) for queue in range(frames.QUEUES)]
         for queue in range(frames.QUEUES):
             self._ask(queue)
 
@@ -250,7 +323,7 @@ class _Walk:
                 mark = bytes(record[BODY_LENGTH_AT + 4 : BODY_LENGTH_AT + 24])
                 counts.latencies_s.append((now_ns - int(mark)) / 1e9)
                 counts.messages += 1
-            self._offsets[queue] = _next_offset(header) or self._offsets[queue]
+            self._offsets[queue] = next_offset(header) or self._offsets[queue]
             self._ask(queue)
 
     def _ask(self, queue: int) -> None:
@@ -258,10 +331,3 @@ class _Walk:
             self._topic, queue, self._offsets[queue], frames.OPAQUE_FIRST + queue, suspend=True
         )
         self._connection.socket.sendall(request)
-
-    def _end(self, queue: int) -> int:
-        fields = {"topic": self._topic, "queueId": str(queue), "committed": "true"}
-        header, _ = header_and_body(memoryview(self._connection.call(frames.frame(30, fields, 1))))
-        found = re.search(rb'"offset":"(\d+)"', header)
-        assert found, header
-        return int(found[1])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LOG_MAP = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*/commitlog/")
+REST_CORES = 0.25
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -104,35 +105,51 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def await_rest(pid: int, timeout_s: float = 20) -> None:
+    """Until the process has spent less than a quarter of a core in each of two seconds: an idle
+    Java broker compares its timer wheel with the disk every second."""
+    end_s, before, calm = time.monotonic() + timeout_s, exact_cpu_s(pid), 0
+    while calm < 2 and time.monotonic() < end_s:
+        time.sleep(1)
+        now = exact_cpu_s(pid)
+        calm = calm + 1 if now - before < REST_CORES else 0
+        before = now
+
+
 class Span:
-    """Counts what happens between `begin` and `end`, with the server's CPU time."""
+    """Counts what happens after `warm_s` for `measure_s`, with the server's CPU time."""
 
     def __init__(self, pid: int, warm_s: float, measure_s: float) -> None:
         self._pid = pid
-        self._begin_at = time.perf_counter() + warm_s
-        self._end_at = self._begin_at + measure_s
+        self._warm_s = warm_s
+        self._measure_s = measure_s
+        self._begin_at: float | None = None
         self._begin: tuple[float, float, int] | None = None
         self.cost = Cost(0, 0.0, 0.0)
 
     def over(self, count: int) -> bool:
-        """True once the span is over; to be asked often, with the count so far."""
+        """True once the span is over; to be asked often, with the count so far. It begins when it
+        is asked for the first time."""
         now = time.perf_counter()
         if self._begin is None:
+            if self._begin_at is None:
+                self._begin_at = now + self._warm_s
             if now >= self._begin_at:
-                self._begin = (now, cpu_s(self._pid), count)
-            return False
-        if now < self._end_at:
+                self._begin = (now, exact_cpu_s(self._pid), count)
             return False
         begin_s, begin_cpu_s, begin_count = self._begin
-        self.cost = Cost(count - begin_count, now - begin_s, cpu_s(self._pid) - begin_cpu_s)
+        if now < begin_s + self._measure_s:
+            return False
+        spent_s = exact_cpu_s(self._pid) - begin_cpu_s
+        self.cost = Cost(count - begin_count, now - begin_s, spent_s)
         return True
 
 
 def timed(pid: int, work: Callable[[], int]) -> Cost:
     """The cost of `work`, which returns what it did."""
-    started, cpu = time.perf_counter(), cpu_s(pid)
+    started, cpu = time.perf_counter(), exact_cpu_s(pid)
     count = work()
-    return Cost(count, time.perf_counter() - started, cpu_s(pid) - cpu)
+    return Cost(count, time.perf_counter() - started, exact_cpu_s(pid) - cpu)
 
 
 def percentile(values: list[float], share: float) -> float:

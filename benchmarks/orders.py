@@ -20,7 +20,6 @@ KINDS = ("book", "food", "tool", "toy")
 CUSTOMERS, SHOPS, PRICES, LEVELS, TAGS = 2000, 200, 10_000, 5, 100
 BATCH = 100
 BODY_BYTES = 128
-_PAD = bytes(BODY_BYTES - 8)
 _PART = struct.Struct(">IIIIIQ")
 _LENGTH = struct.Struct(">H")
 
@@ -39,9 +38,10 @@ class Question:
 class Orders:
     """So many orders, drawn from a seed."""
 
-    def __init__(self, count: int, seed: int = 7) -> None:
+    def __init__(self, count: int, seed: int = 7, body_bytes: int = BODY_BYTES) -> None:
         chance = np.random.default_rng(seed)
         self.count = count
+        self._pad = bytes(body_bytes - 8)  # behind the number
 
         def drawn(values: int, kind: type) -> NDArray[np.integer]:
             return chance.integers(0, values, count, kind)
@@ -128,9 +128,10 @@ class Orders:
                 f"level\x01{level}\x02customer\x01c{customer}\x02shop\x01s{shop}\x02"
                 f"weight\x01{weight / 100}\x02kind\x01{KINDS[kind]}\x02"
             ).encode()
-            size = 4 * 5 + BODY_BYTES + 2 + len(properties)
-            head = _PART.pack(size, 0, 0, 0, BODY_BYTES, number)
-            yield b"".join((head, _PAD, _LENGTH.pack(len(properties)), properties))
+            body_bytes = 8 + len(self._pad)
+            size = 4 * 5 + body_bytes + 2 + len(properties)
+            head = _PART.pack(size, 0, 0, 0, body_bytes, number)
+            yield b"".join((head, self._pad, _LENGTH.pack(len(properties)), properties))
 
 
 SHARES = {

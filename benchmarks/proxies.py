@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import frames, load, measure
-from benchmarks.__main__ import (
+from benchmarks.contenders import (
     CLIENT_HEAP,
     REAL_HEAP,
     ROOT,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import frames, load, measure
-from benchmarks.__main__ import REAL_HEAP, ROOT  # finds the compatibility tests' helpers
+from benchmarks.contenders import REAL_HEAP, ROOT  # finds the compatibility tests' helpers
 
 from peer import clusters  # isort: skip
 

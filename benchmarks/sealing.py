@@ -41,7 +41,9 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="sluicemq-sealing-") as scratch,
         contextlib.ExitStack() as stack,
     ):
-        server = backlog.started("ours", Path(scratch), stack)
+        server = backlog.ours(Path(scratch))[-1]
+        server.start()
+        stack.callback(server.stop)
         pairs = windows(server, options.windows)
     ratios = [beside / alone for alone, beside in pairs]
     found = {

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.__main__ import ROOT
+from benchmarks.contenders import ROOT
 from sluicemq import Sluice
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import StoredMessage

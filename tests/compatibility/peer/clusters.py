@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 60
 GET_BROKER_CLUSTER_INFO = 106
 PORTS = range(12_000, 32_000)
+NOTHING: Mapping[str, str] = {}
 CHANCE = random.SystemRandom()  # all processes of a run have the same seed
 
 # What the real servers need on Java 17: the same openings that their own start scripts make.
@@ -54,7 +55,8 @@ QUICK_JVM = (*SMALL_HEAP, "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a running cluster is reached; `ready_s`: from exec to serving; `pids` by role."""
+    """Where a running cluster is reached; `ready_s`: from exec to serving, `broker_ready_s`: the
+    broker alone; `pids` by role."""
 
     kind: str
     name_server: str
@@ -62,11 +64,16 @@ class Cluster:
     pids: dict[str, int]
     ready_s: float
     endpoint: str = ""
+    broker_ready_s: float = 0.0
 
 
 @contextlib.contextmanager
 def sluice_cluster(
-    directory: Path, *, proxy: bool = False, **configuration: str
+    directory: Path,
+    *,
+    proxy: bool = False,
+    environment: Mapping[str, str] = NOTHING,
+    **configuration: str,
 ) -> Iterator[Cluster]:
     """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`."""
     name_server_port, broker_port, metrics_port = free_ports()
@@ -87,14 +94,14 @@ def sluice_cluster(
         *(["--proxy-port", "0"] if proxy else ["--no-proxy"]),
     ]
     log, started = directory / "sluice.log", time.monotonic()
-    with process(command, log, {"PYTHONPATH": str(SOURCE)}) as running:
+    with process(command, log, {"PYTHONPATH": str(SOURCE), **environment}) as running:
         await_line(running, log, "ready nameserver=")
         ready_s = time.monotonic() - started
         pids = {"broker": running.pid}
         found = re.search(r"proxy=(\S+)", log.read_text())
         yield Cluster(
             "sluicemq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s,
-            found[1] if found else "",
+            found[1] if found else "", ready_s,
         )  # fmt: skip
 
 
@@ -134,6 +141,7 @@ def rocketmq_cluster(
             )
         )
         await_port(name_server, name_server_port, directory / "namesrv.log")
+        broker_started = time.monotonic()
         broker = stack.enter_context(
             java_server(
                 directory,
@@ -146,12 +154,14 @@ def rocketmq_cluster(
             )
         )
         await_line(broker, directory / "broker.log", "boot success")
+        broker_ready_s = time.monotonic() - broker_started
         await_registered(broker, name_server_port, directory / "broker.log")
         ready_s = time.monotonic() - started
         pids = {"broker": broker.pid, "namesrv": name_server.pid}
         yield Cluster(
-            "rocketmq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s
-        )
+            "rocketmq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s,
+            broker_ready_s=broker_ready_s,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -245,7 +255,7 @@ def java_home(directory: Path) -> Path:
 def process(
     command: list[str],
     log: Path,
-    environment: dict[str, str],
+    environment: Mapping[str, str],
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process that never outlives the block: the signal `stop`, then SIGKILL."""
@@ -296,7 +306,10 @@ def await_registered(running: subprocess.Popen[bytes], port: int, log: Path) -> 
 
 def ask(port: int, code: int) -> bytes:
     """The answer to a request without fields, as bytes."""
-    header = json.dumps({"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": 479})
+    header = json.dumps({
+        "code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": 479,
+        "serializeTypeCurrentRPC": "JSON",
+    })  # fmt: skip
     with socket.create_connection(("127.0.0.1", port), 5) as connection:
         lengths = struct.pack(">II", len(header) + 4, len(header))
         connection.sendall(lengths + header.encode())
