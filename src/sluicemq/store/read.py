@@ -21,6 +21,7 @@ match it has not consumed: a pull names the offset up to which everything is con
 """
 
 import enum
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -271,7 +272,7 @@ class LogReader:
                 gather.judgement = postponed.judgement
                 break
             if left >= 0:
-                return position + left
+                return left
             position += len(units) // UNIT_BYTES
             chunk = min(2 * chunk, _CHUNK_UNITS)
         return position
@@ -286,14 +287,21 @@ class LogReader:
             self._tag_hits = bulk.TagHits()
         position, chunk = offset, bulk.CHUNK_UNITS_MIN
         while position < end:
-            start, stop, indices = self._tag_hits.chunk(queue, codes, position, end, chunk)
-            units = queue.units(start, stop - start) if stop > position else b""
-            if len(units) < (stop - start) * UNIT_BYTES or stop <= position:
+            hits = self._tag_hits.at(queue, codes, position, end, chunk)
+            if hits is None:
                 gather.is_missing = True
                 break
-            left = gather.take_some(units, start, indices)
+            offsets, stop = hits.offsets, min(hits.stop, end)
+            low = bisect_left(offsets, position)
+            high = min(low + gather.room + 1, len(offsets))
+            if stop < hits.stop:
+                high = bisect_left(offsets, stop, low, high)
+            units = hits.units[low * UNIT_BYTES : high * UNIT_BYTES]
+            left = gather.take_chosen(units, offsets[low:high])
             if left >= 0:
-                return start + left
+                return left
+            if gather.is_missing:
+                break
             position = stop
             chunk = min(4 * chunk, bulk.CHUNK_UNITS_MAX)
         return position
@@ -321,7 +329,7 @@ class LogReader:
             return self._slow_selection(message_filter)
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
-        return partial(bulk.find_codes, codes=codes)
+        return lambda units: bulk.find_codes(units, codes).tolist()
 
     def _slow_selection(self, message_filter: MessageFilter) -> Select:
         by_consume_queue = message_filter.by_consume_queue

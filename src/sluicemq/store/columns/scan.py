@@ -148,7 +148,7 @@ class ColumnScan:
                 deadline_s = begin_s + RECORDS_S
             left = gather.take_some(units, position, chosen)
             if left >= 0:
-                return position + left
+                return left
             position += len(units) // UNIT_BYTES
         return position
 
