@@ -297,8 +297,8 @@ def find_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
     # The sign extension: all ones for a negative hash, all zeros for another.
     high = _words(units, count, _HIGH_WORD)[indices]
     negative = (low[indices] & _SIGN) != 0
-    hits: NDArray[np.intp] = indices[high == np.where(negative, 0xFFFFFFFF, 0)]
-    return hits
+    found: NDArray[np.intp] = indices[high == np.where(negative, 0xFFFFFFFF, 0)]
+    return found
 
 
 def _words(units: Units, count: int, offset: int) -> NDArray[np.uint32]:

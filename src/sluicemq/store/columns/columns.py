@@ -223,6 +223,8 @@ class PropertyColumns:
     def delete(self, topic: str) -> None:
         """The topic is deleted."""
         self._wanted.discard(topic)
+        if self._scan is not None:
+            self._scan.forget(topic)
         if self._blocks is None and not self._files.exists(f"{self._directory}/{topic}"):
             return
         self.warm_up()

@@ -1,0 +1,12 @@
+from typing import Final
+
+from sluicemq.store.queues import Units
+
+HEAD: Final[list[str]]
+
+def copied(
+    units: Units, view: memoryview, base: int, limit: int, bytes_max: int
+) -> bytes | None: ...
+def columns(
+    units: Units, view: memoryview, base: int, names: tuple[bytes, ...]
+) -> tuple[list[bytearray], list[list[str]], bool, list[int]]: ...
