@@ -1,4 +1,4 @@
-"""The compiled reads find what the Python beside them finds, of good records and of damaged ones."""
+"""The compiled reads find what Python finds, of good records and of damaged ones."""
 
 import random
 from typing import Any
@@ -120,7 +120,7 @@ def test_records_are_copied_side_by_side_or_not_at_all(
     limit = 300 + chance.choice((len(log), len(log) - 1, len(log) + 1))
     found = engine.reads.copied(packed, memoryview(log), 300, limit, bytes_max)
     is_plain = all(
-        0 < size != 0x7FFFFFFF and 300 <= place and place + size <= limit
+        0 < size != 0x7FFFFFFF and place >= 300 and place + size <= limit
         for place, size, _ in chosen
     )
     if (
