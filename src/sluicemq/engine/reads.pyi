@@ -1,6 +1,6 @@
 from typing import Final
 
-from sluicemq.store.queues import Units
+Units = bytes | bytearray | memoryview
 
 HEAD: Final[list[str]]
 

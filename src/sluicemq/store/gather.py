@@ -309,6 +309,7 @@ class Gather:
     `reach` None: the reader may hold any number. `held_from` is the first match that it holds (-1:
     none that we know of), `last` the last one that it is given. `judgement`: the read cannot go on
     without. `is_out_of_reach`: there is a match, and the reader has to ask for it once more.
+    `is_sure`: no evaluation of the filter has failed.
     """
 
     log: CommitLog
@@ -324,6 +325,7 @@ class Gather:
     size_bytes: int = 0
     is_missing: bool = False
     is_out_of_reach: bool = False
+    is_sure: bool = False
     held_from: int = -1
     last: int = -1
     judgement: Judgement | None = None

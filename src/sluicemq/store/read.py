@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
+WARMED_FOR: Final = 256
+"""A filter on so many messages waits for what makes columns of them, rather than to read each."""
 CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
@@ -91,6 +93,7 @@ class ReadResult:
     `judgement`: nothing was looked at, because something has to be found out first (`gather`).
     With a reach the messages from `held_from` on, `span` offsets apart, are what the reader holds
     then; `is_out_of_reach`: there is a match at `next_offset`, to be asked for once more.
+    `is_sure`: no evaluation of the filter has failed on what was looked at.
     """
 
     status: ReadStatus
@@ -104,6 +107,7 @@ class ReadResult:
     held_from: int = -1
     span: int = 0
     is_out_of_reach: bool = False
+    is_sure: bool = False
     judgement: Judgement | None = None
 
     def records(self) -> Iterator[tuple[int, memoryview]]:
@@ -210,6 +214,7 @@ class LogReader:
             status, next_offset, low, high, gather.data, gather.count, gather.size_bytes,
             next_offset - offset,
         )  # fmt: skip
+        found.is_sure = gather.is_sure
         if gather.reach is not None:
             found.held_from = gather.held_from
             found.span = gather.last - gather.held_from if gather.count else 0
@@ -239,6 +244,18 @@ class LogReader:
             if scan_max is None:
                 end = min(end, offset + TAG_SCAN_MAX)
             return self._read_tagged(queue, gather, codes, offset, end)
+        return self._read_by_properties(queue, offset, end, gather, message_filter, consumed)
+
+    def _read_by_properties(
+        self,
+        queue: Queue,
+        offset: int,
+        end: int,
+        gather: Gather,
+        message_filter: MessageFilter,
+        consumed: int,
+    ) -> int:
+        """By columns where they can be had, else by the records; returns where to go on."""
         select = self._slow_selection(message_filter)
         weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
         if weight > WEIGHT_INLINE and not self._has_extension:
@@ -246,6 +263,11 @@ class LogReader:
             consumed = -1
         scan = self.column_scan(queue, message_filter)
         if scan is None:
+            columns = self.columns
+            is_many = gather.may_postpone and end - offset >= WARMED_FOR
+            if is_many and columns is not None and not columns.is_warm:
+                gather.judgement = Judgement(columns.warm_up, lambda _: None)
+                return offset
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
                 gather.held_from = consumed
             end = min(end, offset + PROPERTY_SCAN_MAX)

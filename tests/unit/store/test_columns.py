@@ -36,7 +36,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_file, "PROOF_ROWS", 8)
     monkeypatch.setattr(columns_scan, "ROWS_MIN", 4)
     monkeypatch.setattr(columns_scan, "CHUNK_ROWS_MIN", 8)
-    monkeypatch.setattr(columns_scan, "CHUNK_ROWS_MAX", 8)
+    for module in (columns_blocks, columns_scan):
+        monkeypatch.setattr(module, "PART_ROWS", 8)
 
 
 class Records:
@@ -151,6 +152,15 @@ def test_a_call_ends_when_its_time_is_over(
         ends.append(store.reader.read("T", 0, 0, 32, None, by_columns(expression)).next_offset)
         seal(store)
     assert ends == [8, ROWS]
+
+
+def test_a_read_knows_whether_an_evaluation_has_failed(bench: Any, store: Store) -> None:
+    bench.append(properties={"n": "word"})
+    store.commit()
+    for offset, is_sure in ((0, True), (96, False)):
+        result = store.reader.read("T", 0, offset, 3, None, by_columns("n > 1"))
+        assert (result.count, result.is_sure) == (3, is_sure)
+    assert not store.reader.read("T", 0, 0, 3, None, Records("n > 1")).is_sure
 
 
 def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
@@ -310,16 +320,17 @@ def test_what_is_not_in_memory_is_got_elsewhere_and_kept(bench: Any, store: Stor
     loads = got(reopened, "n > 7")
     assert [(load.start, load.end) for load in loads] == [(5, 32), (32, 64), (64, 96), (96, 99)]
     assert [load.run().rows for load in loads] == [27, 32, 32, 3]
-    blocks = got(reopened, "n > 7")
-    assert [block.rows for block in blocks] == [27, 32, 32, 3]
-    assert reopened.columns.rows_decoded == 4
+    *blocks, rest = got(reopened, "n > 7")
+    assert [block.rows for block in blocks] == [27, 32, 32]
+    assert rest.run().rows == 3, "of its filter alone, and not kept"
+    assert reopened.columns.rows_decoded == 2 * 3
 
 
 def test_a_file_that_cannot_match_is_not_read_elsewhere_either(bench: Any, store: Store) -> None:
     seal(store)
     reopened = bench.reopen()
     assert [load.is_passed for load in got(reopened, "n > 20")] == [True, True, True, False]
-    assert [block.rows for block in got(reopened, "n > 20")] == [3], "now it is known"
+    assert [part.start for part in got(reopened, "n > 20")] == [96], "now it is known"
 
 
 def test_a_damaged_file_that_is_read_elsewhere_is_given_up(
@@ -403,6 +414,16 @@ def test_auto_makes_only_those_of_topics_that_are_filtered(bench: Any, store: St
     store.sync()
     seal(store)
     assert bench.files.names("/store/columns") == ["T"]
+
+
+def test_files_wait_until_a_topic_has_been_filtered_for_some_time(bench: Any, store: Store) -> None:
+    for passed_ms, count in ((0, 0), (2_999, 0), (1, 3)):
+        bench.clock.ms += passed_ms
+        store.columns.ready_for("T")
+        for step in store.columns.work(3.0):
+            if callable(step):
+                step()
+        assert len(bench.files.names(DIRECTORY)) == count
 
 
 def test_files_go_with_the_log(bench: Any, store: Store) -> None:

@@ -141,6 +141,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK_ROWS: Final = 1 << 16
 SLOT_ROWS: Final = PROOF_ROWS
+PART_ROWS: Final = 8192
+"""Made into columns of one filter at once."""
 HEADS_KEPT: Final = 4096
 PAUSE_S: Final = 0.02
 """Between two jobs of the builder: messages go first."""
@@ -227,25 +229,24 @@ class ColumnBlocks:
         offset: int,
         end: int,
         block_filter: BlockFilter | None,
-        *,
-        only_made: bool = False,
     ) -> ColumnBlock | Load | None:
         """The rows from a visible offset on, of one block, up to `end`: or who gets them, in
-        another thread. None when they cannot be had, or (`only_made`) have yet to be made."""
+        another thread, with what the filter reads. None when they cannot be had, or (without a
+        filter) have yet to be made."""
         number, key = offset // BLOCK_ROWS, self._key(queue)
         known = self.at_hand(queue, offset)
         if known is not None:
             return known.part(offset, min(known.end, end))
         name = self._table(queue).get(number)
-        if name is None and only_made:
-            return None
         if name is None:
-            begin, stop = self._missing(queue, offset)
-            source = Source.take(self._log, queue, begin, stop) if begin <= offset < stop else None
+            if block_filter is None:
+                return None
+            names = block_filter.names
+            stop = min(offset + PART_ROWS, end, self.end_of(queue, offset))
+            source = self.source(queue, offset, stop)
             if source is None:
                 return None
-            columns_max = self._config.columns_max
-            return Load(queue, offset, min(stop, end), lambda: (source.block(columns_max), None))
+            return Load(queue, offset, stop, lambda: (source.block_of(names), None))
         stop = min((number + 1) * BLOCK_ROWS, end)
         ruling = None
         if block_filter is not None and (*key, number) not in self._heads:
@@ -337,9 +338,6 @@ class ColumnBlocks:
                 self._cache.put((*key, "sealed", load.number), block)
         elif block is not None:
             self.rows_decoded += block.rows
-            place = (*key, "slot", load.start // SLOT_ROWS)
-            if self._missing(queue, load.start)[0] == block.first_offset:
-                self._cache.put(place, *self._cache.get(place), block)
 
     def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> Head | None:
         """What is known of the sealed block that holds an offset, without reading it; None when

@@ -41,7 +41,7 @@ from sluicemq.record.arrow import ArrowColumns, build_block, merged_arrays
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.table import UNIT_COLUMNS, Positions
 from sluicemq.store.bulk import unproved_rows
-from sluicemq.store.columns.blocks import ColumnBlocks
+from sluicemq.store.columns.blocks import PART_ROWS, ColumnBlocks
 from sluicemq.store.columns.file import Head
 from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select, Soundness
 from sluicemq.store.log import LOST_CODE, CommitLog, explain, read_scanned
@@ -57,9 +57,8 @@ RECORDS_MAX: Final = 2000
 SCAN_S: Final = 0.004
 """After so long a call ends: a block more may take as long again."""
 CHUNK_ROWS_MIN: Final = 1024
-CHUNK_ROWS_MAX: Final = 8192
-"""Rows made into columns for one filter, more for a reader that goes on: what it asked for first it
-gets soon, and then it has the fewest steps. The largest takes two milliseconds."""
+"""Rows made into columns for one filter, up to PART_ROWS for a reader that goes on: what it asked
+for first it gets soon, and then it has the fewest steps, of a millisecond or two."""
 _SINGLES_MIN: Final = 8
 _SINGLES: Final = 256
 """So many records are looked at before the next look at the clock, at first few."""
@@ -69,6 +68,7 @@ _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
 _LAST_KEPT: Final = 1024
 _TRUE: Final = 1
+_ERROR: Final = 3
 _NEEDS_RECORD: Final = 4
 RANGE_ROWS: Final = 16_384
 """Units at once: their records (some MB) stay in the processor's cache while they are decoded."""
@@ -80,10 +80,11 @@ RANGE_BYTES: Final = 64 * 1024 * 1024
 
 class Candidates(NamedTuple):
     """Rows of a block that match or may match, ascending; `asks`: whether the record decides, None
-    where it never does."""
+    where it never does. `is_sure`: no evaluation failed."""
 
     rows: list[int]
     asks: list[bool] | None
+    is_sure: bool = False
 
     @property
     def is_none(self) -> bool:
@@ -147,6 +148,7 @@ class ColumnScan:
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
         records, few = RECORDS_MAX, _SINGLES_MIN
+        gather.is_sure = True
         position = offset
         while position < end and records > 0:
             if position > offset and self._clock.monotonic_s() >= deadline_s:
@@ -159,6 +161,7 @@ class ColumnScan:
                 if not len(units):
                     gather.is_missing = True
                     break
+                gather.is_sure &= found is not None and found.candidates.is_sure
                 if found is None:
                     chosen = select(units)
                     asked = len(units) // UNIT_BYTES
@@ -188,7 +191,7 @@ class ColumnScan:
         found = self._last.get((id(block_filter), *queue.key))
         if found is None or found.queue is not queue or not found.start <= offset < found.stop:
             return any(True for _ in select(queue.units(offset, 1)))
-        rows, asks = found.candidates
+        rows, asks, _ = found.candidates
         row = offset - found.start
         at = bisect_left(rows, row)
         if at == len(rows) or rows[at] != row:
@@ -229,7 +232,7 @@ class ColumnScan:
             return keep(block.first_offset, block.end, candidates)
         rows = CHUNK_ROWS_MIN
         if last is not None and last.queue is queue and last.stop == offset:
-            rows = min(4 * max(rows, last.stop - last.start), CHUNK_ROWS_MAX)
+            rows = min(4 * max(rows, last.stop - last.start), PART_ROWS)
         stop = min(offset + rows, self.blocks.end_of(queue, offset))
         source = self.blocks.source(queue, offset, stop) if stop - offset >= rows_min else None
         if source is None:
@@ -288,7 +291,8 @@ def _candidates(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
     verdicts = block_filter.verdicts(block)
     asks = verdicts == _NEEDS_RECORD
     if not asks.any():
-        return Candidates(np.flatnonzero(verdicts == _TRUE).tolist(), None)
+        is_sure = not (verdicts == _ERROR).any()
+        return Candidates(np.flatnonzero(verdicts == _TRUE).tolist(), None, is_sure)
     rows = np.flatnonzero((verdicts == _TRUE) | asks)
     return Candidates(rows.tolist(), asks[rows].tolist())
 
