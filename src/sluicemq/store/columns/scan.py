@@ -233,6 +233,8 @@ class ColumnScan:
         rows = CHUNK_ROWS_MIN
         if last is not None and last.queue is queue and last.stop == offset:
             rows = min(4 * max(rows, last.stop - last.start), PART_ROWS)
+        if weight * rows > _WEIGHT_ROWS_INLINE:  # smaller steps rather than another thread
+            rows = max(CHUNK_ROWS_MIN, _WEIGHT_ROWS_INLINE // weight)
         stop = min(offset + rows, self.blocks.end_of(queue, offset))
         source = self.blocks.source(queue, offset, stop) if stop - offset >= rows_min else None
         if source is None:
