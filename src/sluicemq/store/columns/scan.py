@@ -216,37 +216,38 @@ class ColumnScan:
         if last is not None and last.queue is queue and last.start <= offset < last.stop:
             return last
 
-        def keep(start: int, stop: int, candidates: Candidates) -> Found:
-            found = self._last[key] = Found(block_filter, queue, start, stop, candidates)
-            self._last.move_to_end(key)
-            if len(self._last) > _LAST_KEPT:
-                self._last.popitem(last=False)
-            return found
-
         passed = self.pruned_to(block_filter, queue, offset)
         if passed:
-            return keep(offset, passed, _NONE)
+            return self._keep(Found(block_filter, queue, offset, passed, _NONE))
         block = self.blocks.made_at(queue, offset)
         if block is not None:
             candidates = self.candidates(block_filter, block, weight)
-            return keep(block.first_offset, block.end, candidates)
-        rows = CHUNK_ROWS_MIN
-        if last is not None and last.queue is queue and last.stop == offset:
-            rows = min(4 * max(rows, last.stop - last.start), PART_ROWS)
-        if weight * rows > _WEIGHT_ROWS_INLINE:  # smaller steps rather than another thread
-            rows = max(CHUNK_ROWS_MIN, _WEIGHT_ROWS_INLINE // weight)
-        stop = min(offset + rows, self.blocks.end_of(queue, offset))
+            return self._keep(Found(block_filter, queue, block.first_offset, block.end, candidates))
+        goes_on = last is not None and last.queue is queue and last.stop == offset
+        rows = 4 * (last.stop - last.start) if goes_on and last is not None else 0
+        # A heavy filter takes smaller steps, as long as that spares it another thread.
+        rows = min(rows, PART_ROWS, _WEIGHT_ROWS_INLINE // max(weight, 1))
+        stop = min(offset + max(rows, CHUNK_ROWS_MIN), self.blocks.end_of(queue, offset))
         source = self.blocks.source(queue, offset, stop) if stop - offset >= rows_min else None
         if source is None:
             return None
-
-        def find() -> Candidates:
-            return _candidates(block_filter, source.block_of(block_filter.names))
-
         self.blocks.rows_decoded += stop - offset
+
+        def find() -> Found:
+            candidates = _candidates(block_filter, source.block_of(block_filter.names))
+            return Found(block_filter, queue, offset, stop, candidates)
+
         if weight * (stop - offset) > _WEIGHT_ROWS_INLINE:
-            raise PostponedError(Judgement(find, partial(keep, offset, stop)))
-        return keep(offset, stop, find())
+            raise PostponedError(Judgement(find, self._keep))
+        return self._keep(find())
+
+    def _keep(self, found: Found) -> Found:
+        key = (id(found.block_filter), *found.queue.key)
+        self._last[key] = found
+        self._last.move_to_end(key)
+        if len(self._last) > _LAST_KEPT:
+            self._last.popitem(last=False)
+        return found
 
     def pruned_to(
         self, block_filter: BlockFilter, queue: Queue, offset: int, *, only_known: bool = False
