@@ -4,7 +4,7 @@ a filter reads.
 
 Both walk units to records that lie in one mapped file of the log. `copied` puts records side by
 side, as the body of an answer; where one of them is not plainly there, it returns None and has done
-nothing. `columns` finds the values of a few properties, numbers the different ones, and says which
+nothing. `tagged` chooses units by their tag codes. `columns` finds the values of a few properties, numbers the different ones, and says which
 rows are odd; it decides what a record is as `record.arrow.build_block` does, and what a property is
 as `record.codec.as_dict` does. The Python there is the reference.
 
@@ -47,6 +47,7 @@ assert (layout.NAME_END, layout.VALUE_END) == (1, 2)
 
 cdef enum:
     UNIT_BYTES = 20
+    CODE_AT = 12
     HEAD_BYTES = 88
     IPV6_BYTES = 12
     RECORD_BYTES_MIN = 91
@@ -120,6 +121,37 @@ def copied(
         end = position + size
     memcpy(target, &view[begin - base], end - begin)
     return found
+
+
+def tagged(const uint8_t[::1] units, tuple codes, int64_t offset):
+    """Of the units, the first of which has this queue offset, those with one of the tag codes:
+    their queue offsets, and the units side by side."""
+    cdef Py_ssize_t count = units.shape[0] // UNIT_BYTES, several = len(codes), row, turn, found = 0
+    cdef int64_t *wanted = <int64_t *>malloc((several + 1) * sizeof(int64_t))
+    cdef int32_t *rows = <int32_t *>malloc((count + 1) * sizeof(int32_t))
+    cdef uint64_t code
+    cdef char *target
+    try:
+        if wanted == NULL or rows == NULL or count > BLANK_SIZE:
+            raise MemoryError
+        for turn in range(several):  # hashes of 32 bits, as they lie there
+            code = <uint64_t><int64_t><int32_t><uint32_t>(codes[turn] & 0xFFFFFFFF)
+            wanted[turn] = <int64_t>__builtin_bswap64(code)
+        for row in range(count):
+            memcpy(&code, &units[row * UNIT_BYTES + CODE_AT], 8)
+            for turn in range(several):
+                if <int64_t>code == wanted[turn]:
+                    rows[found] = <int32_t>row
+                    found += 1
+                    break
+        side_by_side = PyBytes_FromStringAndSize(NULL, found * UNIT_BYTES)
+        target = PyBytes_AS_STRING(side_by_side)
+        for turn in range(found):
+            memcpy(target + turn * UNIT_BYTES, &units[rows[turn] * UNIT_BYTES], UNIT_BYTES)
+        return [offset + rows[turn] for turn in range(found)], side_by_side
+    finally:
+        free(wanted)
+        free(rows)
 
 
 # --- properties

@@ -36,6 +36,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq import engine
 from sluicemq.model.message import UNQUEUED
 from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
@@ -349,18 +350,21 @@ class TagHits:
             count = len(units) // UNIT_BYTES
             if not count:
                 return None
-            indices = find_codes(units, codes)
-            offsets = (indices + position).tolist()
-            known = Hits(queue, position, position + count, offsets, picked_units(units, indices))
-            self._chunks[key] = known
+            if engine.reads is not None:
+                offsets, found = engine.reads.tagged(units, tuple(codes), position)
+            else:
+                offsets, found = tagged(units, codes, position)
+            known = self._chunks[key] = Hits(queue, position, position + count, offsets, found)
             if len(self._chunks) > KEPT:
                 self._chunks.popitem(last=False)
         return known
 
 
-def picked_units(units: Units, indices: NDArray[np.intp]) -> bytes:
-    """Some of the units, side by side."""
-    return np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
+def tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
+    """Of the units, the first of which has this queue offset, those with one of the tag codes:
+    their queue offsets, and the units side by side."""
+    indices = find_codes(units, codes)
+    return (indices + offset).tolist(), np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
 
 
 class Runs(NamedTuple):
