@@ -506,11 +506,28 @@ def test_strange_files_are_removed_by_the_builder_alone(
 def test_memory_is_limited_and_the_oldest_blocks_are_given_up(bench: Any) -> None:
     bench.open(columns_memory_bytes=2000)
     fill(bench, 100)
-    same(bench.store, "n > 7")
-    same(bench.store, "n > 7")
+    for _ in range(2):
+        assert sum(block.rows for block in bench.store.columns.blocks("T", 0, 0, 100)) == 100
     assert bench.store.columns.rows_decoded > 100
     cache = bench.store.columns._blocks._cache
     assert cache.size_bytes <= 2000
+
+
+def test_what_a_filter_has_found_is_kept_for_the_next_one_up_to_a_limit(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open()
+    fill(bench, 100)
+    for _ in range(2):
+        assert len(same(bench.store, "n > 7")) == 20
+    assert bench.store.columns.rows_decoded == 96 + 4
+    monkeypatch.setattr(columns_scan, "_PARTS_ROWS_MAX", 200)
+    for number in range(9):
+        same(bench.store, f"n > {number}")
+    scan = bench.store.columns._scan
+    assert scan._parts_rows == sum(map(columns_scan._weight, scan._parts.values())) <= 200
+    bench.store.delete_topic("T")
+    assert (len(scan._parts), scan._parts_rows) == (0, 0)
 
 
 def test_odd_rows_keep_their_places_when_pieces_join() -> None:

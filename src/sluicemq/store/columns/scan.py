@@ -3,10 +3,10 @@
 A block of which the figures alone say that nothing in it matches is passed over and not even read
 (`pruned_to`). Where there is no block yet, some thousand rows are made into columns of what the
 filter reads, and of nothing else: a fifth of the work, and a filter that was never seen before does
-not wait for the files. What is kept is where its reader is: the rows found in its last block or
-chunk, since a pull takes 32 of many and the next one goes on behind them. Rows that columns cannot
-decide (a property that is none, a record that could not be decoded) are asked from the log, one by
-one, when it is their turn, and so many of them end the call.
+not wait for the files. What is kept are the rows found in such parts, and the block or part where
+each reader is, since a pull takes 32 of many and the next one goes on behind them. Rows that
+columns cannot decide (a property that is none, a record that could not be decoded) are asked from
+the log, one by one, when it is their turn, and so many of them end the call.
 
 A store that is read in columns without a broker (`store.readonly`) copies no record and looks at
 none singly. Units of the queue come in chunks, a filter chooses among them, and what is left is
@@ -67,6 +67,9 @@ _WEIGHT_ROWS_INLINE: Final = 64 * 8192
 _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
 _LAST_KEPT: Final = 1024
+_PARTS_ROWS_MAX: Final = 1 << 20
+"""Of all filters together: some 40 MiB."""
+_PART_WEIGHT: Final = 32
 _TRUE: Final = 1
 _ERROR: Final = 3
 _NEEDS_RECORD: Final = 4
@@ -112,6 +115,11 @@ class Found(NamedTuple):
     candidates: Candidates
 
 
+def _weight(found: Found) -> int:
+    """About how many row numbers take as much memory."""
+    return _PART_WEIGHT + len(found.candidates.rows)
+
+
 class ColumnScan:
     """Filtered reads of one store, by columns."""
 
@@ -124,11 +132,16 @@ class ColumnScan:
         )
         self._last: OrderedDict[tuple[int, str, int], Found] = OrderedDict()
         """By filter and queue."""
+        self._parts: OrderedDict[tuple[int, str, int, int], Found] = OrderedDict()
+        """What was found where there is no block: by filter, queue and start."""
+        self._parts_rows = 0
 
     def forget(self, topic: str) -> None:
         """Its queues have other messages."""
         for key in [key for key in self._last if key[1] == topic]:
             del self._last[key]
+        for part in [key for key in self._parts if key[1] == topic]:
+            self._parts_rows -= _weight(self._parts.pop(part))
 
     def run(
         self,
@@ -216,6 +229,9 @@ class ColumnScan:
         if last is not None and last.queue is queue and last.start <= offset < last.stop:
             return last
 
+        part = self._parts.get((*key, offset))  # who reads on begins where one ends
+        if part is not None and part.queue is queue:
+            return self._keep(part)
         passed = self.pruned_to(block_filter, queue, offset)
         if passed:
             return self._keep(Found(block_filter, queue, offset, passed, _NONE))
@@ -238,8 +254,19 @@ class ColumnScan:
             return Found(block_filter, queue, offset, stop, candidates)
 
         if weight * (stop - offset) > _WEIGHT_ROWS_INLINE:
-            raise PostponedError(Judgement(find, self._keep))
-        return self._keep(find())
+            raise PostponedError(Judgement(find, self._keep_part))
+        return self._keep_part(find())
+
+    def _keep_part(self, found: Found) -> Found:
+        """As `_keep`, for the next one who comes there with the same filter, too."""
+        key = (id(found.block_filter), *found.queue.key, found.start)
+        if (old := self._parts.pop(key, None)) is not None:
+            self._parts_rows -= _weight(old)
+        self._parts[key] = found
+        self._parts_rows += _weight(found)
+        while self._parts_rows > _PARTS_ROWS_MAX:
+            self._parts_rows -= _weight(self._parts.popitem(last=False)[1])
+        return self._keep(found)
 
     def _keep(self, found: Found) -> Found:
         key = (id(found.block_filter), *found.queue.key)
