@@ -47,6 +47,8 @@ from sluicemq.wire.frames import Command
 
 INDEX_PAUSE_S: Final = 0.005
 """Between two slices of an index that is built anew: messages go first."""
+SEALED_AFTER_S: Final = 10.0
+"""So long a topic is filtered before files of its property columns are made."""
 
 
 class BrokerState:
@@ -286,7 +288,7 @@ class BrokerState:
         if columns.is_wanted and not columns.is_warm:
             yield columns.warm_up
         if not self.settings.is_read_only:
-            yield from columns.work()
+            yield from columns.work(SEALED_AFTER_S)
 
     def sweep(self) -> None:
         """A few times a second: long polls and fsyncs whose time is over, messages that are due."""

@@ -5,10 +5,12 @@
                  and answer
     client.pyx   our client: the frames of plain sends, their answers, records as they are pulled
     keys.pyx     the keys of records, for the index
+    reads.pyx    what a pull is given, side by side; the properties that a filter reads
 
 A compiled module takes what is plain and leaves everything else where it stands: then the Python
 beside it decides, which does all of it when there is no compiled module. So nothing but speed
-differs. The tests hold both equal, byte by byte (tests/property/test_engines.py).
+differs. The tests hold both equal, byte by byte (tests/property/test_engines.py,
+test_reads_compiled.py).
 
 `make native` builds the modules in place. `SLUICE_PURE=1` does without them. A module that is not
 of the source beside it is left alone too: what was built from older source would do what that said.
@@ -59,5 +61,6 @@ def _compiled(name: str) -> ModuleType | None:
 sends: Final = _compiled("sends")
 client: Final = _compiled("client")
 keys: Final = _compiled("keys")
+reads: Final = _compiled("reads")
 NAME: Final = "reference" if sends is None else "compiled"
 """As `sluice --version` and the start-up line tell it."""

@@ -24,7 +24,7 @@ Arrow dictionary array a name, which becomes a `Column` when somebody reads that
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
@@ -365,10 +365,12 @@ def build_block(
     sizes: Positions,
     pieces: Sequence[LogPiece],
     columns_max: int = COLUMNS_MAX,
+    names: Collection[str] | None = None,
 ) -> ColumnBlock:
     """The block of the records of `sizes` bytes at these positions of the log, row by row.
 
-    A row whose record lies in none of the pieces, or whose lengths do not agree, is odd.
+    A row whose record lies in none of the pieces, or whose lengths do not agree, is odd. With
+    `names` it has the columns of these, whatever their values are, and of no others.
     """
     rows = len(positions)
     found: list[tuple[Bytes, Positions, Positions, Positions]] = []
@@ -385,9 +387,12 @@ def build_block(
         found.append((raw, starts[good], lengths[good], mine[good]))
     raw, starts, lengths, members = _joined(found)
     properties = read_properties(raw, starts, lengths) if len(members) else None
-    arrays, excluded = ({}, frozenset[str]()) if properties is None else _arrays(
-        properties, columns_max
-    )  # fmt: skip
+    arrays: dict[str, Any] = {}
+    excluded = frozenset[str]()
+    if properties is not None and names is None:
+        arrays, excluded = _arrays(properties, columns_max)
+    elif properties is not None and names is not None:
+        arrays = {name: text_column(properties, name).dictionary_encode() for name in names}
     odd = np.empty(0, np.int64)
     if len(members) != rows:
         odd = np.setdiff1d(np.arange(rows), members)

@@ -27,7 +27,6 @@ without.
 
 import sys
 import zlib
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -37,6 +36,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq import engine
 from sluicemq.model.message import UNQUEUED
 from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
@@ -74,6 +74,7 @@ _DISPATCH: Final = np.uint64(int.from_bytes(b"DISPATCH"))
 """The last eight bytes of INNER_MULTI_DISPATCH."""
 _TAG_BYTES_MAX: Final = 40
 """Longer ones are hashed singly."""
+_WHOLE_UNIT: Final = np.dtype(f"V{UNIT_BYTES}")
 _LOW_WORD: Final = 16
 _HIGH_WORD: Final = 12
 
@@ -281,11 +282,11 @@ def unproved_rows(
     return np.flatnonzero(~good)
 
 
-def find_codes(units: Units, codes: Collection[int]) -> list[int]:
+def find_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
     """Indices of the units whose tag code is one of `codes`, ascending."""
     count = len(units) // UNIT_BYTES
     if not count or not codes:
-        return []
+        return np.empty(0, np.intp)
     low = _words(units, count, _LOW_WORD)
     first, *others = map(_as_stored, codes)
     hits = low == first
@@ -293,12 +294,12 @@ def find_codes(units: Units, codes: Collection[int]) -> list[int]:
         np.logical_or(hits, low == code, out=hits)
     indices = np.flatnonzero(hits)
     if not len(indices):
-        return []
+        return indices
     # The sign extension: all ones for a negative hash, all zeros for another.
     high = _words(units, count, _HIGH_WORD)[indices]
     negative = (low[indices] & _SIGN) != 0
-    result: list[int] = indices[high == np.where(negative, 0xFFFFFFFF, 0)].tolist()
-    return result
+    found: NDArray[np.intp] = indices[high == np.where(negative, 0xFFFFFFFF, 0)]
+    return found
 
 
 def _words(units: Units, count: int, offset: int) -> NDArray[np.uint32]:
@@ -314,27 +315,29 @@ def _as_stored(code: int) -> int:
 _SIGN: Final = _as_stored(0x80000000)
 
 
-class _Chunk(NamedTuple):
-    """Some units of a queue; `indices` of the hits, from `start` on, ascending."""
+class Hits(NamedTuple):
+    """Of a queue's units from `start` to `stop` those with a filter's codes, side by side, and
+    their queue `offsets`, ascending."""
 
     queue: Queue
     start: int
     stop: int
-    indices: list[int]
+    offsets: list[int]
+    units: bytes
 
 
 class TagHits:
-    """The last chunk of each queue and filter. Stored codes do not change; a queue that was made
-    again is another one."""
+    """The hits in the last chunk of each queue and filter. Stored codes do not change; a queue that
+    was made again is another one."""
 
     def __init__(self) -> None:
-        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], _Chunk] = OrderedDict()
+        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], Hits] = OrderedDict()
 
-    def chunk(
+    def at(
         self, queue: Queue, codes: frozenset[int], position: int, end: int, grown: int
-    ) -> tuple[int, int, list[int]]:
-        """Where a chunk begins that holds `position`, the offset behind it, and the indices of its
-        hits from `position` up to `end`. The offset is `position` when there are no units. HOT.
+    ) -> Hits | None:
+        """Those of a chunk that holds `position`, and may go on behind `end`; None when there are
+        no units. HOT.
 
         `grown`: how many units to look at where nothing is known.
         """
@@ -344,16 +347,24 @@ class TagHits:
             if known is not None and known.queue is queue and known.stop == position:
                 grown = min(max(grown, 4 * (known.stop - known.start)), CHUNK_UNITS_MAX)
             units = queue.units(position, min(grown, end - position))
-            stop = position + len(units) // UNIT_BYTES
-            known = _Chunk(queue, position, stop, find_codes(units, codes))
-            self._chunks[key] = known
+            count = len(units) // UNIT_BYTES
+            if not count:
+                return None
+            if engine.reads is not None:
+                offsets, found = engine.reads.tagged(units, tuple(codes), position)
+            else:
+                offsets, found = tagged(units, codes, position)
+            known = self._chunks[key] = Hits(queue, position, position + count, offsets, found)
             if len(self._chunks) > KEPT:
                 self._chunks.popitem(last=False)
-        _, start, stop, indices = known
-        if position > start or stop > end:
-            low = bisect_left(indices, position - start)
-            indices = indices[low : bisect_left(indices, end - start, low)]
-        return start, min(stop, end), indices
+        return known
+
+
+def tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
+    """Of the units, the first of which has this queue offset, those with one of the tag codes:
+    their queue offsets, and the units side by side."""
+    indices = find_codes(units, codes)
+    return (indices + offset).tolist(), np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
 
 
 class Runs(NamedTuple):

@@ -1,8 +1,10 @@
 """Collecting the records of a read within its limits, as slices of the log, none of them damaged.
 
-No message is copied or decoded: units come in, adjacent records are one slice. With a filter of an
-ordinary pull it is also no more than the reader can hold (`Reach`), reckoned from the first match
-it has not consumed: a pull names the offset up to which everything is consumed.
+No message is decoded: units come in, and slices of the log go out, one for all when they are
+adjacent; or a copy of the few that an ordinary pull gets, which is what the compiled engine has
+sooner. With a filter of an ordinary pull it is also no more than the reader can hold (`Reach`),
+reckoned from the first match it has not consumed: a pull names the offset up to which everything is
+consumed.
 
 Seven hundred conditions on two thousand messages take a quarter of a second: no reader may hold the
 loop so long. A read that has to know verdicts which take long ends with a `Judgement` instead: the
@@ -41,6 +43,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
+from sluicemq import engine
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.record.layout import MAGICS, RECORD_BYTES_MIN, RECORD_HEAD
@@ -85,6 +88,8 @@ _HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "ph
 _NOTHING: Final = memoryview(b"")
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
+_SEVERAL: Final = [struct.Struct(">" + count * "qi8x").unpack for count in range(1, 65)]
+"""Positions and sizes of so many units in turn."""
 
 
 class Soundness:
@@ -304,6 +309,7 @@ class Gather:
     `reach` None: the reader may hold any number. `held_from` is the first match that it holds (-1:
     none that we know of), `last` the last one that it is given. `judgement`: the read cannot go on
     without. `is_out_of_reach`: there is a match, and the reader has to ask for it once more.
+    `is_sure`: no evaluation of the filter has failed.
     """
 
     log: CommitLog
@@ -319,6 +325,7 @@ class Gather:
     size_bytes: int = 0
     is_missing: bool = False
     is_out_of_reach: bool = False
+    is_sure: bool = False
     held_from: int = -1
     last: int = -1
     judgement: Judgement | None = None
@@ -358,8 +365,48 @@ class Gather:
             units = self.sound.blank_bad(units, self.queue, offsets, is_whole=is_whole)
         if len(units) >= _RUNS_BYTES_MIN:
             done = self._take_runs(units)
-            if done:
-                return done
+        else:
+            done = self._take_plain(units) if self._run_start < 0 else 0
+        return done or self._take_singly(units)
+
+    def _take_plain(self, units: Units) -> int:
+        """All of a few units, when nothing stands in the way: they have room, one file of the log
+        holds them, none is blank. 0 when something does, and nothing has changed then. HOT."""
+        count, room = len(units) // UNIT_BYTES, self.bytes_max - self.size_bytes
+        if not 0 < count <= self.room or count > len(_SEVERAL):
+            return 0
+        first = _first_position(units)[0]
+        if not self._base <= first < self._limit:
+            segment = self.log.segments.at(first)
+            if segment is None:
+                return 0
+            self._view, self._base, self._limit = segment.view(), segment.base, segment.end
+        view, base = self._view, self._base
+        if engine.reads is not None and not self.is_bulk:
+            data = engine.reads.copied(units, view, base, self._limit, room)
+            if data is None:
+                return 0
+            size = len(data)
+            self.data.append(memoryview(data))
+        else:
+            numbers = _SEVERAL[count - 1](units)
+            starts, sizes = numbers[::2], numbers[1::2]
+            size, end = sum(sizes), starts[-1] + sizes[-1]
+            if max(sizes) == BLANK_SIZE or size > room or end > self._limit:
+                return 0
+            if end - first == size:
+                self.data.append(view[first - base : end - base])
+            else:
+                self.data += [
+                    view[start - base : start - base + size]
+                    for start, size in zip(starts, sizes, strict=True)
+                ]
+        self.count += count
+        self.size_bytes += size
+        return count
+
+    def _take_singly(self, units: Units) -> int:
+        """One by one, as far as they have room; returns how many were dealt with."""
         room = 0 if self.is_missing else self.count_max - self.count
         total, start, end = self.size_bytes, self._run_start, self._run_end
         bytes_max = self.bytes_max if self.count else NO_LIMIT  # the first one always passes
@@ -412,31 +459,40 @@ class Gather:
         return found.messages
 
     def take_some(self, units: Units, position: int, indices: Iterable[int]) -> int:
-        """Take the units at `indices`; returns the first index that found no room, or -1.
+        """Take the units at `indices`; returns the queue offset of the first one that found no
+        room, or -1. `position` is that of the first unit.
 
-        `position` is the queue offset of the first unit. The chosen ones are put side by side
-        first: one pass of `take_all` instead of one for each.
+        The chosen ones are put side by side first: one pass of `take_all` instead of one for each.
         """
-        coming = iter(indices)
-        wanted = chosen = list(islice(coming, self.room))
+        chosen = list(islice(indices, self.room + 1))
+        begins = [index * UNIT_BYTES for index in chosen]
+        side_by_side = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
+        return self.take_chosen(side_by_side, [position + index for index in chosen])
+
+    def take_chosen(self, units: Units, offsets: Sequence[int]) -> int:
+        """Take units that lie side by side; returns the first of their queue `offsets` that found
+        no room, or -1. HOT."""
+        room = self.room
+        wanted = min(len(offsets), room)
         reach = self.reach
-        if reach is not None and chosen:  # only what the reader can hold beside what it has
-            first, held_from = position + chosen[0], self.held_from
+        if reach is not None and wanted:  # only what the reader can hold beside what it has
+            first, held_from = offsets[0], self.held_from
             # Out of reach: it holds nothing, or does not count as Java does, unless it is patient.
             is_beyond = held_from >= 0 and first - held_from > reach.span_max and not self.count
             self.is_out_of_reach = is_beyond and reach.is_patient
             if held_from < 0 or (is_beyond and not reach.is_patient):
                 self.held_from = held_from = first
-            end = held_from + reach.span_max - position
-            wanted = [] if self.is_out_of_reach else chosen[: bisect_right(chosen, end)]
-        begins = [index * UNIT_BYTES for index in wanted]
-        done = self.take_all(
-            b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]),
-            [position + index for index in wanted],
-        )
+            if self.is_out_of_reach:
+                wanted = 0
+            elif offsets[wanted - 1] > held_from + reach.span_max:
+                wanted = bisect_right(offsets, held_from + reach.span_max, 0, wanted)
+        if wanted < len(offsets):
+            done = self.take_all(units[: wanted * UNIT_BYTES], offsets[:wanted])
+        else:
+            done = self.take_all(units, offsets)
         if done:
-            self.last = position + wanted[done - 1]
-        return chosen[done] if done < len(chosen) else next(coming, -1)
+            self.last = offsets[done - 1]
+        return offsets[done] if done < len(offsets) else -1
 
     def _turn_to(self, position: int, size: int) -> bool:
         """Go on in the log file that holds the record; False when there is none."""

@@ -21,6 +21,7 @@ match it has not consumed: a pull names the offset up to which everything is con
 """
 
 import enum
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
+WARMED_FOR: Final = 256
+"""A filter on so many messages waits for what makes columns of them, rather than to read each."""
 CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
@@ -90,6 +93,7 @@ class ReadResult:
     `judgement`: nothing was looked at, because something has to be found out first (`gather`).
     With a reach the messages from `held_from` on, `span` offsets apart, are what the reader holds
     then; `is_out_of_reach`: there is a match at `next_offset`, to be asked for once more.
+    `is_sure`: no evaluation of the filter has failed on what was looked at.
     """
 
     status: ReadStatus
@@ -103,6 +107,7 @@ class ReadResult:
     held_from: int = -1
     span: int = 0
     is_out_of_reach: bool = False
+    is_sure: bool = False
     judgement: Judgement | None = None
 
     def records(self) -> Iterator[tuple[int, memoryview]]:
@@ -209,6 +214,7 @@ class LogReader:
             status, next_offset, low, high, gather.data, gather.count, gather.size_bytes,
             next_offset - offset,
         )  # fmt: skip
+        found.is_sure = gather.is_sure
         if gather.reach is not None:
             found.held_from = gather.held_from
             found.span = gather.last - gather.held_from if gather.count else 0
@@ -238,6 +244,18 @@ class LogReader:
             if scan_max is None:
                 end = min(end, offset + TAG_SCAN_MAX)
             return self._read_tagged(queue, gather, codes, offset, end)
+        return self._read_by_properties(queue, offset, end, gather, message_filter, consumed)
+
+    def _read_by_properties(
+        self,
+        queue: Queue,
+        offset: int,
+        end: int,
+        gather: Gather,
+        message_filter: MessageFilter,
+        consumed: int,
+    ) -> int:
+        """By columns where they can be had, else by the records; returns where to go on."""
         select = self._slow_selection(message_filter)
         weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
         if weight > WEIGHT_INLINE and not self._has_extension:
@@ -245,6 +263,11 @@ class LogReader:
             consumed = -1
         scan = self.column_scan(queue, message_filter)
         if scan is None:
+            columns = self.columns
+            is_many = gather.may_postpone and end - offset >= WARMED_FOR
+            if is_many and columns is not None and not columns.is_warm:
+                gather.judgement = Judgement(columns.warm_up, lambda _: None)
+                return offset
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
                 gather.held_from = consumed
             end = min(end, offset + PROPERTY_SCAN_MAX)
@@ -271,7 +294,7 @@ class LogReader:
                 gather.judgement = postponed.judgement
                 break
             if left >= 0:
-                return position + left
+                return left
             position += len(units) // UNIT_BYTES
             chunk = min(2 * chunk, _CHUNK_UNITS)
         return position
@@ -286,14 +309,21 @@ class LogReader:
             self._tag_hits = bulk.TagHits()
         position, chunk = offset, bulk.CHUNK_UNITS_MIN
         while position < end:
-            start, stop, indices = self._tag_hits.chunk(queue, codes, position, end, chunk)
-            units = queue.units(start, stop - start) if stop > position else b""
-            if len(units) < (stop - start) * UNIT_BYTES or stop <= position:
+            hits = self._tag_hits.at(queue, codes, position, end, chunk)
+            if hits is None:
                 gather.is_missing = True
                 break
-            left = gather.take_some(units, start, indices)
+            offsets, stop = hits.offsets, min(hits.stop, end)
+            low = bisect_left(offsets, position)
+            high = min(low + gather.room + 1, len(offsets))
+            if stop < hits.stop:
+                high = bisect_left(offsets, stop, low, high)
+            units = hits.units[low * UNIT_BYTES : high * UNIT_BYTES]
+            left = gather.take_chosen(units, offsets[low:high])
             if left >= 0:
-                return start + left
+                return left
+            if gather.is_missing:
+                break
             position = stop
             chunk = min(4 * chunk, bulk.CHUNK_UNITS_MAX)
         return position
@@ -321,7 +351,7 @@ class LogReader:
             return self._slow_selection(message_filter)
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
-        return partial(bulk.find_codes, codes=codes)
+        return lambda units: bulk.find_codes(units, codes).tolist()
 
     def _slow_selection(self, message_filter: MessageFilter) -> Select:
         by_consume_queue = message_filter.by_consume_queue

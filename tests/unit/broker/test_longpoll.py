@@ -1,11 +1,13 @@
 """The list of parked pulls, with pulls that only count."""
 
+from collections.abc import Callable
+
 from simulation.stepped import ManualClock
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.turns import Parked
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import Shares
+from sluicemq.net.limits import TURN_S, Shares
 from sluicemq.wire.frames import Command, decode
 
 
@@ -54,6 +56,34 @@ def test_a_queue_wakes_its_own_pulls_alone_and_each_once() -> None:
     assert polls.written == [(peer, b"found")]
     polls.polls.expire(100.0)
     assert polls.looks == 1
+
+
+def test_a_crowd_looks_in_slices_behind_answers_and_who_has_used_least_first() -> None:
+    clock, log, soon = ManualClock(), list[Peer | str](), list[Callable[[], None]]()
+    polls = LongPolls(
+        lambda peer, frame: None, lambda *_: None, lambda: log.append("answers"), 1000,
+        Shares(clock.monotonic_s, soon.append),
+    )  # fmt: skip
+    greedy, others = new_peer(), [new_peer() for _ in range(100)]
+    for peer in [greedy] * 100 + others:
+
+        def look(parked: Parked, is_last: bool, peer: Peer = peer) -> bytes:
+            clock.advance(0.0001)
+            log.append(peer)
+            return b"found"
+
+        polls.park(Parked(Command(11), (("T", 0),), 5, 15.0, look), peer)
+    polls.wake("T", 0, 6)
+    longest_s = clock.monotonic_s()
+    while soon:
+        begin_s, coming, soon[:] = clock.monotonic_s(), soon[:], []
+        for run in coming:
+            run()
+        longest_s = max(longest_s, clock.monotonic_s() - begin_s)
+    assert longest_s <= TURN_S + 0.0002
+    assert log[0] == "answers"
+    assert [log.count(peer) for peer in (greedy, *others)] == [100] + [1] * 100
+    assert max(log.index(peer) for peer in others) < 130
 
 
 def test_a_pull_that_has_seen_so_far_is_not_asked_again() -> None:

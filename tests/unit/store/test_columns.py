@@ -35,6 +35,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_blocks, "SLOT_ROWS", 8)
     monkeypatch.setattr(columns_file, "PROOF_ROWS", 8)
     monkeypatch.setattr(columns_scan, "ROWS_MIN", 4)
+    monkeypatch.setattr(columns_scan, "CHUNK_ROWS_MIN", 8)
+    for module in (columns_blocks, columns_scan):
+        monkeypatch.setattr(module, "PART_ROWS", 8)
 
 
 class Records:
@@ -109,7 +112,7 @@ def test_a_filter_finds_by_columns_what_it_finds_by_records(store: Store) -> Non
     assert len(same(store, "city = '杭州' AND n BETWEEN 2 AND 5")) > 0
     assert same(store, "nothing IS NULL") == list(range(100))
     assert same(store, "nothing = 'x'") == []
-    assert store.columns.rows_decoded == 100
+    assert store.columns.rows_decoded == 4 * 100, "each what it reads"
     assert not store.columns.rows_sealed
 
 
@@ -125,12 +128,14 @@ def test_matches_alone_are_read_from_the_log(store: Store, monkeypatch: pytest.M
 
 
 def test_a_property_that_is_no_column_is_asked_from_the_record(store: Store) -> None:
+    seal(store)
     found = same(store, f"UNIQ_KEY = '{7:032d}' OR UNIQ_KEY = '{90:032d}'")
     assert found == [7, 90]
 
 
 def test_records_read_to_decide_end_a_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_scan, "RECORDS_MAX", 10)
+    seal(store)
     message_filter = by_columns("UNIQ_KEY = 'x'")
     result = store.reader.read("T", 0, 0, 32, None, message_filter)
     assert (result.next_offset, result.scanned) == (10, 10)
@@ -142,10 +147,20 @@ def test_a_call_ends_when_its_time_is_over(
 ) -> None:
     times = iter(range(10_000))
     monkeypatch.setattr(bench.clock, "monotonic_s", lambda: next(times))
-    message_filter = by_columns("n = 11")
-    assert store.reader.read("T", 0, 0, 32, None, message_filter).next_offset == 8
-    seal(store)
-    assert store.reader.read("T", 0, 0, 32, None, message_filter).next_offset == ROWS
+    ends = []
+    for expression in ("n = 11", "n = 12"):
+        ends.append(store.reader.read("T", 0, 0, 32, None, by_columns(expression)).next_offset)
+        seal(store)
+    assert ends == [8, ROWS]
+
+
+def test_a_read_knows_whether_an_evaluation_has_failed(bench: Any, store: Store) -> None:
+    bench.append(properties={"n": "word"})
+    store.commit()
+    for offset, is_sure in ((0, True), (96, False)):
+        result = store.reader.read("T", 0, offset, 3, None, by_columns("n > 1"))
+        assert (result.count, result.is_sure) == (3, is_sure)
+    assert not store.reader.read("T", 0, 0, 3, None, Records("n > 1")).is_sure
 
 
 def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
@@ -154,14 +169,11 @@ def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
 
 
 def test_few_messages_at_the_end_are_read_one_by_one(bench: Any, store: Store) -> None:
-    same(store, "n > 7")
-    before = store.columns.rows_decoded
-    fill(bench, 3, start=100)
-    same(store, "n > 1")
-    assert store.columns.rows_decoded == before
-    fill(bench, 30, start=103)
-    same(store, "n > 1")
-    assert store.columns.rows_decoded > before
+    for count, decoded in ((3, 0), (30, 33)):
+        before, end = store.columns.rows_decoded, store.queue_offsets("T", 0)[1]
+        fill(bench, count, start=end)
+        assert drain(store, by_columns("n > 1"), 100) == drain(store, Records("n > 1"), 100)
+        assert store.columns.rows_decoded == before + decoded
 
 
 def test_matches_far_apart_end_a_pull_as_without_columns(
@@ -308,16 +320,17 @@ def test_what_is_not_in_memory_is_got_elsewhere_and_kept(bench: Any, store: Stor
     loads = got(reopened, "n > 7")
     assert [(load.start, load.end) for load in loads] == [(5, 32), (32, 64), (64, 96), (96, 99)]
     assert [load.run().rows for load in loads] == [27, 32, 32, 3]
-    blocks = got(reopened, "n > 7")
-    assert [block.rows for block in blocks] == [27, 32, 32, 3]
-    assert reopened.columns.rows_decoded == 4
+    *blocks, rest = got(reopened, "n > 7")
+    assert [block.rows for block in blocks] == [27, 32, 32]
+    assert rest.run().rows == 3, "of its filter alone, and not kept"
+    assert reopened.columns.rows_decoded == 2 * 3
 
 
 def test_a_file_that_cannot_match_is_not_read_elsewhere_either(bench: Any, store: Store) -> None:
     seal(store)
     reopened = bench.reopen()
     assert [load.is_passed for load in got(reopened, "n > 20")] == [True, True, True, False]
-    assert [block.rows for block in got(reopened, "n > 20")] == [3], "now it is known"
+    assert [part.start for part in got(reopened, "n > 20")] == [96], "now it is known"
 
 
 def test_a_damaged_file_that_is_read_elsewhere_is_given_up(
@@ -403,6 +416,16 @@ def test_auto_makes_only_those_of_topics_that_are_filtered(bench: Any, store: St
     assert bench.files.names("/store/columns") == ["T"]
 
 
+def test_files_wait_until_a_topic_has_been_filtered_for_some_time(bench: Any, store: Store) -> None:
+    for passed_ms, count in ((0, 0), (2_999, 0), (1, 3)):
+        bench.clock.ms += passed_ms
+        store.columns.ready_for("T")
+        for step in store.columns.work(3.0):
+            if callable(step):
+                step()
+        assert len(bench.files.names(DIRECTORY)) == count
+
+
 def test_files_go_with_the_log(bench: Any, store: Store) -> None:
     seal(store)
     same(store, "n > 7")
@@ -483,11 +506,28 @@ def test_strange_files_are_removed_by_the_builder_alone(
 def test_memory_is_limited_and_the_oldest_blocks_are_given_up(bench: Any) -> None:
     bench.open(columns_memory_bytes=2000)
     fill(bench, 100)
-    same(bench.store, "n > 7")
-    same(bench.store, "n > 7")
+    for _ in range(2):
+        assert sum(block.rows for block in bench.store.columns.blocks("T", 0, 0, 100)) == 100
     assert bench.store.columns.rows_decoded > 100
     cache = bench.store.columns._blocks._cache
     assert cache.size_bytes <= 2000
+
+
+def test_what_a_filter_has_found_is_kept_for_the_next_one_up_to_a_limit(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open()
+    fill(bench, 100)
+    for _ in range(2):
+        assert len(same(bench.store, "n > 7")) == 20
+    assert bench.store.columns.rows_decoded == 96 + 4
+    monkeypatch.setattr(columns_scan, "_PARTS_ROWS_MAX", 200)
+    for number in range(9):
+        same(bench.store, f"n > {number}")
+    scan = bench.store.columns._scan
+    assert scan._parts_rows == sum(map(columns_scan._weight, scan._parts.values())) <= 200
+    bench.store.delete_topic("T")
+    assert (len(scan._parts), scan._parts_rows) == (0, 0)
 
 
 def test_odd_rows_keep_their_places_when_pieces_join() -> None:

@@ -22,8 +22,8 @@ def filled(bench: Any, rng: random.Random) -> Store:
 
 
 def told(result: ReadResult) -> tuple[Any, ...]:
-    places = b"".join(result.data), len(result.data)
-    return (result.status, result.next_offset, result.count, result.size_bytes, places)
+    data = b"".join(result.data)
+    return (result.status, result.next_offset, result.count, result.size_bytes, data)
 
 
 @pytest.mark.parametrize("seed", range(20))

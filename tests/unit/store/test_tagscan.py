@@ -3,9 +3,11 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
-from sluicemq.store.bulk import TagHits, find_codes
+from sluicemq import engine
+from sluicemq.store.bulk import TagHits, find_codes, tagged
 from sluicemq.store.queues import BLANK_UNIT, UNIT
 
 INTERESTING = [0, 1, -1, 97, -97, (1 << 31) - 1, -(1 << 31), 1 << 31, -(1 << 31) - 1, 1 << 40]
@@ -22,24 +24,39 @@ def units(codes: list[int]) -> bytes:
 def test_scan_equals_a_loop(stored: list[int], wanted: frozenset[int]) -> None:
     expected = [index for index, code in enumerate(stored) if code in wanted]
     data = units(stored)
-    assert find_codes(memoryview(data), wanted) == expected
-    assert find_codes(bytearray(data), wanted) == expected
+    assert find_codes(memoryview(data), wanted).tolist() == expected
+    assert find_codes(bytearray(data), wanted).tolist() == expected
+
+
+@pytest.mark.skipif(engine.reads is None, reason="`make native` has not built it")
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(CODES, max_size=60),
+    st.frozensets(HASHES | st.integers(-(1 << 70), 1 << 70), max_size=4),
+    st.integers(0, 1 << 50),
+)
+def test_the_compiled_scan_finds_what_the_reference_finds(
+    stored: list[int], wanted: frozenset[int], offset: int
+) -> None:
+    assert engine.reads is not None
+    data = memoryview(units(stored))
+    assert engine.reads.tagged(data, tuple(wanted), offset) == tagged(data, wanted, offset)
 
 
 def test_scan_begins_anywhere_in_a_file() -> None:
     data = memoryview(units([1, 2, 3, 2]))
     for start in range(5):
         expected = [i - start for i in (1, 3) if i >= start]
-        assert find_codes(data[start * 20 :], {2}) == expected
+        assert find_codes(data[start * 20 :], {2}).tolist() == expected
 
 
 def test_times_of_delayed_messages_are_not_taken_for_tags() -> None:
     low_word = 1_700_000_000_123 & 0x7FFFFFFF
-    assert find_codes(memoryview(units([1_700_000_000_123])), {low_word}) == []
+    assert find_codes(memoryview(units([1_700_000_000_123])), {low_word}).tolist() == []
 
 
 def test_blank_units_have_code_zero() -> None:
-    assert find_codes(memoryview(BLANK_UNIT * 3), {97}) == []
+    assert find_codes(memoryview(BLANK_UNIT * 3), {97}).tolist() == []
 
 
 class FakeQueue:
@@ -56,14 +73,15 @@ class FakeQueue:
 
 def walk(hits: TagHits, queue: Any, wanted: frozenset[int], steps: list[int], end: int) -> None:
     """As a reader does that goes on in the middle of a chunk, or somewhere else."""
-    codes = [UNIT.unpack_from(queue._data, at * 20)[2] for at in range(end)]
+    codes = [code for _, _, code in UNIT.iter_unpack(queue._data)]
     position = 0
     for step in steps:
-        start, stop, indices = hits.chunk(queue, wanted, position, end, 4)
-        assert start <= position < stop <= end
-        assert [start + at for at in indices] == [
-            at for at in range(position, stop) if codes[at] in wanted
-        ]
+        found = hits.at(queue, wanted, position, end, 4)
+        assert found is not None
+        assert found.start <= position < found.stop
+        expected = [at for at in range(found.start, found.stop) if codes[at] in wanted]
+        assert found.offsets == expected
+        assert found.units == b"".join(queue.units(at, 1) for at in expected)
         position = (position + step) % end
 
 
@@ -84,8 +102,10 @@ def test_no_unit_is_looked_at_twice_by_a_reader_that_goes_on() -> None:
     hits, queue, wanted = TagHits(), FakeQueue([1, 2] * 500), frozenset({2})
     position = 0
     while position < 1000:
-        start, stop, indices = hits.chunk(queue, wanted, position, 1000, 64)  # type: ignore[arg-type]
-        position = start + indices[2] if len(indices) > 2 else stop
+        found = hits.at(queue, wanted, position, 1000, 64)  # type: ignore[arg-type]
+        assert found is not None
+        coming = [offset for offset in found.offsets if offset >= position]
+        position = coming[2] if len(coming) > 2 else found.stop
     assert queue.looked_at == 1000
 
 
@@ -93,4 +113,6 @@ def test_a_queue_that_was_made_again_has_other_hits() -> None:
     hits, wanted = TagHits(), frozenset({2})
     for codes in ([2, 1], [1, 2]):
         queue: Any = FakeQueue(codes)
-        assert hits.chunk(queue, wanted, 0, 2, 2)[2] == [codes.index(2)]
+        found = hits.at(queue, wanted, 0, 2, 2)
+        assert found is not None
+        assert found.offsets == [codes.index(2)]

@@ -111,8 +111,8 @@ FILTERS_MAX: Final = 256
 @dataclass(slots=True)
 class Delivered:
     """What one group got of one topic. `pulled` is the table of how far it has fetched, by queue;
-    it belongs to `Offsets`. `runs` are the ranges that a filter of properties was asked about, by
-    filter and queue, start and end in turn, for whoever asks what came of them (`filter_watch`).
+    it belongs to `Offsets`. `runs` are the ranges on which a filter of properties may have failed,
+    by filter and queue, start and end in turn, for whoever asks what came of them (`filter_watch`).
     `pace` is how far apart what it has in hand may lie."""
 
     pulled: dict[int, int]
@@ -126,7 +126,8 @@ class Delivered:
     runs: dict[tuple[MessageFilter, int], list[int]] = field(default_factory=dict)
 
     def looked(self, message_filter: MessageFilter, queue_id: int, start: int, end: int) -> None:
-        """The filter was asked about these messages: a sum for each pull, not for each message.
+        """The filter was asked about these messages, and may have failed on some: a sum for each
+        pull, not for each message.
 
         Of a reader that jumps, or changes its filter, more than anybody asks for, the oldest ranges
         are forgotten.

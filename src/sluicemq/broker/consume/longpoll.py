@@ -12,7 +12,9 @@ look. Whoever is about to look (its turn has no time, or it has much to scan) ha
 has looked, is too late, or its connection breaks: then it goes to the next one.
 
 Looks have their share of the loop's time (`net.limits`), and where many wait for one queue the
-answers of sends leave before them: no producer waits for all the filters that it wakes.
+answers of sends leave before them: no producer waits for all the filters that it wakes. A crowd
+looks in slices of a millisecond, between which sends are read and answered; the connection that has
+used least looks first, so that one with a hundred pulls does not hold up a hundred with one each.
 
 The number of those that wait is bounded: `park` refuses and the caller answers at once.
 """

@@ -374,7 +374,7 @@ class Matching:
             units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
-            hits = bulk.find_codes(units, wanted.codes)
+            hits = bulk.find_codes(units, wanted.codes).tolist()
             if hits:
                 total += yield from self._count_hits(wanted, bytes(units), hits, part)
             start += len(units) // UNIT_BYTES

@@ -424,7 +424,8 @@ class Pull:
             note(place, offset, result)
         elif reach is not None:
             delivered.pace.answered(reading.queue_id, result, self.clock.monotonic_s())
-        if scanned and message_filter is not None and message_filter.reads_properties:
+        is_sure = result.is_sure and place is None  # a rule of a lane is more than one expression
+        if scanned and not is_sure and message_filter and message_filter.reads_properties:
             delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
         return result
 

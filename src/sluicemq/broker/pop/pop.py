@@ -425,7 +425,7 @@ class Pop:
         )
         delivered = self.delivered[topic, popping.header.group]
         delivered.filtered += result.scanned - result.count
-        if result.scanned and wanted is not None and wanted.reads_properties:
+        if result.scanned and not result.is_sure and wanted and wanted.reads_properties:
             delivered.looked(wanted, queue_id, offset, offset + result.scanned)
         return result
 

@@ -4,10 +4,11 @@
                       |  sealed: a file       |  sealed |   |  slots of 4,096, in memory   |
 
 A reader gets the block that holds an offset: the sealed one; else a piece of a slot that is in
-memory already; else the slot's rows are decoded there and then, in some four milliseconds. A slot
-at the end of a queue grows piece by piece. So a filter needs nothing but the log to be fast, and
-the files only spare the decoding, once for all filters and after the next start. A reader that does
-not want to wait gets a `Load`, which another thread runs while messages go on.
+memory already; else the slot's rows are decoded there and then, in some three milliseconds. A slot
+at the end of a queue grows piece by piece. A reader that does not want to wait gets a `Load`, which
+another thread runs while messages go on. A filtered pull does neither: it decodes what its filter
+reads (`scan`). So a filter needs nothing but the log to be fast, and the files only spare the
+decoding, once for all filters and after the next start.
 
 `work` makes the files, oldest block first. It yields jobs for another thread (decoding and writing
 see only what was taken hold of before) and pauses between them; in a broker a process of its own
@@ -140,6 +141,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK_ROWS: Final = 1 << 16
 SLOT_ROWS: Final = PROOF_ROWS
+PART_ROWS: Final = 8192
+"""Made into columns of one filter at once."""
 HEADS_KEPT: Final = 4096
 PAUSE_S: Final = 0.02
 """Between two jobs of the builder: messages go first."""
@@ -180,29 +183,41 @@ class ColumnBlocks:
 
     # --- for readers
 
-    def block_at(self, queue: Queue, offset: int, rows_min: int = 1) -> ColumnBlock | None:
-        """The block that holds a visible offset; None when fewer than `rows_min` rows would have
-        to be decoded for it: looking at those one by one is faster."""
+    def made_at(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        """The block that holds a visible offset, when it is in memory or in a file."""
         block, number = self.at_hand(queue, offset), offset // BLOCK_ROWS
-        key = self._key(queue)
         name = self._table(queue).get(number)
-        if block is None and name is not None and not self._cache.get((*key, "sealed", number)):
-            block = self._load_now(queue, number, name, None).block
-            if block is not None and not block.first_offset <= offset < block.end:
-                block = None
+        if block is not None or name is None:
+            return block
+        if self._cache.get((*self._key(queue), "sealed", number)):
+            return None  # it begins behind the offset
+        block = self._load_now(queue, number, name, None).block
+        is_inside = block is not None and block.first_offset <= offset < block.end
+        return block if is_inside else None
+
+    def block_at(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        """The block that holds a visible offset; None when its rows cannot be had."""
+        block = self.made_at(queue, offset)
         if block is not None:
             return block
         start, stop = self._missing(queue, offset)
-        if stop - start < rows_min or not start <= offset < stop:
-            return None
-        source = Source.take(self._log, queue, start, stop)
+        source = self.source(queue, start, stop) if start <= offset < stop else None
         if source is None:
             return None
         piece = source.block(self._config.columns_max)
         self.rows_decoded += piece.rows
-        slot = (*key, "slot", offset // SLOT_ROWS)
+        slot = (*self._key(queue), "slot", offset // SLOT_ROWS)
         self._cache.put(slot, *self._cache.get(slot), piece)
         return piece
+
+    @staticmethod
+    def end_of(queue: Queue, offset: int) -> int:
+        """The end of the visible rows from an offset on that are, or will be, in its block."""
+        return min(queue.visible_offset, offset - offset % BLOCK_ROWS + BLOCK_ROWS)
+
+    def source(self, queue: Queue, start: int, stop: int) -> Source | None:
+        """Some visible rows, to be made into columns; None when they are not all there."""
+        return Source.take(self._log, queue, start, stop)
 
     def picked(self, units: bytes, columns_max: int) -> Callable[[], ColumnBlock]:
         """Columns of the messages of any units, to be made in any thread."""
@@ -214,25 +229,24 @@ class ColumnBlocks:
         offset: int,
         end: int,
         block_filter: BlockFilter | None,
-        *,
-        only_made: bool = False,
     ) -> ColumnBlock | Load | None:
         """The rows from a visible offset on, of one block, up to `end`: or who gets them, in
-        another thread. None when they cannot be had, or (`only_made`) have yet to be made."""
+        another thread, with what the filter reads. None when they cannot be had, or (without a
+        filter) have yet to be made."""
         number, key = offset // BLOCK_ROWS, self._key(queue)
         known = self.at_hand(queue, offset)
         if known is not None:
             return known.part(offset, min(known.end, end))
         name = self._table(queue).get(number)
-        if name is None and only_made:
-            return None
         if name is None:
-            begin, stop = self._missing(queue, offset)
-            source = Source.take(self._log, queue, begin, stop) if begin <= offset < stop else None
+            if block_filter is None:
+                return None
+            names = block_filter.names
+            stop = min(offset + PART_ROWS, end, self.end_of(queue, offset))
+            source = self.source(queue, offset, stop)
             if source is None:
                 return None
-            columns_max = self._config.columns_max
-            return Load(queue, offset, min(stop, end), lambda: (source.block(columns_max), None))
+            return Load(queue, offset, stop, lambda: (source.block_of(names), None))
         stop = min((number + 1) * BLOCK_ROWS, end)
         ruling = None
         if block_filter is not None and (*key, number) not in self._heads:
@@ -324,9 +338,6 @@ class ColumnBlocks:
                 self._cache.put((*key, "sealed", load.number), block)
         elif block is not None:
             self.rows_decoded += block.rows
-            place = (*key, "slot", load.start // SLOT_ROWS)
-            if self._missing(queue, load.start)[0] == block.first_offset:
-                self._cache.put(place, *self._cache.get(place), block)
 
     def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> Head | None:
         """What is known of the sealed block that holds an offset, without reading it; None when

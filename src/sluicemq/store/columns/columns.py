@@ -3,7 +3,10 @@
 A filter over properties reads the log for every message when it has nothing else. With columns
 (`record.columns`) it looks at each distinct value once and reads the log for matches alone. Columns
 are made of a topic's messages as soon as a consumer filters that topic by properties, or asks for
-its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`).
+its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`). The files
+wait a little: a filter that comes first to a backlog makes the few columns that it reads by itself
+(`scan`), and is through with millions of messages before it has to share memory and cores with what
+makes all columns of them.
 
 Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
 are first wanted, `blocks` does the work. Without pyarrow everything is as without columns.
@@ -54,7 +57,7 @@ class PropertyColumns:
         self._is_missing = False
         self._start_moved = False
         self._retry_s = 0.0
-        self._wanted: set[str] = set()
+        self._wanted: dict[str, float] = {}
         self.loads_at_once = True
         """Whether the first filter loads pyarrow, a quarter of a second; False when somebody else
         does it by `warm_up`: until then records are read."""
@@ -68,7 +71,8 @@ class PropertyColumns:
         """For a filter on a topic's properties; None: read the records."""
         if self.is_off:
             return None
-        self._wanted.add(topic)
+        if topic not in self._wanted:
+            self._wanted[topic] = self._clock.monotonic_s()
         if self._scan is None and self.loads_at_once:
             self.warm_up()
         return self._scan
@@ -131,7 +135,7 @@ class PropertyColumns:
         return iter(()) if queue is None else parts(scan, queue)
 
     def _warm_scan(self, topic: str) -> "ColumnScan | None":
-        self._wanted.add(topic)
+        self._wanted.setdefault(topic, self._clock.monotonic_s())
         if self._scan is None and not self.is_off:
             self.warm_up()
         return self._scan
@@ -143,7 +147,7 @@ class PropertyColumns:
         queue = self._queues.by_key.get((topic, queue_id))
         if self._scan is None or queue is None or not queue.offset_min <= start < end:
             return None
-        return self._scan.blocks.find(queue, start, end, None, only_made=True)
+        return self._scan.blocks.find(queue, start, end, None)
 
     def picked(self, units: bytes) -> "Callable[[], ColumnBlock] | None":
         """Makes columns of the messages of any units, in any thread; None without columns."""
@@ -192,8 +196,9 @@ class PropertyColumns:
 
     # --- the builder, and what the store tells
 
-    def work(self) -> "Iterator[Step]":
-        """Seal blocks of the topics that are wanted: see `ColumnBlocks.work`. Raises OSError."""
+    def work(self, after_s: float = 0.0) -> "Iterator[Step]":
+        """Seal blocks of the topics that have been wanted for so long: see `ColumnBlocks.work`.
+        Raises OSError."""
         blocks = self._blocks
         if blocks is None:
             return
@@ -205,8 +210,9 @@ class PropertyColumns:
         now_s = self._clock.monotonic_s()
         if not self.is_wanted or self._log.refusal is not None or now_s < self._retry_s:
             return
-        is_always = self._config.columns_mode == "always"
-        topics = {topic for topic, _ in self._queues.by_key} if is_always else set(self._wanted)
+        topics = {topic for topic, at_s in self._wanted.items() if now_s >= at_s + after_s}
+        if self._config.columns_mode == "always":
+            topics = {topic for topic, _ in self._queues.by_key}
         self._retry_s = now_s + RETRY_S  # a job that fails ends this generator here
         yield from blocks.work(topics)
         self._retry_s = 0.0
@@ -222,7 +228,9 @@ class PropertyColumns:
 
     def delete(self, topic: str) -> None:
         """The topic is deleted."""
-        self._wanted.discard(topic)
+        self._wanted.pop(topic, None)
+        if self._scan is not None:
+            self._scan.forget(topic)
         if self._blocks is None and not self._files.exists(f"{self._directory}/{topic}"):
             return
         self.warm_up()

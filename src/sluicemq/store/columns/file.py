@@ -36,10 +36,19 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from sluicemq import engine
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merged_arrays
-from sluicemq.record.columns import BlockStats, ColumnBlock, ColumnStats, block_stats
+from sluicemq.record.columns import (
+    BlockStats,
+    Column,
+    ColumnBlock,
+    ColumnStats,
+    Values,
+    block_stats,
+)
 from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.log import CommitLog
@@ -302,6 +311,36 @@ class Source:
         """The columns. Any thread."""
         return build_block(self.start, self.positions, self.sizes, self._pieces, columns_max)
 
+    def block_of(self, names: frozenset[str]) -> ColumnBlock:
+        """The columns of these names alone, whatever their values are. Any thread."""
+        found = self._compiled(names)
+        if found is None:
+            places = self.positions, self.sizes, self._pieces
+            found = build_block(self.start, *places, names=names)
+        return found
+
+    def _compiled(self, names: frozenset[str]) -> ColumnBlock | None:
+        """The same by the compiled engine; None where it does not see what Python sees."""
+        if engine.reads is None or len(self._pieces) != 1:
+            return None
+        texts = tuple(names)
+        try:
+            wanted = tuple(name.encode() for name in texts)
+            if any("\ufffd" in name for name in texts):
+                return None  # what is not UTF-8 in a record is that
+            ((base, data),) = self._pieces
+            found = engine.reads.columns(self.units, data.data, base, wanted)
+        except (UnicodeEncodeError, OverflowError):
+            return None
+        arrays, values, is_ascii, odd = found
+        rows, column_of = self.stop - self.start, _plain if is_ascii else _numbered
+        columns = {
+            name: column_of(np.frombuffer(array, np.int32), known)
+            for name, array, known in zip(texts, arrays, values, strict=True)
+            if known
+        }
+        return ColumnBlock(self.start, rows, columns, frozenset(), np.array(odd, np.int64))
+
     @property
     def end_position(self) -> int:
         """Behind the last record in the log."""
@@ -322,6 +361,17 @@ class Source:
             if base <= position <= base + len(data) - size:
                 return zlib.crc32(data[position - base :][:size].data, known)
         return known
+
+
+def _plain(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+    return Column(codes, Values(values))
+
+
+def _numbered(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+    """The column, each of its values once."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    places = [*(numbers[value] for value in values), -1]
+    return Column(np.array(places, np.int32)[codes], Values(numbers))
 
 
 class Made(NamedTuple):

@@ -1,8 +1,10 @@
 """Choosing messages by their columns: filtered reads, and ranges of a queue for readers in columns.
 
 A block of which the figures alone say that nothing in it matches is passed over and not even read
-(`pruned_to`). A filter's verdicts on a block are found once and kept for the next pulls of the same
-filter: of a block with many matches a pull takes 32 and the next one goes on behind them. Rows that
+(`pruned_to`). Where there is no block yet, some thousand rows are made into columns of what the
+filter reads, and of nothing else: a fifth of the work, and a filter that was never seen before does
+not wait for the files. What is kept are the rows found in such parts, and the block or part where
+each reader is, since a pull takes 32 of many and the next one goes on behind them. Rows that
 columns cannot decide (a property that is none, a record that could not be decoded) are asked from
 the log, one by one, when it is their turn, and so many of them end the call.
 
@@ -39,7 +41,7 @@ from sluicemq.record.arrow import ArrowColumns, build_block, merged_arrays
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.table import UNIT_COLUMNS, Positions
 from sluicemq.store.bulk import unproved_rows
-from sluicemq.store.columns.blocks import ColumnBlocks
+from sluicemq.store.columns.blocks import PART_ROWS, ColumnBlocks
 from sluicemq.store.columns.file import Head
 from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select, Soundness
 from sluicemq.store.log import LOST_CODE, CommitLog, explain, read_scanned
@@ -54,6 +56,9 @@ RECORDS_MAX: Final = 2000
 """So many records are read to decide in one call."""
 SCAN_S: Final = 0.004
 """After so long a call ends: a block more may take as long again."""
+CHUNK_ROWS_MIN: Final = 1024
+"""Rows made into columns for one filter, up to PART_ROWS for a reader that goes on: what it asked
+for first it gets soon, and then it has the fewest steps, of a millisecond or two."""
 _SINGLES_MIN: Final = 8
 _SINGLES: Final = 256
 """So many records are looked at before the next look at the clock, at first few."""
@@ -61,7 +66,12 @@ _WEIGHT_ROWS_INLINE: Final = 64 * 8192
 """Of filters (their weight) on blocks: some milliseconds, when all rows differ."""
 _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
+_LAST_KEPT: Final = 1024
+_PARTS_ROWS_MAX: Final = 1 << 20
+"""Of all filters together: some 40 MiB."""
+_PART_WEIGHT: Final = 32
 _TRUE: Final = 1
+_ERROR: Final = 3
 _NEEDS_RECORD: Final = 4
 RANGE_ROWS: Final = 16_384
 """Units at once: their records (some MB) stay in the processor's cache while they are decoded."""
@@ -73,10 +83,16 @@ RANGE_BYTES: Final = 64 * 1024 * 1024
 
 class Candidates(NamedTuple):
     """Rows of a block that match or may match, ascending; `asks`: whether the record decides, None
-    where it never does."""
+    where it never does. `is_sure`: no evaluation failed."""
 
     rows: list[int]
     asks: list[bool] | None
+    is_sure: bool = False
+
+    @property
+    def is_none(self) -> bool:
+        """Is there nothing to look at?"""
+        return not self.rows
 
     def between(self, low: int, high: int) -> "tuple[list[int], list[bool] | None]":
         """Those of the rows [low, high), reckoned from `low` on."""
@@ -84,6 +100,24 @@ class Candidates(NamedTuple):
         last = bisect_left(self.rows, high, first)
         rows = [row - low for row in self.rows[first:last]]
         return rows, None if self.asks is None else self.asks[first:last]
+
+
+_NONE: Final = Candidates([], None)
+
+
+class Found(NamedTuple):
+    """What a filter has to look at of the rows of a queue from offset `start` to `stop`."""
+
+    block_filter: BlockFilter
+    queue: Queue
+    start: int
+    stop: int
+    candidates: Candidates
+
+
+def _weight(found: Found) -> int:
+    """About how many row numbers take as much memory."""
+    return _PART_WEIGHT + len(found.candidates.rows)
 
 
 class ColumnScan:
@@ -96,6 +130,18 @@ class ColumnScan:
         self._known: OrderedDict[tuple[int, int], tuple[BlockFilter, ColumnBlock, Candidates]] = (
             OrderedDict()
         )
+        self._last: OrderedDict[tuple[int, str, int], Found] = OrderedDict()
+        """By filter and queue."""
+        self._parts: OrderedDict[tuple[int, str, int, int], Found] = OrderedDict()
+        """What was found where there is no block: by filter, queue and start."""
+        self._parts_rows = 0
+
+    def forget(self, topic: str) -> None:
+        """Its queues have other messages."""
+        for key in [key for key in self._last if key[1] == topic]:
+            del self._last[key]
+        for part in [key for key in self._parts if key[1] == topic]:
+            self._parts_rows -= _weight(self._parts.pop(part))
 
     def run(
         self,
@@ -115,30 +161,30 @@ class ColumnScan:
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
         records, few = RECORDS_MAX, _SINGLES_MIN
+        gather.is_sure = True
         position = offset
         while position < end and records > 0:
             if position > offset and self._clock.monotonic_s() >= deadline_s:
                 break
-            passed = self.pruned_to(block_filter, queue, position)
-            if passed:
-                position = min(passed, end)
-                continue
-            block = self.blocks.block_at(queue, position, ROWS_MIN)
             few, at_once = min(2 * few, _SINGLES), min(few, records)
-            stop = position + at_once if block is None else block.end
-            units: Units = queue.units(position, min(end, stop) - position)
-            if not len(units):
-                gather.is_missing = True
-                break
             try:
-                if block is None:
+                found = self.found_at(block_filter, queue, position, ROWS_MIN, weight)
+                stop = position + at_once if found is None else found.stop
+                units: Units = queue.units(position, min(end, stop) - position)
+                if not len(units):
+                    gather.is_missing = True
+                    break
+                gather.is_sure &= found is not None and found.candidates.is_sure
+                if found is None:
                     chosen = select(units)
                     asked = len(units) // UNIT_BYTES
+                elif found.candidates.is_none:
+                    position = min(end, stop)
+                    continue
                 else:
-                    candidates = self.candidates(block_filter, block, weight)
-                    first = position - block.first_offset
+                    first = position - found.start
                     chosen, units, asked = _choose(
-                        candidates, first, units, gather.room, at_once, select
+                        found.candidates, first, units, gather.room, at_once, select
                     )
             except PostponedError as postponed:
                 gather.judgement = postponed.judgement
@@ -148,20 +194,87 @@ class ColumnScan:
                 deadline_s = begin_s + RECORDS_S
             left = gather.take_some(units, position, chosen)
             if left >= 0:
-                return position + left
+                return left
             position += len(units) // UNIT_BYTES
         return position
 
     def holds(self, block_filter: BlockFilter, queue: Queue, offset: int, select: Select) -> bool:
-        """Does the message at an offset match? Of a block that a reader has just left it is known
-        without a look at the record. HOT."""
-        block = self.blocks.at_hand(queue, offset)
-        known = None if block is None else self._known.get((id(block_filter), id(block)))
-        if block is None or known is None or known[2].asks is not None:
+        """Does the message at an offset match? Where a reader is it is known without a look at the
+        record. HOT."""
+        found = self._last.get((id(block_filter), *queue.key))
+        if found is None or found.queue is not queue or not found.start <= offset < found.stop:
             return any(True for _ in select(queue.units(offset, 1)))
-        rows, row = known[2].rows, offset - block.first_offset
+        rows, asks, _ = found.candidates
+        row = offset - found.start
         at = bisect_left(rows, row)
-        return at < len(rows) and rows[at] == row
+        if at == len(rows) or rows[at] != row:
+            return False
+        return asks is None or not asks[at] or any(True for _ in select(queue.units(offset, 1)))
+
+    def found_at(
+        self,
+        block_filter: BlockFilter,
+        queue: Queue,
+        offset: int,
+        rows_min: int = 1,
+        weight: int = 0,
+    ) -> Found | None:
+        """What the filter has to look at around a visible offset; None when fewer than `rows_min`
+        rows would have to be decoded for it: looking at those one by one is faster. HOT.
+
+        Raises PostponedError when a filter of this weight takes long.
+        """
+        key = (id(block_filter), *queue.key)  # what is kept cannot have given its id to another
+        last = self._last.get(key)
+        if last is not None and last.queue is queue and last.start <= offset < last.stop:
+            return last
+
+        part = self._parts.get((*key, offset))  # who reads on begins where one ends
+        if part is not None and part.queue is queue:
+            return self._keep(part)
+        passed = self.pruned_to(block_filter, queue, offset)
+        if passed:
+            return self._keep(Found(block_filter, queue, offset, passed, _NONE))
+        block = self.blocks.made_at(queue, offset)
+        if block is not None:
+            candidates = self.candidates(block_filter, block, weight)
+            return self._keep(Found(block_filter, queue, block.first_offset, block.end, candidates))
+        goes_on = last is not None and last.queue is queue and last.stop == offset
+        rows = 4 * (last.stop - last.start) if goes_on and last is not None else 0
+        # A heavy filter takes smaller steps, as long as that spares it another thread.
+        rows = min(rows, PART_ROWS, _WEIGHT_ROWS_INLINE // max(weight, 1))
+        stop = min(offset + max(rows, CHUNK_ROWS_MIN), self.blocks.end_of(queue, offset))
+        source = self.blocks.source(queue, offset, stop) if stop - offset >= rows_min else None
+        if source is None:
+            return None
+        self.blocks.rows_decoded += stop - offset
+
+        def find() -> Found:
+            candidates = _candidates(block_filter, source.block_of(block_filter.names))
+            return Found(block_filter, queue, offset, stop, candidates)
+
+        if weight * (stop - offset) > _WEIGHT_ROWS_INLINE:
+            raise PostponedError(Judgement(find, self._keep_part))
+        return self._keep_part(find())
+
+    def _keep_part(self, found: Found) -> Found:
+        """As `_keep`, for the next one who comes there with the same filter, too."""
+        key = (id(found.block_filter), *found.queue.key, found.start)
+        if (old := self._parts.pop(key, None)) is not None:
+            self._parts_rows -= _weight(old)
+        self._parts[key] = found
+        self._parts_rows += _weight(found)
+        while self._parts_rows > _PARTS_ROWS_MAX:
+            self._parts_rows -= _weight(self._parts.popitem(last=False)[1])
+        return self._keep(found)
+
+    def _keep(self, found: Found) -> Found:
+        key = (id(found.block_filter), *found.queue.key)
+        self._last[key] = found
+        self._last.move_to_end(key)
+        if len(self._last) > _LAST_KEPT:
+            self._last.popitem(last=False)
+        return found
 
     def pruned_to(
         self, block_filter: BlockFilter, queue: Queue, offset: int, *, only_known: bool = False
@@ -208,7 +321,8 @@ def _candidates(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
     verdicts = block_filter.verdicts(block)
     asks = verdicts == _NEEDS_RECORD
     if not asks.any():
-        return Candidates(np.flatnonzero(verdicts == _TRUE).tolist(), None)
+        is_sure = not (verdicts == _ERROR).any()
+        return Candidates(np.flatnonzero(verdicts == _TRUE).tolist(), None, is_sure)
     rows = np.flatnonzero((verdicts == _TRUE) | asks)
     return Candidates(rows.tolist(), asks[rows].tolist())
 
@@ -362,17 +476,16 @@ class RangeScan:
         found: list[int] = []
         position, end = offset, offset + len(units) // UNIT_BYTES
         while position < end:
-            block = columns.blocks.block_at(self._queue, position)
+            known = columns.found_at(block_filter, self._queue, position)
             at = position - offset
-            stop = min(end, position + _SINGLES if block is None else block.end)
+            stop = min(end, position + _SINGLES if known is None else known.stop)
             piece = units[at * UNIT_BYTES : (stop - offset) * UNIT_BYTES]
             rows: Iterable[int]
-            if block is None:
+            if known is None:
                 rows = select(piece)
             else:
-                first = block.first_offset
-                candidates = columns.candidates(block_filter, block)
-                rows, asks = candidates.between(position - first, stop - first)
+                first = known.start
+                rows, asks = known.candidates.between(position - first, stop - first)
                 rows = rows if asks is None else _asked(rows, asks, piece, select)
             found += [row + at for row in rows]
             position = stop

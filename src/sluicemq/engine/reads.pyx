@@ -1,0 +1,427 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What reads look at for each message, in C: records that a pull is given, and the properties that
+a filter reads.
+
+Both walk units to records that lie in one mapped file of the log. `copied` puts records side by
+side, as the body of an answer; where one of them is not plainly there, it returns None and has done
+nothing. `tagged` chooses units by their tag codes. `columns` finds the values of a few properties, numbers the different ones, and says which
+rows are odd; it decides what a record is as `record.arrow.build_block` does, and what a property is
+as `record.codec.as_dict` does. The Python there is the reference.
+
+A record may say anything. No byte is read before it is known that it lies in the map: a record lies
+between its unit's position and size, which are compared with the map first, and what it says of its
+parts is compared with that. Words of eight bytes are read up to the end of the map.
+
+Properties are walked once. Messages of one topic carry the same names in the same order, so a name
+is compared with the one that stood there before, by one word as a rule, and looked for only when
+that fails. The end of a value is found eight bytes at a time.
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy
+
+import sys
+
+from sluicemq.record import layout
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_ASCII(object)
+
+cdef extern from *:
+    int __builtin_ctzll(unsigned long long) nogil
+    uint64_t __builtin_bswap64(uint64_t) nogil
+    uint32_t __builtin_bswap32(uint32_t) nogil
+    void __builtin_prefetch(const void *) nogil
+
+if sys.byteorder != "little":
+    raise ImportError("the compiled reads count bytes from the lowest one of a word")
+
+HEAD = ["size", "magic", "sys_flag", "physical_offset", "body_length"]
+assert [layout.RECORD_HEAD.at(name) for name in HEAD] == [0, 4, 36, 28, 84]
+assert (layout.RECORD_HEAD.size, layout.UNIT.size, layout.RECORD_BYTES_MIN) == (88, 20, 91)
+assert (layout.NAME_END, layout.VALUE_END) == (1, 2)
+
+cdef enum:
+    UNIT_BYTES = 20
+    CODE_AT = 12
+    HEAD_BYTES = 88
+    IPV6_BYTES = 12
+    RECORD_BYTES_MIN = 91
+    BLANK_SIZE = 0x7FFFFFFF
+    KNOWN_MAX = 64
+    AHEAD = 4
+
+cdef uint32_t MAGIC_V1 = layout.MAGIC_V1 & 0xFFFFFFFF
+cdef uint32_t MAGIC_V2 = layout.MAGIC_V2 & 0xFFFFFFFF
+cdef uint64_t ONES = 0x0101010101010101
+cdef uint64_t HIGHS = 0x8080808080808080
+cdef uint64_t VALUE_ENDS = 0x0202020202020202
+cdef uint64_t FACTOR = 0x9E3779B97F4A7C15
+
+
+cdef inline int64_t long_at(const uint8_t *at) noexcept nogil:
+    cdef uint64_t value
+    memcpy(&value, at, 8)
+    return <int64_t>__builtin_bswap64(value)
+
+
+cdef inline int32_t int_at(const uint8_t *at) noexcept nogil:
+    cdef uint32_t value
+    memcpy(&value, at, 4)
+    return <int32_t>__builtin_bswap32(value)
+
+
+cdef inline int16_t short_at(const uint8_t *at) noexcept nogil:
+    return <int16_t>(at[0] << 8 | at[1])
+
+
+cdef inline uint64_t word_at(const uint8_t *at, const uint8_t *limit) noexcept nogil:
+    """Eight bytes, the first one lowest; zeros behind the limit."""
+    cdef uint64_t value = 0
+    if limit - at >= 8:
+        memcpy(&value, at, 8)
+    elif limit > at:
+        memcpy(&value, at, limit - at)
+    return value
+
+
+def copied(
+    const uint8_t[::1] units, const uint8_t[::1] view, int64_t base, int64_t limit,
+    int64_t bytes_max,
+):
+    """The records of all the units, side by side; None when one is blank or not wholly between
+    `base` and `limit` of the log, whose file is `view`, or when they have more than `bytes_max`."""
+    cdef Py_ssize_t count = units.shape[0] // UNIT_BYTES, turn
+    cdef int64_t total = 0, position, begin = -1, end = -1
+    cdef int32_t size
+    cdef char *target
+    if not count or limit - base > view.shape[0]:
+        return None
+    for turn in range(count):
+        position, size = long_at(&units[turn * UNIT_BYTES]), int_at(&units[turn * UNIT_BYTES + 8])
+        if size <= 0 or size == BLANK_SIZE or position < base or position > limit - size:
+            return None
+        __builtin_prefetch(&view[position - base])
+        total += size
+    if total > bytes_max:
+        return None
+    found = PyBytes_FromStringAndSize(NULL, total)
+    target = PyBytes_AS_STRING(found)
+    for turn in range(count):
+        position, size = long_at(&units[turn * UNIT_BYTES]), int_at(&units[turn * UNIT_BYTES + 8])
+        if position != end:
+            if end > begin:
+                memcpy(target, &view[begin - base], end - begin)
+                target += end - begin
+            begin = position
+        end = position + size
+    memcpy(target, &view[begin - base], end - begin)
+    return found
+
+
+def tagged(const uint8_t[::1] units, tuple codes, int64_t offset):
+    """Of the units, the first of which has this queue offset, those with one of the tag codes:
+    their queue offsets, and the units side by side."""
+    cdef Py_ssize_t count = units.shape[0] // UNIT_BYTES, several = len(codes), row, turn, found = 0
+    cdef int64_t *wanted = <int64_t *>malloc((several + 1) * sizeof(int64_t))
+    cdef int32_t *rows = <int32_t *>malloc((count + 1) * sizeof(int32_t))
+    cdef uint64_t code
+    cdef char *target
+    try:
+        if wanted == NULL or rows == NULL or count > BLANK_SIZE:
+            raise MemoryError
+        for turn in range(several):  # hashes of 32 bits, as they lie there
+            code = <uint64_t><int64_t><int32_t><uint32_t>(codes[turn] & 0xFFFFFFFF)
+            wanted[turn] = <int64_t>__builtin_bswap64(code)
+        for row in range(count):
+            memcpy(&code, &units[row * UNIT_BYTES + CODE_AT], 8)
+            for turn in range(several):
+                if <int64_t>code == wanted[turn]:
+                    rows[found] = <int32_t>row
+                    found += 1
+                    break
+        side_by_side = PyBytes_FromStringAndSize(NULL, found * UNIT_BYTES)
+        target = PyBytes_AS_STRING(side_by_side)
+        for turn in range(found):
+            memcpy(target + turn * UNIT_BYTES, &units[rows[turn] * UNIT_BYTES], UNIT_BYTES)
+        return [offset + rows[turn] for turn in range(found)], side_by_side
+    finally:
+        free(wanted)
+        free(rows)
+
+
+# --- properties
+
+
+cdef struct Name:
+    # With the byte that ends it; `wanted`: its number, -1 without one.
+    uint64_t word
+    uint64_t mask
+    const uint8_t *text
+    Py_ssize_t size
+    int wanted
+
+
+cdef struct Column:
+    # `slots` is a hash table of numbers, one more than they are; of each number its first value.
+    int32_t *codes
+    int32_t *slots
+    uint64_t *keys
+    const uint8_t **values
+    int32_t *sizes
+    int32_t count
+
+
+cdef inline bint is_there(const Name *name, const uint8_t *at, const uint8_t *end,
+                          uint64_t word) noexcept nogil:
+    if (word ^ name.word) & name.mask or end - at < name.size:
+        return False
+    return name.size <= 8 or memcmp(at + 8, name.text + 8, name.size - 8) == 0
+
+
+cdef inline const uint8_t *value_end(const uint8_t *at, const uint8_t *end,
+                                     const uint8_t *limit) noexcept nogil:
+    """The first separator of values, or the end."""
+    cdef uint64_t zeros, marks
+    while at < end:
+        zeros = word_at(at, limit) ^ VALUE_ENDS
+        marks = (zeros - ONES) & ~zeros & HIGHS
+        if marks:
+            at += __builtin_ctzll(marks) >> 3
+            return at if at < end else end
+        at += 8
+    return end
+
+
+cdef inline const uint8_t *properties_of(const uint8_t *at, int32_t size, int64_t position,
+                                         Py_ssize_t *length) noexcept nogil:
+    """Where the properties of a record of so many bytes lie; NULL when it is none."""
+    cdef const uint8_t *end = at + size
+    cdef uint32_t magic = <uint32_t>int_at(at + 4)
+    cdef int32_t flags = int_at(at + 36), body
+    cdef int topic
+    if int_at(at) != size or long_at(at + 28) != position:
+        return NULL
+    cdef Py_ssize_t head = HEAD_BYTES
+    head += (IPV6_BYTES if flags & 0x10 else 0) + (IPV6_BYTES if flags & 0x20 else 0)
+    if size < head + 3:
+        return NULL
+    body = int_at(at + head - 4)
+    if body < 0 or body > size - head - 3:
+        return NULL
+    at += head + body
+    if magic == MAGIC_V1:
+        topic = at[0]
+        at += 1
+    elif magic == MAGIC_V2:
+        topic = short_at(at)
+        at += 2
+    else:
+        return NULL
+    if topic < 0 or end - at < topic + 2:
+        return NULL
+    at += topic
+    length[0] = short_at(at)
+    at += 2
+    return at if length[0] >= 0 and end - at == length[0] else NULL
+
+
+cdef inline void number(Column *column, Py_ssize_t row, uint32_t mask, const uint8_t *value,
+                        Py_ssize_t size, const uint8_t *limit) noexcept nogil:
+    """Give the row the number of its value."""
+    cdef uint64_t key = word_at(value, limit), mixed
+    cdef Py_ssize_t at
+    cdef uint32_t slot
+    cdef int32_t known
+    if size < 8:
+        key &= (<uint64_t>1 << (size << 3)) - 1
+    else:
+        for at in range(8, size - 7, 8):
+            key = (key ^ (key >> 29)) * FACTOR ^ word_at(value + at, limit)
+        if size & 7:  # the last word overlaps
+            key = (key ^ (key >> 29)) * FACTOR ^ word_at(value + size - 8, limit)
+    mixed = (key ^ <uint64_t>size) * FACTOR
+    slot = <uint32_t>(mixed >> 32) & mask
+    while True:
+        known = column.slots[slot] - 1
+        if known < 0:
+            break
+        if column.keys[known] == key and column.sizes[known] == size and (
+            size <= 8 or memcmp(column.values[known], value, size) == 0
+        ):
+            column.codes[row] = known
+            return
+        slot = (slot + 1) & mask
+    known = column.count
+    column.slots[slot] = known + 1
+    column.keys[known] = key
+    column.values[known] = value
+    column.sizes[known] = <int32_t>size
+    column.codes[row] = known
+    column.count = known + 1
+
+
+cdef class _Walk:
+    """The columns that are wanted, and the names that were met so far, in the order of records."""
+
+    cdef Column *wanted
+    cdef Name names[KNOWN_MAX]
+    cdef int count, known
+    cdef uint32_t mask
+    cdef tuple texts
+    cdef list arrays
+
+    def __cinit__(self, tuple texts, Py_ssize_t rows):
+        cdef uint32_t slots = 16
+        cdef int turn
+        cdef Column *column
+        self.texts, self.arrays = texts, []
+        self.count = <int>len(texts)
+        while slots < 2 * rows:
+            slots *= 2
+        self.mask = slots - 1
+        self.wanted = <Column *>calloc(self.count, sizeof(Column))
+        if self.wanted == NULL:
+            raise MemoryError
+        # A name may come twice in a record, and the first value may be new as the last one is.
+        for turn in range(self.count):
+            column = &self.wanted[turn]
+            codes = PyByteArray_FromStringAndSize(b"\xff" * (4 * rows), 4 * rows)
+            self.arrays.append(codes)
+            column.codes = <int32_t *>PyByteArray_AS_STRING(codes)
+            column.slots = <int32_t *>calloc(slots, sizeof(int32_t))
+            column.keys = <uint64_t *>malloc(slots * sizeof(uint64_t))
+            column.values = <const uint8_t **>malloc(slots * sizeof(void *))
+            column.sizes = <int32_t *>malloc(slots * sizeof(int32_t))
+            if not (column.slots and column.keys and column.values and column.sizes):
+                raise MemoryError
+
+    def __dealloc__(self):
+        cdef int turn
+        if self.wanted != NULL:
+            for turn in range(self.count):
+                free(self.wanted[turn].slots)
+                free(self.wanted[turn].keys)
+                free(self.wanted[turn].values)
+                free(self.wanted[turn].sizes)
+            free(self.wanted)
+
+    cdef int meet(self, const uint8_t *at, Py_ssize_t size, const uint8_t *limit) except -2:
+        """A name, with the byte that ends it, that is not known: its number among the wanted."""
+        cdef int found = -1
+        cdef Name *name
+        text = at[: size - 1]
+        if text in self.texts:
+            found = <int>self.texts.index(text)
+        if self.known < KNOWN_MAX:
+            name = &self.names[self.known]
+            name.word, name.text, name.size, name.wanted = word_at(at, limit), at, size, found
+            name.mask = ~<uint64_t>0
+            if size < 8:
+                name.mask = (<uint64_t>1 << (size << 3)) - 1
+            self.known += 1
+        return found
+
+    cdef int walk(self, Py_ssize_t row, const uint8_t *at, const uint8_t *end,
+                  const uint8_t *limit) except -1:
+        """The properties of one record."""
+        cdef int turn = 0, other, wanted
+        cdef const uint8_t *behind
+        cdef uint64_t word
+        while at < end:
+            word = word_at(at, limit)
+            if turn >= self.known or not is_there(&self.names[turn], at, end, word):
+                turn = self.known
+                for other in range(self.known):
+                    if is_there(&self.names[other], at, end, word):
+                        turn = other
+                        break
+            if turn < self.known:
+                wanted = self.names[turn].wanted
+                at += self.names[turn].size
+                turn += 1
+            else:
+                behind = at
+                while behind < end and behind[0] > 2 or behind < end and behind[0] == 0:
+                    behind += 1
+                if behind == end or behind[0] == 2:  # a piece without a value
+                    at = behind + 1
+                    turn = 0
+                    continue
+                wanted = -1
+                if behind > at:
+                    wanted = self.meet(at, behind + 1 - at, limit)
+                at = behind + 1
+                turn = self.known
+            behind = value_end(at, end, limit)
+            if wanted >= 0 and behind > at:
+                if self.wanted[wanted].count > <int32_t>self.mask // 2 + 1:
+                    raise OverflowError  # as many names twice as there are rows
+                number(&self.wanted[wanted], row, self.mask, at, behind - at, limit)
+            at = behind + 1
+        return 0
+
+    def found(self):
+        cdef int turn
+        cdef int32_t code
+        cdef Column *column
+        cdef bint is_ascii = True
+        values = []
+        for turn in range(self.count):
+            column, texts = &self.wanted[turn], []
+            for code in range(column.count):
+                text = PyUnicode_DecodeUTF8(
+                    <const char *>column.values[code], column.sizes[code], "replace"
+                )
+                is_ascii = is_ascii and PyUnicode_IS_ASCII(text)
+                texts.append(text)
+            values.append(texts)
+        return self.arrays, values, is_ascii
+
+
+def columns(
+    const uint8_t[::1] units, const uint8_t[::1] view, int64_t base, tuple names,
+):
+    """Of the records of the units the values of the properties of these `names` (as bytes).
+
+    For each name the numbers of the values, row by row (int32 in a bytearray, -1 for none), and the
+    values; whether all those are ASCII, or some may be equal, since their bytes were no UTF-8; and
+    the rows that are no record in the file that `view` is, which begins at `base`. Raises
+    OverflowError when names come twice too often.
+    """
+    cdef Py_ssize_t rows = units.shape[0] // UNIT_BYTES, row, length = 0, ahead
+    cdef int64_t position, room = view.shape[0]
+    cdef int32_t size
+    cdef const uint8_t *log
+    cdef const uint8_t *found
+    cdef _Walk walk = _Walk(names, rows)
+    odd = []
+    if not rows or not room:
+        return (*walk.found(), list(range(rows)))
+    log = &view[0]
+    for row in range(rows):
+        ahead = row + AHEAD
+        if ahead < rows:
+            position = long_at(&units[ahead * UNIT_BYTES]) - base
+            size = int_at(&units[ahead * UNIT_BYTES + 8])
+            if 0 <= position <= room - 256 and RECORD_BYTES_MIN <= size < room - position:
+                __builtin_prefetch(log + position)
+                __builtin_prefetch(log + position + size - 64)
+                __builtin_prefetch(log + position + size - 128)
+                if size > 256:
+                    __builtin_prefetch(log + position + size - 192)
+                    __builtin_prefetch(log + position + size - 256)
+        position = long_at(&units[row * UNIT_BYTES])
+        size = int_at(&units[row * UNIT_BYTES + 8])
+        found = NULL
+        if size >= RECORD_BYTES_MIN and base <= position and position - base <= room - size:
+            found = properties_of(log + (position - base), size, position, &length)
+        if found == NULL:
+            odd.append(row)
+        else:
+            walk.walk(row, found, found + length, log + room)
+    return (*walk.found(), odd)
