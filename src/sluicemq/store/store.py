@@ -194,7 +194,7 @@ class Store:
                 "recovered %s: the log ends at %d, %d queue entries were added",
                 self._config.root, recovered.end, recovered.units_added,
             )  # fmt: skip
-            if not (was_followed or self.keys.has_news):
+            if not (was_followed or recovered.is_rebuilt or self.keys.has_news):
                 self._checkpoint_s = -math.inf  # soon: until then a start does the same again
                 return
         elif not self.keys.has_news:
