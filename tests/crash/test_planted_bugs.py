@@ -147,9 +147,10 @@ def queue_written_beyond_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original_flush = ConsumeQueues.flush
 
-    def flush_all(queues: ConsumeQueues) -> None:
-        queues.dirty.update(queues.by_key.values())
-        original_flush(queues)
+    def flush_all(queues: ConsumeQueues, queue: Queue) -> None:
+        for one in [queue, *queues]:
+            queues.dirty.add(one)
+            original_flush(queues, one)
 
     monkeypatch.setattr(Queue, "flush", flush)
     monkeypatch.setattr(ConsumeQueues, "flush", flush_all)
@@ -168,8 +169,8 @@ def queue_kept_beyond_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 def mark_written_before_the_fsync_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Store._request_checkpoint
 
-    def request(store: Store) -> None:
-        original(store)
+    def request(store: Store, state: tuple[int, ...]) -> None:
+        original(store, state)
         log: Any = store._log
         log.sync = lambda: log.written_offset
         try:

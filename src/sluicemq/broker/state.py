@@ -266,12 +266,16 @@ class BrokerState:
 
     # Steps: pauses (s), and what blocks, for another thread.
 
-    def flush(self) -> Iterator[Callable[[], object]]:
-        """The log, and the index of keys when the log has nothing new."""
+    def flush(self) -> Iterator[float | Callable[[], object]]:
+        """The log, and the index of keys when the log has nothing new; many queues in slices."""
         if self.store.tick():
             yield self.store.sync
         elif self.store.keys.is_flush_due:
             yield self.store.keys.flush_due
+        while self.store.is_flushing:
+            yield 0
+            if self.store.tick():
+                yield self.store.sync
 
     def follow_keys(self) -> Iterator[float | Callable[[], object]]:
         """The key index follows the log, in slices between which everything else has its turn."""

@@ -85,21 +85,32 @@ class DescriptorPool:
     The victim is found by second chance: being used costs no more than setting a flag.
     """
 
-    __slots__ = ("_holders", "_lock", "limit")
+    __slots__ = ("_holders", "_lock", "_wanted", "limit")
 
     def __init__(self, limit: int | None = None) -> None:
         """`limit`: None is `maps_max`, as the process may have it at the time."""
         self.limit = limit
         self._holders: OrderedDict[Holder, None] = OrderedDict()
         self._lock = threading.Lock()
+        self._wanted = 0
 
     def __len__(self) -> int:
         return len(self._holders)
 
+    @property
+    def room(self) -> int:
+        """How many holders there may be."""
+        return maps_max() if self.limit is None else self.limit
+
+    def want(self) -> int:
+        """The number of this wish for a holder: who comes again within `room` of them gets one."""
+        self._wanted += 1
+        return self._wanted
+
     def enter(self, new: Holder) -> None:
         """It has a descriptor now; others go for it. Being used once does not count: who walks
         over thousands of queues must not push out what is read all the time."""
-        limit = maps_max() if self.limit is None else self.limit
+        limit = self.room
         with self._lock:
             self._holders.pop(new, None)
             while len(self._holders) >= max(limit, 1):

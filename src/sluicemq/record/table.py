@@ -419,9 +419,11 @@ class Records:
                 same[same] = equal_rows(rows_at(self.raw, starts[left[same]], length), text)
             numbers[left[same]] = known[text] = len(known)
             left = left[~same]
-        for row in left.tolist():
-            text = self.raw[starts[row] : starts[row] + lengths[row]].tobytes()
-            numbers[row] = known.setdefault(text, len(known))
+        for length in np.unique(lengths[left]).tolist():  # many
+            rows = left[lengths[left] == length]
+            texts, end = rows_at(self.raw, starts[rows], length).tobytes(), len(rows) * length
+            places = range(0, end, length) if length else [0] * len(rows)
+            numbers[rows] = [known.setdefault(texts[at : at + length], len(known)) for at in places]
         return list(known), numbers
 
     def record(self, row: int) -> memoryview:

@@ -128,7 +128,7 @@ class Queue(QueueState):
 
     # --- reading
 
-    def units(self, start: int, count: int) -> memoryview | bytearray:
+    def units(self, start: int, count: int) -> Units:
         """Units from queue offset `start`, as they are stored: at least one, at most `count`.
 
         Fewer than asked where a file or the written part ends; the caller goes on from there.
@@ -142,7 +142,7 @@ class Queue(QueueState):
         if segment is None:
             return bytearray()
         stop = min((start + count) * UNIT_BYTES, self.tail_start * UNIT_BYTES, segment.end)
-        return segment.view()[position - segment.base : stop - segment.base]
+        return segment.part(position, stop - position)
 
     def unit(self, offset: int) -> Unit | None:
         """The unit of one queue offset; None when there is none."""
@@ -277,15 +277,17 @@ class Queue(QueueState):
         before: int | None = None,
         removes: bool = True,
         log_start: int = 0,
+        look: "Callable[[Queue], object]" = lambda queue: None,
     ) -> None:
         """Find the end in the files, of all units or of those `before` a place in the log, and
         the first unit whose record the log, which begins at `log_start`, still has.
 
         Takes a few reads, however long the queue is. After a crash what lies behind the end is
         removed. With `removes` the last unit is in the tail afterwards, where recovery asks for
-        it; a flush writes it once more. Raises StoreDamagedError as `SegmentFiles.load`.
+        it; a flush writes it once more. `look` may look into the queue while what was read is
+        there. Raises StoreDamagedError as `SegmentFiles.load`.
         """
-        self.segments.load(is_derived=after_crash, removes=removes)
+        self.segments.load(is_derived=after_crash, removes=removes, keeps_open=True)
         first = self.segments.start // UNIT_BYTES
         self.reset(first)
 
@@ -294,21 +296,34 @@ class Queue(QueueState):
                 before is None or unit.is_blank or unit.physical_offset < before
             )
 
-        # The end lies in the last block that was ever written, as a rule: one read of that.
+        def is_end(number: int) -> bool:
+            return not is_kept(Unit._make(UNIT.unpack_from(data, number * UNIT_BYTES)))
+
+        # The end lies in the last block that was ever written, as a rule. That is the tail until
+        # all is found: of a small queue it is everything, and one read is enough.
         position, data = self.segments.last_block(UNIT_BYTES)
-        block, units = position // UNIT_BYTES, list(map(Unit._make, UNIT.iter_unpack(data)))
-        if units and is_kept(units[0]):
-            end = block + bisect_left(units, True, key=lambda unit: not is_kept(unit))
-        else:
-            end = _bisect(first, block, is_kept, self.peek)
-        self._set_end(end)
+        block, count = position // UNIT_BYTES, -(-len(data.rstrip(b"\0")) // UNIT_BYTES)
+        end, used_end = block + count, position + len(data)  # what is between holds zeros
+        if not count or is_end(0):
+            count, end = 0, _bisect(first, block, is_kept, self.peek)
+            used_end = end * UNIT_BYTES
+        elif is_end(count - 1):
+            count = bisect_left(range(count), True, key=is_end)
+            end = block + count
+            used_end = end * UNIT_BYTES
+        self.tail += data[: count * UNIT_BYTES]
+        self.tail_start, self.next_offset = end - len(self.tail) // UNIT_BYTES, end
+        if after_crash and used_end < self.segments.end:
+            self._cut(used_end, keeps_file=True)
         self.correct_min(log_start)
-        last = self.next_offset - 1
-        if removes and last >= first and (unit := self.peek(last)) is not None:
-            self.tail_start = last
-            self.tail += UNIT.pack(*unit)
-        if after_crash:
-            self.truncate(self.next_offset)
+        look(self)
+        last = bytes(self.tail[-UNIT_BYTES:])
+        if not last and end > first:
+            last = UNIT.pack(*(self.peek(end - 1) or Unit(0, 0, 0)))
+        self._set_end(end)
+        if removes and last:
+            self.tail_start = end - 1
+            self.tail += last
         self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
@@ -424,6 +439,7 @@ class ConsumeQueues:
         removes: bool = True,
         log_start: int = 0,
         wanted: Callable[[str, int], bool] | None = None,
+        look: Callable[[Queue], object] = lambda queue: None,
     ) -> None:
         """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`."""
         self.by_key.clear()
@@ -432,8 +448,9 @@ class ConsumeQueues:
             if wanted is None or wanted(*key):
                 queue = self.open(key)
                 queue.load(
-                    after_crash=after_crash, before=before, removes=removes, log_start=log_start
-                )
+                    after_crash=after_crash, before=before, removes=removes, log_start=log_start,
+                    look=look,
+                )  # fmt: skip
 
     def is_size_plausible(self) -> bool:
         """Whether the files on disk, all of one other size, may well be of another setting."""
@@ -477,9 +494,10 @@ class ConsumeQueues:
         if len(queue.tail) >= TAIL_BYTES_MAX:
             self.unsynced.update(queue.flush())
 
-    def flush(self) -> None:
-        """Write all tails to the files. OSError leaves the rest for the next time."""
-        for queue in list(self.dirty):
+    def flush(self, queue: Queue) -> None:
+        """Write a queue's tail to its files, unless that is done. OSError leaves what is left for
+        the next time."""
+        if queue in self.dirty:
             self.unsynced.update(queue.flush())
             self.dirty.discard(queue)
 

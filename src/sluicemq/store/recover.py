@@ -97,6 +97,8 @@ class Recovery:
         self._after_crash = False
         self._start = 0
         self._is_incomplete = False
+        self._wrong: list[Queue] = []
+        """They do not begin as they must; topics that are being deleted may be among them."""
 
     def load(self, *, after_crash: bool) -> None:
         """Find the files; after an orderly stop this changes nothing.
@@ -134,7 +136,9 @@ class Recovery:
                     before = self._start = segment.base
                     break
         try:
-            self._queues.load(after_crash=after_crash, before=before, log_start=log.start)
+            self._queues.load(
+                after_crash=after_crash, before=before, log_start=log.start, look=self._look
+            )
         except StoreDamagedError as error:
             if self._queues.is_size_plausible():
                 raise  # the setting is wrong, not the files
@@ -151,7 +155,7 @@ class Recovery:
         log, queues = self._log, self._queues
         queues.finish_deletions()
         if not self._is_incomplete:
-            self._is_incomplete = not all(map(self._begins_right, queues))
+            self._is_incomplete = any(queue in queues for queue in self._wrong)
         start = None
         if not self._is_incomplete:
             start = self._walk_start()
@@ -259,13 +263,16 @@ class Recovery:
             )  # fmt: skip
             queue.truncate(end)
 
+    def _look(self, queue: Queue) -> None:
+        if not self._begins_right(queue):
+            self._wrong.append(queue)
+
     def _begins_right(self, queue: Queue) -> bool:
         """Whether the first unit of the first file leads to no other queue's record, and no record
         of the queue lies before that one's: retention removes such files of the log first."""
         log, counts = self._log, self._queues.deleted.counts
         first = queue.segments.start // UNIT_BYTES
         unit = queue.peek(first) if first < queue.next_offset else None
-        queue.segments.release()
         end = self._start or log.segments.end
         if unit is not None:
             if unit.is_blank or unit.physical_offset < log.start:
@@ -319,8 +326,6 @@ class Recovery:
             self._sync_log(self._start)
         self._queues.truncate_log(end)
         self._queues.deleted.cut(end)
-        for queue in self._queues.dirty:  # of the others `load` has found it
-            queue.correct_min(log.start)
         log.set_end(end)
 
     def _sync_log(self, start: int) -> None:

@@ -5,10 +5,10 @@ Each file is named by the position of its first byte, 20 digits, as RocketMQ doe
 size, written with pwrite and read through a read-only map; this is the only module that maps.
 A mapped *write* into a hole would kill the process when the disk is full (SIGBUS): there is none.
 
-Maps are made at the first read and never closed by hand: slices of them may be on their way to a
-socket. A segment that is not read for long lets go of its map when others need the descriptor
-(`Files.pool`), and when the last slice is gone too, so is the map. A test double of `File` has a
-`read_view` instead of something that can be mapped.
+Maps are made for who reads much or often, and never closed by hand: slices of them may be on their
+way to a socket. A segment that is not read for long lets go of its map when others need the
+descriptor (`Files.pool`), and when the last slice is gone too, so is the map. A test double of
+`File` has a `read_view` instead of something that can be mapped.
 
 Descriptors for `pwrite` and `pread` are open only as long as a file is worked on: `release` closes
 them. Only the log keeps that of its last file, which it syncs through it. Closing a file of units
@@ -23,7 +23,7 @@ import logging
 import mmap
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import File, Files
@@ -33,13 +33,7 @@ logger = logging.getLogger(__name__)
 NAME_DIGITS: Final = 20
 _READ_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
-
-
-@runtime_checkable
-class Viewable(Protocol):
-    """A file that lies in memory already (`testing.files`)."""
-
-    def read_view(self) -> memoryview: ...
+_COPIED_MAX: Final = 4096
 
 
 def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
@@ -47,8 +41,9 @@ def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
 
     `is_sparse`: mostly holes, which the kernel would fill its cache with by reading around.
     """
-    if isinstance(file, Viewable):
-        return file.read_view()
+    if (read_view := getattr(file, "read_view", None)) is not None:  # a test double
+        view: memoryview = read_view()
+        return view
     mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     if is_sparse:
         mapped.madvise(mmap.MADV_RANDOM)
@@ -58,7 +53,9 @@ def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
 class Segment:
     """One file: the bytes [base, base + size) of the sequence. Opened when first used."""
 
-    __slots__ = ("_file", "_files", "_is_sparse", "_view", "base", "is_used", "path", "size")
+    __slots__ = (
+        "_file", "_files", "_is_sparse", "_view", "_wanted_at", "base", "is_used", "path", "size",
+    )  # fmt: skip
 
     def __init__(
         self, files: Files, path: str, base: int, size: int, *, is_sparse: bool = False
@@ -68,6 +65,7 @@ class Segment:
         self._file: File | None = None
         self._view: memoryview | None = None
         self.is_used = False  # lately, for `DescriptorPool`
+        self._wanted_at = 0
         self.path = path
         self.base = base
         self.size = size
@@ -94,6 +92,18 @@ class Segment:
                 view = self._view = map_file(file, self.size, is_sparse=self._is_sparse)
             self._files.pool.enter(self)
         return view
+
+    def part(self, offset: int, size: int) -> memoryview | bytes:
+        """Some bytes at `offset` of the sequence, fewer at the end. Of a file without a map a few
+        are copied: only who comes again soon gets a map, which costs more than several reads."""
+        begin = offset - self.base
+        if self._view is None and size <= _COPIED_MAX:
+            pool = self._files.pool
+            before, self._wanted_at = self._wanted_at, pool.want()
+            if not before or self._wanted_at - before > pool.room:
+                with closing(self._files.open(self.path)) as file:
+                    return file.pread(size, begin)
+        return self.view()[begin : begin + size]
 
     def let_go(self) -> None:
         """Drop the map: the next reader makes a new one."""
@@ -207,56 +217,73 @@ class SegmentFiles:
     def last(self) -> Segment | None:
         return self._segments[-1] if self._segments else None
 
-    def load(self, *, is_derived: bool = False, removes: bool = True) -> None:
+    def load(
+        self, *, is_derived: bool = False, removes: bool = True, keeps_open: bool = False
+    ) -> None:
         """Find the files. An empty last file is the trace of a crash at its creation: removed.
 
         `is_derived`: after a crash an empty or missing file in the middle ends the sequence, what
         follows is removed (it can be built again). `removes=False` leaves such files where they
-        are. Raises StoreDamagedError when a file has another size than configured or one is
-        missing in between.
+        are. The last file `keeps_open` for who reads it next. Raises StoreDamagedError when a file
+        has another size than configured or one is missing in between.
         """
         names = [n for n in self.files.names(self.directory) if is_segment_name(n)]
-        sizes = [self._size(name) for name in names]
-        keep = len(names)
+        found = [self._new(f"{self.directory}/{name}", int(name)) for name in names]
+        sizes = []
+        for segment in found:
+            sizes.append(segment.file().size())
+            if not keeps_open or segment is not found[-1]:
+                segment.release()
+        keep = len(found)
         if is_derived:
-            for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
-                if size == 0 or int(name) != int(names[0]) + index * self.file_bytes:
-                    keep = index
-                    break
+            places = enumerate(zip(found, sizes, strict=True))
+            is_end = (
+                size == 0 or segment.base != found[0].base + index * self.file_bytes
+                for index, (segment, size) in places
+            )
+            keep = next((index for index, ends in enumerate(is_end) if ends), keep)
         elif sizes and sizes[-1] == 0:
             keep -= 1
-            path = f"{self.directory}/{names[-1]}"
             logger.warning(
-                "%s is empty, the trace of a crash at its creation: it is left out", path
+                "%s is empty, the trace of a crash at its creation: it is left out", found[-1].path
             )
-        for name in reversed(names[keep:]) if removes else ():
-            self.files.remove(f"{self.directory}/{name}")
+        for segment in reversed(found[keep:]):
+            segment.release()
+            if removes:
+                self.files.remove(segment.path)
         self._segments = []
-        for name, size in zip(names[:keep], sizes, strict=False):
-            path = f"{self.directory}/{name}"
-            if size != self.file_bytes:
-                raise StoreDamagedError(
-                    f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
-                    cure=f"Set {self.size_key}={size} if all files there have that size,"
-                    " or bring back the file from a copy."
-                    if size
-                    else "Bring back the file from a copy.",
-                )
-            if int(name) % self.file_bytes:
-                raise StoreDamagedError(
-                    f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
-                    " multiples of that.",
-                    cure=f"Move the file away if it is not of this store, or set {self.size_key}.",
-                )
-            if self._segments and int(name) != self.end:
-                missing = f"{self.end:0{NAME_DIGITS}d}"
-                raise StoreDamagedError(
-                    f"{self.directory} lacks the file {missing}: {name} follows"
-                    f" {self._segments[-1].base:0{NAME_DIGITS}d}"
-                    f" (files of {self.file_bytes} bytes).",
-                    cure="Bring back the missing file from a copy.",
-                )
-            self._segments.append(self._new(path, int(name)))
+        try:
+            for segment, size in zip(found[:keep], sizes, strict=False):
+                self._check(segment, size)
+                self._segments.append(segment)
+        except StoreDamagedError:
+            found[keep - 1].release()
+            raise
+
+    def _check(self, segment: Segment, size: int) -> None:
+        """Does it go on from those before?"""
+        path, base = segment.path, segment.base
+        if size != self.file_bytes:
+            raise StoreDamagedError(
+                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
+                cure=f"Set {self.size_key}={size} if all files there have that size,"
+                " or bring back the file from a copy."
+                if size
+                else "Bring back the file from a copy.",
+            )
+        if base % self.file_bytes:
+            raise StoreDamagedError(
+                f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
+                " multiples of that.",
+                cure=f"Move the file away if it is not of this store, or set {self.size_key}.",
+            )
+        if self._segments and base != self.end:
+            raise StoreDamagedError(
+                f"{self.directory} lacks the file {self.end:0{NAME_DIGITS}d}:"
+                f" {base:0{NAME_DIGITS}d} follows {self._segments[-1].base:0{NAME_DIGITS}d}"
+                f" (files of {self.file_bytes} bytes).",
+                cure="Bring back the missing file from a copy.",
+            )
 
     def sizes(self) -> list[int]:
         """Of the files on disk, loaded or not."""

@@ -12,7 +12,9 @@ store that is opened `is_gated` waits for replicas in the same way: who knows ho
 a slave, whose log another broker writes (`follow`).
 
 `tick` writes queue files and asks for checkpoints; the checkpoint itself waits for the disk and
-therefore is made at the end of a `sync`.
+therefore is made at the end of a `sync`. A mark says how log and queues were at one moment; the
+units before that are written after it, a few queues a tick, and what else gets into the files
+meanwhile does no harm: recovery cuts them back to the mark.
 """
 
 import contextlib
@@ -56,6 +58,11 @@ logger = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 4096
 SYNC_EACH_MAX: Final = 256  # more files are synced with their whole file system at once
+WALK_BYTES: Final = 64 << 20
+"""A mark is due when the log is so much longer than at the last one: what a start after a crash
+walks depends on this, not on how fast messages came."""
+WALK_BYTES_A_FILE: Final = 32 << 10  # ... or for each file that the mark needs, which costs more
+FLUSH_EACH: Final = 128  # queues at a time, a millisecond: there may be tens of thousands
 Visible = list[tuple[str, int, int]]
 """(topic, queue id, new maximum offset) of the queues that have something new to read."""
 
@@ -136,12 +143,15 @@ class Store:
         self._hidden: dict[Queue, int] = {}  # what was found behind `confirmed`: its queues' ends
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
+        self._noted: tuple[tuple[int, ...], list[Queue]] | None = None
+        """What the next mark says, and the queues that have to be written before."""
+        self.is_flushing = False
+        """Whether another `tick` would write more of them."""
+        self._checkpoint_end = self.recovered.end
         self._marked: tuple[int, ...] | None = None
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
-        self._settle_recovery(after_crash=after_crash)
-        if was_followed:  # what was written by others is safe now
-            write_abort(files, self._abort_path)
+        self._settle_recovery(after_crash=after_crash, was_followed=was_followed)
         if confirmed is not None:
             self.hide(confirmed)
 
@@ -175,7 +185,7 @@ class Store:
                 raise cannot_open(config.root, error) from error
             raise
 
-    def _settle_recovery(self, *, after_crash: bool) -> None:
+    def _settle_recovery(self, *, after_crash: bool, was_followed: bool) -> None:
         recovered, now_ms = self.recovered, self._clock.now_ms()
         if now_ms < recovered.store_time_ms:
             warn_clock(now_ms, recovered.store_time_ms)
@@ -184,10 +194,14 @@ class Store:
                 "recovered %s: the log ends at %d, %d queue entries were added",
                 self._config.root, recovered.end, recovered.units_added,
             )  # fmt: skip
+            if not (was_followed or recovered.is_rebuilt or self.keys.has_news):
+                self._checkpoint_s = -math.inf  # soon: until then a start does the same again
+                return
         elif not self.keys.has_news:
             return
-        # What recovery wrote is not synced yet: nothing may rely on the old mark any more.
         self._checkpoint_now()
+        if was_followed:  # what was written by others is safe now
+            write_abort(self._files, self._abort_path)
 
     # --- turns
 
@@ -425,21 +439,33 @@ class Store:
         self.keys.tick(self.writer.last_time_ms)
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
-            self._flush_queues()
+            if len(self._queues.dirty) <= SYNC_EACH_MAX:  # else those that are long are written
+                bytes_min = config.consume_queue_flush_pages_min * PAGE_BYTES
+                self._flush([q for q in self._queues.dirty if len(q.tail) >= bytes_min])
             try:
                 self._log.prepare_next()
             except OSError as error:  # it is made when it is needed
                 logger.warning("the next file of the log cannot be made yet: %s", error)
-        # Under SYNC_FLUSH somebody waits for every sync: rarely.
+        files = len(self._queues.unsynced) + len(self._queues.dirty)
+        # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely.
         interval_ms = (
             config.consume_queue_flush_thorough_interval_ms
-            if config.flush_sync
+            if config.flush_sync or files > SYNC_EACH_MAX
             else config.flush_thorough_interval_ms
         )
-        if (now - self._checkpoint_s) * 1000 >= interval_ms:
-            self._checkpoint_s = now
-            self._flush_queues()
-            self._request_checkpoint()
+        grown = self._log.records_end - self._checkpoint_end
+        is_long = grown >= max(WALK_BYTES, files * WALK_BYTES_A_FILE)
+        if is_long or (now - self._checkpoint_s) * 1000 >= interval_ms:
+            self._checkpoint_s, self._checkpoint_end = now, self._log.records_end
+            if self._checkpoint_due is None and self._noted is None:
+                self._noted = self._state(), list(self._queues.dirty)
+        self.is_flushing = False
+        if self._noted is not None:
+            state, queues = self._noted
+            self.is_flushing = self._flush(queues, FLUSH_EACH) and bool(queues)
+            if not queues:
+                self._noted = None
+                self._request_checkpoint(state)
         elapsed_ms = (now - self._sync_s) * 1000
         if elapsed_ms < config.flush_interval_ms:
             return False
@@ -452,22 +478,29 @@ class Store:
             self._sync_s = now
         return is_due
 
-    def _flush_queues(self) -> None:
+    def _flush(self, queues: list[Queue], count: int = 1 << 62) -> bool:
+        """Write the last so many of these queues, and take them off the list. False: the disk
+        refuses."""
         try:
-            self._queues.flush()
+            for _ in range(min(count, len(queues))):
+                self._queues.flush(queues[-1])
+                queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
             logger.warning("writing consume queues failed: %s", error)
+            return False
+        return True
 
     # --- checkpoints
 
-    def _request_checkpoint(self) -> None:
-        """Note what a mark at the present end needs; `sync` makes it, since it waits."""
-        if self._checkpoint_due is not None or self._queues.dirty:
-            return
-        state = (
+    def _state(self) -> tuple[int, ...]:
+        """What a mark says, of now."""
+        return (
             self._log.records_end, *self._queues.totals(), self.writer.last_time_ms,
             *self.keys.mark(), self._log.start,
         )  # fmt: skip
+
+    def _request_checkpoint(self, state: tuple[int, ...]) -> None:
+        """Note what the mark needs; `sync` makes it, since it waits."""
         if state == self._marked and not self._queues.unsynced and self.keys.is_synced:
             return
         self._marked = state
@@ -477,9 +510,11 @@ class Store:
 
     def _checkpoint_now(self) -> None:
         """A mark of the present end; waits for the disk. Raises OSError, StoreError."""
-        self._queues.flush()
+        for queue in list(self._queues.dirty):
+            self._queues.flush(queue)
         self._make_checkpoint()  # one that was due
-        self._request_checkpoint()
+        self._noted = None
+        self._request_checkpoint(self._state())
         self._make_checkpoint()
 
     def _make_checkpoint(self) -> None:
@@ -637,14 +672,14 @@ class Store:
                         end = found.end
                     self._log.cut(min(self._log.skip_blank(end), self._log.written_offset))
                 self.keys.finish(self.writer.last_time_ms)
-                self._flush_queues()
+                self._flush(list(self._queues.dirty))
                 self._log.sync()
                 self._make_checkpoint()
-                self._request_checkpoint()
-                self._make_checkpoint()
-                is_marked = self._marked is not None and not self._queues.dirty
-                if is_marked:  # else the next start looks at everything
-                    remove_abort(self._files, self._abort_path)
+                if not self._queues.dirty:  # else the next start looks at everything
+                    self._request_checkpoint(self._state())
+                    self._make_checkpoint()
+                    if self._marked is not None:
+                        remove_abort(self._files, self._abort_path)
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)
             raise

@@ -36,8 +36,9 @@ class Bench:
         self.files = CrashableFiles()
         self.clock = HandClock()
         self.config = StoreConfig(
-            root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400
-        )
+            root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400,
+            consume_queue_flush_pages_min=0,
+        )  # fmt: skip
         self.store: Store | None = None
 
     def open(

@@ -9,6 +9,9 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.files import SystemFiles
 from sluicemq.files.overlay import OverlayFiles
+from sluicemq.store import store as store_module
+from sluicemq.store.directory import read_checkpoint
+from sluicemq.store.segments import Segment
 from sluicemq.store.store import Store
 from sluicemq.store.tools.layout import StoreLayout
 
@@ -44,7 +47,7 @@ def test_descriptors_do_not_grow_with_the_queues(tmp_path: Path, is_killed: bool
         for queue_id in range(QUEUES):
             send(store, queue_id, b"%d/%d" % (queue_id, number))
         store.commit()
-    store._queues.flush()
+    store._flush(list(store._queues.dirty))
     read_all(store, 3)
     assert descriptors() - before < 16
     store.close()
@@ -65,7 +68,7 @@ def test_queues_are_whole_after_each_end_with_fewer_maps_than_queues(bench: Any)
         for queue_id in range(QUEUES):
             bench.append(b"%d/%d" % (queue_id, rounds - 1), queue_id=queue_id)
         store.commit()
-        store._queues.flush()
+        store._flush(list(store._queues.dirty))
         read_all(store, rounds)
         assert len(bench.files.pool) <= bench.files.pool.limit < QUEUES
         store = bench.reopen(kill=rounds % 2 == 0)
@@ -88,7 +91,7 @@ def test_copy_and_offline_tools_get_by_with_few_descriptors_too(tmp_path: Path) 
     for queue_id in range(QUEUES):
         send(store, queue_id, b"%d/1" % queue_id)
     store.commit()
-    store._queues.flush()
+    store._flush(list(store._queues.dirty))
     read_all(store, 2)
     store.close()
     disk = SystemFiles()
@@ -124,7 +127,149 @@ def test_start_after_a_crash_reads_and_writes_only_what_may_have_changed(bench: 
     bench.files.operations.clear()
     store = bench.reopen(kill=True)
     assert store.recovered.units_added == 1
+    store.tick()
+    store.sync()
     written = {o.path for o in bench.files.operations if o.kind in ("write", "truncate", "sync")}
     assert {path for path in written if "consumequeue" in path} == {
         "/store/consumequeue/T/7/00000000000000000000"
     }
+
+
+def count_opens(bench: Any, patch: pytest.MonkeyPatch) -> list[str]:
+    """The files of queues, each time that one is opened from now on."""
+    opened: list[str] = []
+    check = bench.files.check
+
+    def counted(kind: str, path: str, *rest: Any) -> Any:
+        if kind == "open" and "consumequeue/" in path:
+            opened.append(path)
+        return check(kind, path, *rest)
+
+    patch.setattr(bench.files, "check", counted)
+    return opened
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_start_opens_each_small_queue_once(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, kill: bool
+) -> None:
+    store = bench.open()
+    for number in range(3):
+        for queue_id in range(QUEUES):
+            bench.send(b"%d" % number, queue_id=queue_id)
+        if number == 1:
+            store._checkpoint_now()
+    if kill:
+        bench.files = bench.files.kill()
+    else:
+        store.close()
+    opened = count_opens(bench, monkeypatch)
+    bench.open()
+    assert bench.store.recovered.units_added == kill * QUEUES
+    assert sorted(opened) == sorted(set(opened))
+    assert len(opened) == QUEUES
+    assert all(bench.bodies(queue_id=queue_id) == [b"0", b"1", b"2"] for queue_id in range(QUEUES))
+
+
+def test_small_queue_is_mapped_for_who_comes_again(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bench.open()
+    for queue_id in range(QUEUES):
+        bench.send(b"%d/0" % queue_id, b"%d/1" % queue_id, queue_id=queue_id)
+    store._checkpoint_now()
+    mapped: list[str] = []
+    view = Segment.view
+
+    def seen(segment: Segment) -> memoryview:
+        if "consumequeue" in segment.path:
+            mapped.append(segment.path)
+        return view(segment)
+
+    monkeypatch.setattr(Segment, "view", seen)
+    read_all(store, 2)  # by the time that a queue's turn comes again there were many others
+    assert mapped == []
+    for _ in range(3):
+        store.reader.read("T", 5, 0, 1, 1 << 20)
+    assert set(mapped) == {"/store/consumequeue/T/5/00000000000000000000"}
+
+
+def ticked(store: Store, seconds: float, bench: Any) -> None:
+    bench.clock.ms += int(seconds * 1000)
+    store.tick()
+
+
+def test_many_queues_are_written_a_few_a_tick_and_the_mark_says_when_they_were_counted(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "FLUSH_EACH", 10)
+    store = bench.open(consume_queue_flush_pages_min=2)
+    for queue_id in range(QUEUES):
+        bench.send(b"a", queue_id=queue_id)
+    end = store.written_offset
+    ticks, written = 0, []
+    ticked(store, 10, bench)
+    while store.is_flushing:
+        ticks += 1
+        bench.send(b"b", queue_id=QUEUES - ticks)
+        before = len(bench.files.operations)
+        store.tick()
+        new = bench.files.operations[before:]
+        written.append(sum(o.kind == "write" and "consumequeue" in o.path for o in new))
+    assert ticks == QUEUES // 10 - 1
+    assert max(written) <= 10
+    store.sync()
+    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    assert mark is not None
+    assert (mark.log_offset, mark.queues, mark.units) == (end, QUEUES, QUEUES)
+    store = bench.reopen(kill=True)
+    assert not store.recovered.is_rebuilt
+    assert store.recovered.units_added == ticks
+    for queue_id in range(QUEUES):
+        bodies = [b"a", b"b"] if queue_id >= QUEUES - ticks else [b"a"]
+        assert bench.bodies(queue_id=queue_id) == bodies
+
+
+def test_full_disk_stops_the_slices_and_the_next_tick_goes_on(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "FLUSH_EACH", 10)
+    store = bench.open(consume_queue_flush_pages_min=2)
+    for queue_id in range(QUEUES):
+        bench.send(b"a", queue_id=queue_id)
+    bench.files.fail_next("write", path_part="consumequeue")
+    ticked(store, 10, bench)
+    assert not store.is_flushing, "nobody may try again and again"
+    store.tick()
+    assert store.is_flushing
+    while store.is_flushing:
+        store.tick()
+    store.sync()
+    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    assert mark is not None
+    assert mark.units == QUEUES
+
+
+def test_mark_follows_the_log_however_fast_it_grows(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "WALK_BYTES", 2000)
+    monkeypatch.setattr(store_module, "WALK_BYTES_A_FILE", 0)
+    store = bench.open()
+    for _ in range(20):
+        bench.send(b"x" * 400)
+        ticked(store, 0.5, bench)
+        store.sync()
+    store = bench.reopen(kill=True)
+    assert store.recovered.units_added <= 5
+
+
+def test_mark_of_many_files_comes_seldom(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "SYNC_EACH_MAX", 50)
+    store = bench.open(consume_queue_flush_pages_min=2)
+    for queue_id in range(QUEUES):
+        bench.send(b"a", queue_id=queue_id)
+    ticked(store, 30, bench)
+    assert len(store._queues.dirty) == QUEUES, "in memory: no file is written for a message"
+    ticked(store, 31, bench)
+    assert not store._queues.dirty

@@ -90,6 +90,8 @@ class LongPolls:
         messages has changed, a group was sent to another place. Each pull looks when the turn has
         time for it; once, however often it is woken until then. HOT."""
         waiting = self._by_queue.get((topic, queue_id), NOBODY)
+        if not (waiting or self.popping):
+            return
         pulls = tuple(waiting.get("", {}).items())
         if len(pulls) >= CROWD:
             self.flush()

@@ -24,6 +24,7 @@ index is flushed.
 import logging
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -204,6 +205,7 @@ class _Keys(NamedTuple):
     ends: Positions
 
 
+@lru_cache(1 << 14)
 def _prefix(topic: str) -> int:
     """The hash of what stands before a key, as an unsigned number."""
     return java_hash(f"{topic}#") & 0xFFFFFFFF

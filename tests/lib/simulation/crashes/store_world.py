@@ -42,6 +42,7 @@ class StoreWorld:
             index_entries=rng.choice((5, 20, 400)),
             flush_sync=rng.random() < 0.6,
             flush_thorough_interval_ms=rng.choice((500, 2000, 10_000)),
+            consume_queue_flush_pages_min=rng.choice((0, 2)),
             consume_queue_flush_thorough_interval_ms=rng.choice((500, 2000, 60_000)),
             checksum_property=rng.random() < 0.2,
         )
