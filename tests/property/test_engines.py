@@ -15,12 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulation.stepped import START_MS, SteppedBroker, SteppedClient
+from simulation.stepped import START_MS, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq import engine
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ProtocolError
-from sluicemq.model.topic import TopicConfig
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.codec import encode_batch
+from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command, encode
 
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "300"))
 pytestmark = pytest.mark.skipif(
@@ -118,6 +122,7 @@ class Side:
         )
         if not is_compiled:
             self.broker.dispatcher.run = None
+            self.broker.core.pull.compiled = None
             self.broker.core.send.compiled = None
             self.broker.core.intake.compiled = None
         self.client = self.connect()
@@ -194,8 +199,123 @@ def test_the_compiled_engine_takes_plain_sends_and_batches(sides: tuple[Side, Si
         header = {"code": 310, "extFields": fields, "flag": 0, "opaque": number, "version": 479}
         text = json.dumps(header).encode()
         frame = struct.pack(">II", 4 + len(text) + 4, len(text)) + text + b"body"
-        run = side.broker.dispatcher.run
-        assert run is not None
-        taken += run(frame, 0, side.client.peer) == len(frame)
+        compiled = side.broker.core.send.compiled
+        taken += compiled.run(frame, 0, side.client.peer) == len(frame)
     side.broker.step()
     assert taken >= 46  # the first message of a queue is not plain
+
+
+TAGS = ["", "A", "B", "C", "Ä"]
+EXPRESSIONS = ["*", "A", "A || B", "Ä", "nobody's", "n > 20"]
+
+
+class Reading:
+    """One of two brokers with the same messages, and its consumers."""
+
+    def __init__(self, *, is_compiled: bool) -> None:
+        self.is_compiled = is_compiled
+        self.files = CrashableFiles()
+        self.opaque = 0
+        self.answers: list[Any] = []
+        self.start()
+
+    def start(self) -> None:
+        self.broker = SteppedBroker(files=self.files)
+        self.broker.core.topics.put(TopicConfig("T", 2, 2))
+        if not self.is_compiled:
+            self.broker.dispatcher.run = self.broker.core.pull.compiled = None
+        self.clients = [self.broker.connect() for _ in range(2)]
+
+    def ask(self, client: int, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
+        answer = self.clients[client].call(code, fields, body)
+        if code != 310:  # the places of messages are compared by reading them
+            self.answers.append((answer.code, answer.fields, answer.remark, bytes(answer.body)))
+
+    def do(self, step: tuple[Any, ...]) -> None:
+        what, *more = step
+        if what == "send":
+            queue, tag, size = more
+            own = f"{ID}TAGS\x01{tag}\x02n\x01{size}\x02"
+            self.ask(0, 310, send_fields(properties=own, e=queue), b"x" * size)
+        elif what == "pull":
+            client, fields = more
+            self.ask(client, 11, pull_fields(**fields))
+        elif what == "beat":
+            (expression,) = more
+            kind = SQL92 if ">" in expression else "TAG"
+            wanted = Subscription("T", expression, kind, version=1)
+            data = bodies.ConsumerData("G", subscriptions=(wanted,))
+            beat = bodies.Heartbeat("client", consumers=(data,))
+            self.ask(0, 34, {}, bodies.encode_heartbeat(beat))
+        elif what == "group":
+            (changes,) = more
+            self.broker.core.groups.put(GroupConfig("G", **changes))
+        elif what == "topic":
+            (perm,) = more
+            self.broker.core.topics.put(TopicConfig("T", 2, 2, perm))
+        elif what == "restart":
+            self.broker.close()
+            self.start()
+        self.broker.advance(0.03)
+
+    def state(self) -> list[Any]:
+        core = self.broker.core
+        given = {
+            key: (one.messages_out, one.bytes_out, one.filtered, sorted(one.pulled.items()))
+            for key, one in core.delivered.items()
+        }
+        return [self.answers, given, core.offsets.table, core.pull.found, core.pull.missed]
+
+
+PULLS = st.fixed_dictionaries({
+    "queueId": st.integers(0, 1), "offset": st.integers(0, 60), "commitOffset": st.integers(0, 40),
+    "maxMsgNums": st.sampled_from([1, 5, 32]), "sysFlag": st.sampled_from([0, 1, 4, 5]),
+    "subscription": st.sampled_from(EXPRESSIONS[:-1]), "subVersion": st.sampled_from([0, 0, 2]),
+    "consumerGroup": st.sampled_from(["G", "G", "other"]),
+})  # fmt: skip
+STEPS = (
+    st.tuples(
+        st.just("send"), st.integers(0, 1), st.sampled_from(TAGS), st.sampled_from([1, 50, 70_000])
+    )
+    | st.tuples(st.just("pull"), st.integers(0, 1), PULLS)
+    | st.tuples(st.just("beat"), st.sampled_from(EXPRESSIONS))
+    | st.tuples(
+        st.just("group"),
+        st.sampled_from([{}, {"consume_enable": False}, {"broker_id_when_slow": 2}]),
+    )
+    | st.tuples(st.just("topic"), st.sampled_from([6, 6, 2]))
+    | st.tuples(st.just("restart"))
+)
+
+
+@settings(max_examples=max(EXAMPLES // 6, 10), deadline=None)
+@given(steps=st.lists(STEPS, max_size=40), repeats=st.integers(1, 3))
+def test_both_engines_give_the_same(steps: list[tuple[Any, ...]], repeats: int) -> None:
+    """Pulls are repeated, so that the later ones have a plan."""
+    compiled, reference = Reading(is_compiled=True), Reading(is_compiled=False)
+    sends = [("send", number % 2, TAGS[number % 5], 30) for number in range(40)]
+    for step in [*sends, *(step for step in steps for _ in range(repeats))]:
+        for side in (compiled, reference):
+            side.do(step)
+    for ours, expected in zip(compiled.state(), reference.state(), strict=True):
+        assert ours == expected
+
+
+def test_the_compiled_engine_takes_repeated_pulls() -> None:
+    side = Reading(is_compiled=True)
+    for number in range(40):
+        side.do(("send", 0, "A" if number % 3 else "B", 30))
+    side.do(("beat", "A"))
+    for expression in ("*", "A"):
+        for begin in (0, 3, 7):
+            fields = pull_fields(offset=begin, subscription=expression, maxMsgNums=4)
+            texts = {name: str(value) for name, value in fields.items()}
+            command = Command(11, texts, b"", begin + 1)
+            frame = encode(command)
+            run = side.broker.dispatcher.run
+            assert run is not None
+            used = run(frame, 0, side.clients[0].peer, side.broker.dispatcher.shares)
+            assert used == (len(frame) if begin else 0)
+            if not begin:
+                side.clients[0].feed(command)
+    assert not side.answers[:-1]

@@ -234,12 +234,14 @@ def dispatcher(b: BrokerState) -> Dispatcher:
         handlers |= refusals(b.settings, handlers)
     if b.settings.is_slave:
         quick = {}
-    compiled = b.send.compiled
+    run = None
     is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
+    if is_plain and b.send.compiled is not None:
+        run = b.pull.compile(b.send.compiled.run)
     return Dispatcher(
         handlers,
         quick=quick,
-        run=compiled.run if compiled is not None and is_plain else None,
+        run=run,
         deferred=b.deferred,
         before=b.guard.before if b.guard is not None else None,
         admit=b.guard.admit if b.guard is not None else None,

@@ -5,6 +5,7 @@
                  and answer
     client.pyx   our client: the frames of plain sends, their answers, records as they are pulled
     keys.pyx     the keys of records, for the index
+    pulls.pyx    pulls that a consumer repeats
     reads.pyx    what a pull is given, side by side; the properties that a filter reads
 
 A compiled module takes what is plain and leaves everything else where it stands: then the Python
@@ -62,5 +63,6 @@ sends: Final = _compiled("sends")
 client: Final = _compiled("client")
 keys: Final = _compiled("keys")
 reads: Final = _compiled("reads")
+pulls: Final = _compiled("pulls")
 NAME: Final = "reference" if sends is None else "compiled"
 """As `sluice --version` and the start-up line tell it."""

@@ -15,7 +15,7 @@ header's JSON values as they are (nothing is checked, a field may be of any type
 whatever is not plain; then the request goes the usual way. When it takes a request it sees to the
 answer itself, through `peer.write` or at the end of the turn. An exception of it is a bug like that
 of any handler: only a header that cannot be decoded falls back to the usual way. The compiled
-engine's `run` stands before both: of a chunk it takes as many frames as are plain sends.
+engine's `run` stands before both: of a chunk it takes as many frames as are plain.
 
 What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
 logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
@@ -199,7 +199,7 @@ Before = Callable[[Command, Peer], Outcome]
 Quick = Callable[[dict[str, Any], bytes, Peer], bool]
 """Of a quick handler, and of `admit`."""
 
-Run = Callable[[bytes, int, Peer], int]
+Run = Callable[[bytes, int, Peer, Shares], int]
 _loads: Final = orjson.loads
 _PREFIX: Final = struct.Struct(">II")
 LOGGED_MAX: Final = 256
@@ -260,7 +260,7 @@ class Dispatcher:
         unpack = _PREFIX.unpack_from
         answers: list[bytes] = []
         last_s = shares.now_s()
-        position, size = 0 if run is None else run(data, 0, peer), len(data)
+        position, size = 0 if run is None else run(data, 0, peer, shares), len(data)
         while size - position >= 8:
             total, mark = unpack(data, position)
             end = position + 4 + total

@@ -28,7 +28,7 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick
+from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick, Run
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import broker_tls
 from sluicemq.replication import election
@@ -538,7 +538,7 @@ class BrokerSeat:
 
     def __init__(self) -> None:
         self._dispatcher: Dispatcher
-        self._before: tuple[dict[int, Handler], dict[int, Quick]] | None = None
+        self._before: tuple[dict[int, Handler], dict[int, Quick], Run | None] | None = None
         self._held: list[tuple[Command, Peer, Account | None]] = []
 
     def opening(self, dispatcher: Dispatcher) -> None:
@@ -600,11 +600,12 @@ class BrokerSeat:
     def rest(self, is_resting: bool) -> None:
         dispatcher = self._dispatcher
         if is_resting and self._before is None:
-            self._before = dispatcher.handlers, dispatcher.quick
+            self._before = dispatcher.handlers, dispatcher.quick, dispatcher.run
             held = dict.fromkeys(map(int, FORWARDED | READS), self.hold)
-            dispatcher.handlers, dispatcher.quick = {**dispatcher.handlers, **held}, {}
+            dispatcher.handlers = {**dispatcher.handlers, **held}
+            dispatcher.quick, dispatcher.run = {}, None
         elif not is_resting and self._before is not None:
-            dispatcher.handlers, dispatcher.quick = self._before
+            dispatcher.handlers, dispatcher.quick, dispatcher.run = self._before
             self._before, held_requests, self._held = None, self._held, []
             for command, peer, account in held_requests:
                 if not peer.closed:

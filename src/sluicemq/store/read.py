@@ -134,17 +134,31 @@ class LogReader:
         clock: Clock,
         columns: PropertyColumns,
     ) -> None:
-        self._log = log
+        self.log = log
         self._clock = clock
         self._judged = JudgedRecords()
         self._by_key = queues.by_key
-        self._config = config
+        self.config = config
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
         self.visible_end = log.written_offset
         self.soundness = Soundness(log, queues, config.delay_levels_ms)
         self.columns: PropertyColumns | None = columns
+
+    @property
+    def is_all_near(self) -> bool:
+        """Is all of the log likely in memory?"""
+        return self.visible_end - self.log.segments.start <= self._memory_bytes
+
+    @property
+    def tag_hits(self) -> "TagHits":
+        """Units by their tag codes. HOT."""
+        if self._tag_hits is None:
+            from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
+
+            self._tag_hits = bulk.TagHits()
+        return self._tag_hits
 
     def forget(self) -> None:
         """The log was cut below what readers have seen."""
@@ -181,16 +195,16 @@ class LogReader:
             return _outside(offset, low, high)
         is_bulk = bytes_max is not None
         if bytes_max is None:
-            config, end, memory = self._config, self.visible_end, self._memory_bytes
-            is_near = end - self._log.segments.start <= memory  # usually all of it: no look-up then
-            unit = None if is_near else queue.unit(offset)
+            config, end, memory = self.config, self.visible_end, self._memory_bytes
+            # Usually all of it is near: no look-up then.
+            unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
                 count_max = min(count_max, config.max_transfer_count_memory)
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
                 bytes_max = config.max_transfer_bytes_disk
-        gather = Gather(self._log, self.soundness, queue, count_max, bytes_max, is_bulk)
+        gather = Gather(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
         if message_filter is None:
             next_offset = gather.take_from(offset)
         else:
@@ -201,7 +215,7 @@ class LogReader:
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
             # The unit is there and its record is not: it was deleted with the log's first files.
-            queue.correct_min(self._log.start)
+            queue.correct_min(self.log.start)
             low, high = queue.offset_min, queue.visible_offset
             if low > offset:
                 return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
@@ -230,12 +244,12 @@ class LogReader:
         scan_max: int | None,
     ) -> int:
         """The next offset."""
-        limit = self._config.filter_scan_units_max if scan_max is None else scan_max
+        limit = self.config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + limit)
         consumed = -1 if gather.reach is None else gather.reach.consumed
         if not queue.offset_min <= consumed < offset:
             consumed = -1  # nothing that the reader may have still
-        codes = self._codes_alone(message_filter)
+        codes = self.codes_alone(message_filter)
         if codes is not None:
             if consumed >= 0:
                 unit = queue.unit(consumed)
@@ -305,11 +319,10 @@ class LogReader:
         """Take what has one of the codes; returns where to go on. HOT."""
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
-        if self._tag_hits is None:
-            self._tag_hits = bulk.TagHits()
+        tag_hits = self.tag_hits
         position, chunk = offset, bulk.CHUNK_UNITS_MIN
         while position < end:
-            hits = self._tag_hits.at(queue, codes, position, end, chunk)
+            hits = tag_hits.at(queue, codes, position, end, chunk)
             if hits is None:
                 gather.is_missing = True
                 break
@@ -330,7 +343,7 @@ class LogReader:
 
     # --- filters
 
-    def _codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
+    def codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
         """The codes, where they say everything."""
         if message_filter.reads_properties or self._has_extension:
             return None
@@ -346,7 +359,7 @@ class LogReader:
 
     def selector(self, message_filter: MessageFilter) -> Select:
         """How a filter chooses among units: by their codes, or by the records."""
-        codes = self._codes_alone(message_filter)
+        codes = self.codes_alone(message_filter)
         if codes is None:
             return self._slow_selection(message_filter)
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
@@ -376,7 +389,7 @@ class LogReader:
     def _sound_record(self, position: int, size: int) -> memoryview | None:
         sound = self.soundness
         if sound.is_trusted(position) or sound.is_sound(position, size, is_whole=True):
-            return self._log.record(position, size)
+            return self.log.record(position, size)
         return None
 
     def is_near(self, topic: str, queue_id: int, offset: int) -> bool:
@@ -429,9 +442,9 @@ class LogReader:
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """The store time of the first message of a queue, or of the whole log; -1 without one."""
         if topic is None or queue_id is None:
-            start = self._log.start
+            start = self.log.start
             first = (
-                self._log.scanned_at(start, check_crc=False) if self.visible_end > start else None
+                self.log.scanned_at(start, check_crc=False) if self.visible_end > start else None
             )
             return -1 if first is None else first.store_time_ms
         queue = self._by_key.get((topic, queue_id))
@@ -469,23 +482,23 @@ class LogReader:
     def view_at(self, physical_offset: int) -> memoryview | None:
         """The log from `physical_offset`, the place of a record by its unit, to its file's end,
         unchecked. None when the log does not hold it."""
-        if not self._log.start <= physical_offset < self.visible_end:
+        if not self.log.start <= physical_offset < self.visible_end:
             return None
-        segment = self._log.segments.at(physical_offset)
+        segment = self.log.segments.at(physical_offset)
         return None if segment is None else segment.view()[physical_offset - segment.base :]
 
     # --- by place
 
     def scan(self, start: int) -> Iterator[Scanned]:
         """Every record from `start`, the place of one, on, as far as is visible now."""
-        return self._log.scan(start, self.visible_end)
+        return self.log.scan(start, self.visible_end)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """The record that begins there, wholly checked; None when none does."""
-        if not self._log.start <= physical_offset < self.visible_end:
+        if not self.log.start <= physical_offset < self.visible_end:
             return None
-        scanned = self._log.scanned_at(physical_offset)
-        record = self._log.record(physical_offset, scanned.size_bytes) if scanned else None
+        scanned = self.log.scanned_at(physical_offset)
+        record = self.log.record(physical_offset, scanned.size_bytes) if scanned else None
         return None if record is None else bytes(record)
 
 

@@ -21,8 +21,11 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import orjson
+
+from sluicemq import engine
 from sluicemq.broker.background import Background, after
 from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
@@ -40,9 +43,10 @@ from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
-from sluicemq.net.dispatch import Peer
+from sluicemq.net.dispatch import Peer, Run
 from sluicemq.store.gather import PostponedError, Reach
-from sluicemq.store.read import ReadResult, ReadStatus
+from sluicemq.store.log import LOST_CODE
+from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import ResponseCode
@@ -69,6 +73,8 @@ _ANSWER: Final = (
     f'"flag":1,"language":"{SERVER_LANGUAGE}","opaque":%d,"remark":"%b",'
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 ).encode()
+_MARKS: Final = (1 << 60, 1 << 61, 1 << 62, (1 << 62) + 1)
+"""Stand in an answer where the numbers of each pull do."""
 _FOUND: Final = ReadStatus.FOUND
 _CODES: Final = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
@@ -156,6 +162,8 @@ class Pull:
     """Of a slave: does it follow a master now?"""
     found: int = 0
     missed: int = 0
+    compiled: Any = None
+    """Takes pulls that are repeated (`sluicemq.engine`)."""
     _given: dict[Peer, int] = field(default_factory=dict)
     _lanes: dict[str, GroupLanes] = field(init=False)
 
@@ -164,6 +172,7 @@ class Pull:
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""
+        missed = None if self.compiled is None else self.compiled.claim()
         try:
             reading = Reading(command.fields, peer)
             self._check(reading)
@@ -171,14 +180,9 @@ class Pull:
             consumed = int(reading.fields["commitOffset"]) if sys_flag & COMMIT_OFFSET else -1
             reading.consumed = consumed if consumed >= 0 else None
             if reading.group in self._lanes or self.offsets.resets.table:
-                step = self._step(reading)
-                if step.do is Do.WAIT and sys_flag & SUSPEND:
-                    return Parked(
-                        command, (reading.queue,), reading.offset,
-                        self.clock.monotonic_s() + HELD_S, partial(self._look, reading),
-                    )  # fmt: skip
-                if step.do is not Do.READ:
-                    return self._instead(reading, command.opaque, step)
+                held = self._held(reading, command)
+                if held is not None:
+                    return held
             if consumed >= 0 and reading.group not in self._lanes:
                 self.offsets.commit(reading.group, *reading.queue, consumed)
             result = self._read(reading, reading.offset)
@@ -193,11 +197,62 @@ class Pull:
         except (KeyError, TypeError, ValueError):
             decode_header(PullMessageRequest, command.fields)  # says which field it is
             raise
+        if missed is not None:
+            self._remember(missed, reading, command)
         pieces = self._found(reading, command.opaque, result)
         if result.size_bytes < PIECES_BYTES_MIN:
             return b"".join(pieces)
         peer.write_pieces(pieces)
         return None
+
+    def compile(self, sends: Callable[..., int]) -> Run:
+        """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
+        if engine.pulls is None:
+            return lambda data, position, peer, shares: sends(data, position, peer)
+        store = self.store
+        self.compiled = engine.pulls.Pulls(
+            self, store.reader, store.writer.by_key, store.reader.log, sends, LOST_CODE
+        )
+        return self.compiled.run  # type: ignore[no-any-return]
+
+    def _remember(self, missed: tuple[bytes, bytes], reading: Reading, command: Command) -> None:
+        """What the checks have made of this pull, the compiled engine need not find out again: when
+        it is the one that it missed, plain, and filters by tags at most."""
+        key, header = missed
+        values, wanted, config = orjson.loads(header), reading.filter, self.settings.broker
+        codes = None if wanted is None else self.store.reader.codes_alone(wanted)
+        if (
+            [values[name] for name in ("opaque", "flag", "extFields")]
+            != [command.opaque, 0, command.fields]
+            or (wanted is not None and codes is None)
+            or reading.bytes_max is not None
+            or config.slave_read
+            or reading.group in self._lanes
+            or reading.group not in self.groups.table
+        ):
+            return
+        assert engine.pulls is not None, "it has missed the pull"
+        plan = engine.pulls.Plan()
+        plan.group, plan.topic, plan.queue = reading.group, reading.topic, reading.queue
+        plan.config = self.groups.table[reading.group]
+        plan.found_topic = self.topics.table[reading.topic]
+        plan.topic_config, plan.broker = plan.found_topic.config, config
+        plan.delivered, plan.codes = reading.delivered, codes
+        if not reading.sys_flag & SUBSCRIPTION:
+            plan.members = self.consumers.groups[reading.group]
+            plan.watch = plan.members.watches[reading.topic]
+            plan.model = plan.members.message_model
+        store = self.store.reader.config
+        plan.commits = bool(reading.sys_flag & COMMIT_OFFSET)
+        plan.count_max = min(max(reading.count_max, 1), store.max_transfer_count_memory, 64)
+        plan.bytes_max = min(store.max_transfer_bytes_memory, PIECES_BYTES_MIN - 1)
+        plan.scan_max = min(store.filter_scan_units_max, TAG_SCAN_MAX)
+        group_flag, topic_flag = reading.flags
+        text = _ANSWER % (0, 0, group_flag, *_MARKS[:3], topic_flag, _MARKS[3], b"FOUND")
+        for mark in _MARKS:
+            text = text.replace(b"%d" % mark, b"\0")
+        plan.answer = tuple(text.split(b"\0"))
+        self.compiled.remember(key, plan)
 
     def _found_nothing(
         self, reading: Reading, command: Command, result: ReadResult
@@ -216,6 +271,16 @@ class Pull:
             command, (reading.queue,), result.next_offset,
             self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
         )  # fmt: skip
+
+    def _held(self, reading: Reading, command: Command) -> bytes | Parked | None:
+        """Instead of what it asked for, when its lane or a reset says so."""
+        step = self._step(reading)
+        if step.do is Do.WAIT and reading.sys_flag & SUSPEND:
+            return Parked(
+                command, (reading.queue,), reading.offset, self.clock.monotonic_s() + HELD_S,
+                partial(self._look, reading),
+            )  # fmt: skip
+        return None if step.do is Do.READ else self._instead(reading, command.opaque, step)
 
     # ------------------------------------------------------------------------------- checks
 

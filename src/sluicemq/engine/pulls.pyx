@@ -1,0 +1,393 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Pulls that a consumer repeats, from the bytes of the socket to those of the answer.
+
+A consumer's pulls of a queue differ in three numbers: `opaque`, `queueOffset` and `commitOffset`.
+The rest of their header, with the numbers cut out, is the key of a *plan*: what the checks of the
+reference made of the first such pull (`broker.consume.pull.Plan`). `Pulls.run` cuts the numbers
+out, compares what the plan relies on with what is there now, reads, and answers.
+
+Whatever is not so plain is not touched: `run` ends before it, and the reference decides, which
+leaves a plan for the next one.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memchr, memcmp, memcpy
+
+from bisect import bisect_left
+
+from sluicemq.engine.sends cimport crc32, get32, get64, put32, put_bytes, put_number
+from sluicemq.record import layout
+
+ctypedef unsigned char byte
+
+cdef enum:
+    HEADER_MAX = 2048
+    UNIT_BYTES = 20
+    BLANK_SIZE = 0x7FFFFFFF
+    PLANS_MAX = 4096
+    PULL = 11
+    CHUNK_UNITS_MIN = 1024  # as `store.bulk`
+    CHUNK_UNITS_MAX = 16384
+    COUNT_MAX = 64  # more are for the reference, which does not copy them
+    ANSWER_MAX = 1024
+    RECORD_BYTES_MIN = 91
+
+cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
+
+cdef struct Cut:
+    byte[HEADER_MAX] key
+    Py_ssize_t size
+    long long opaque, offset, consumed
+    int opaques, offsets, commits
+
+
+cdef const byte *cut_number(const byte *p, const byte *end, long long *value, int *times) noexcept:
+    """Behind the digits at `p`, which are counted; `p` itself when there is no plain number."""
+    cdef const byte *first = p
+    cdef long long found = 0
+    while p < end and 0x30 <= p[0] <= 0x39 and p - first < 18:
+        found = found * 10 + (p[0] - 0x30)
+        p += 1
+    if p == first or p == end or 0x30 <= p[0] <= 0x39 or (first[0] == 0x30 and p - first > 1):
+        return first
+    value[0] = found
+    times[0] += 1
+    return p
+
+
+cdef bint cut(const byte *p, Py_ssize_t size, Cut *into) noexcept:
+    """The header without the numbers; False when it is not that of such a pull. HOT.
+
+    A quote within a text has a backslash before it, so these names stand where names do.
+    """
+    cdef const byte *end = p + size
+    cdef const byte *begin = p
+    cdef const byte *first
+    cdef Py_ssize_t length
+    into.size = into.opaques = into.offsets = into.commits = 0
+    into.consumed = -1
+    if size > HEADER_MAX or size < 12 or memcmp(p, b'{"code":11,', 11):
+        return False
+    while True:
+        p = <const byte *>memchr(p, 0x22, end - p)
+        if p == NULL or end - p < 18:
+            break
+        p += 1
+        if p[0] == 0x6F and not memcmp(p, b'opaque":', 8):
+            first = p + 8
+            p = cut_number(first, end, &into.opaque, &into.opaques)
+        elif p[0] == 0x71 and not memcmp(p, b'queueOffset":"', 14):
+            first = p + 14
+            p = cut_number(first, end, &into.offset, &into.offsets)
+        elif p[0] == 0x63 and not memcmp(p, b'commitOffset":"', 15):
+            first = p + 15
+            p = cut_number(first, end, &into.consumed, &into.commits)
+        else:
+            continue
+        length = first - begin
+        memcpy(into.key + into.size, begin, length)
+        into.size += length
+        begin = p
+    length = end - begin
+    memcpy(into.key + into.size, begin, length)
+    into.size += length
+    return into.opaques == 1 and into.offsets == 1 and into.commits <= 1 and into.opaque <= 0x7FFFFFFF
+
+
+cdef class Plan:
+    """What the checks of the reference made of a pull, and the pieces of its answers around next
+    offset, end and begin of the queue, and opaque. `codes` None: all messages."""
+
+    cdef public object group, topic, queue, config, found_topic, topic_config, members, watch
+    cdef public object model, broker, delivered, codes
+    cdef public long long count_max, bytes_max, scan_max
+    cdef public bint commits
+    cdef public tuple answer
+
+
+cdef class Given:
+    """What an answer has, for whoever learns from it (`delivered.Pace`)."""
+
+    cdef readonly long long next_offset, count, held_from, span
+    cdef readonly bint is_out_of_reach
+
+
+cdef bint is_whole(
+    const byte *at, long long size, long long position, queue, long long offset
+):
+    """Is it a common record, all of it, that stands there? What `store.gather` looks at in records
+    that this process has not written, and finds in those that are not common too."""
+    cdef const byte *end = at + size
+    cdef const byte *p
+    cdef long long length
+    cdef bytes topic = queue.topic_part
+    if size < RECORD_BYTES_MIN or get32(at) != size or get32(at + 4) != magic_v1:
+        return False
+    if <long long>get64(at + 28) != position or get32(at + 12) != <unsigned int>queue.queue_id:
+        return False
+    if <long long>get64(at + 20) != offset or get32(at + 36) & 0x30 or not get64(at + 56):
+        return False
+    length = get32(at + 84)
+    if length > size - RECORD_BYTES_MIN or crc32(at + 88, length) & 0x7FFFFFFF != get32(at + 8):
+        return False
+    p = at + 88 + length
+    length = PyBytes_GET_SIZE(topic)
+    if length > end - p - 2 or memcmp(p, PyBytes_AS_STRING(topic), length):
+        return False
+    p += length
+    if p + 2 + (p[0] << 8 | p[1]) != end:
+        return False
+    return memchr(p + 2, 0, end - p - 2) == NULL
+
+
+cdef class Pulls:
+    """What pulls need of a broker: `pull` is its request family, `sends` takes what stands between
+    them. `plans` are by the header that they are for."""
+
+    cdef object pull, reader, segments, log, sound, settings, sends, put
+    cdef dict groups, topics, members, lanes, resets, queues, plans
+    cdef Cut header
+    cdef object missed
+    cdef long long lost_code
+    cdef byte[COUNT_MAX * UNIT_BYTES] units
+    cdef long long[COUNT_MAX] offsets
+
+    def __init__(self, pull, reader, dict queues, log, sends, long long lost_code):
+        self.pull, self.reader, self.queues, self.log, self.sends = pull, reader, queues, log, sends
+        self.lost_code = lost_code
+        self.segments, self.sound, self.settings = log.segments, reader.soundness, pull.settings
+        self.groups, self.topics = pull.groups.table, pull.topics.table
+        self.members, self.lanes = pull.consumers.groups, pull.consumers.lanes.table
+        self.resets, self.put = pull.offsets.resets.table, pull.offsets.put
+        self.plans, self.missed = {}, None
+
+    def claim(self):
+        """The key and the header of the pull that was not taken just now; once."""
+        missed, self.missed = self.missed, None
+        return missed
+
+    def remember(self, bytes key, Plan plan):
+        """Pulls of this key have this plan."""
+        if len(self.plans) >= PLANS_MAX:
+            self.plans.clear()
+        self.plans[key] = plan
+
+    def run(self, bytes data, Py_ssize_t position, peer, shares) -> int:
+        """Takes the plain sends and the repeated pulls that stand in `data`; returns where it
+        stopped. HOT."""
+        cdef const byte *frame
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data), before
+        cdef unsigned int total, header_size
+        begin_s = self.missed = None
+        while size - position >= 8:
+            frame = <const byte *>PyBytes_AS_STRING(data) + position
+            total, header_size = get32(frame), get32(frame + 4)
+            if (
+                total != header_size + 4 or header_size > HEADER_MAX
+                or size - position < <Py_ssize_t>total + 4
+                or not cut(frame + 8, header_size, &self.header)
+            ):
+                before = position
+                position = self.sends(data, position, peer)
+                if position == before:
+                    break
+                continue
+            if begin_s is None:
+                begin_s = shares.now_s()
+            if shares.is_tight and shares.has_to_wait(peer):
+                break
+            key = PyBytes_FromStringAndSize(<char *>self.header.key, self.header.size)
+            plan = self.plans.get(key)
+            answer = None if plan is None else self.answer(<Plan>plan)
+            if answer is None:
+                self.missed = key, PyBytes_FromStringAndSize(<char *>frame + 8, header_size)
+                break
+            peer.write(answer)
+            position += total + 4
+        if begin_s is not None:
+            shares.spent(peer, begin_s, PULL)
+        return position
+
+    cdef bint holds(self, Plan plan):
+        """Is everything that the plan relies on as it was? Settings are exchanged when they change,
+        never changed in place."""
+        if self.lanes or self.resets or self.pull.groups.forbidden:
+            return False
+        if self.settings.broker is not plan.broker or self.settings.is_slave:
+            return False
+        if self.groups.get(plan.group) is not plan.config:
+            return False
+        topic = self.topics.get(plan.topic)
+        if topic is not plan.found_topic or topic.config is not plan.topic_config:
+            return False
+        if plan.watch is None:
+            return True
+        members = self.members.get(plan.group)
+        return (
+            members is plan.members and members.message_model is plan.model
+            and members.watches.get(plan.topic) is plan.watch
+        )
+
+    cdef object answer(self, Plan plan):
+        """The answer with messages; None when the reference has to find it. HOT."""
+        cdef long long offset = self.header.offset, low, high, next_offset
+        cdef long long consumed = self.header.consumed if plan.commits else -1
+        cdef int count
+        cdef Given given
+        if not self.holds(plan):
+            return None
+        queue = self.queues.get(plan.queue)
+        if queue is None:
+            return None
+        low, high = queue.offset_min, queue.visible_offset
+        if not low <= offset < high or not self.reader.is_all_near:
+            return None
+        if plan.codes is None:
+            count = self.take(queue, offset, min(plan.count_max, high - offset))
+            next_offset, given = offset + count, None
+        else:
+            given = self.choose(plan, queue, offset, consumed, low, high)
+            if given is None:
+                return None
+            count, next_offset = given.count, given.next_offset
+        if not count:
+            return None
+        answer = self.laid_out(plan, queue, count, next_offset, low, high)
+        if answer is None:
+            return None
+        if consumed >= 0:
+            self.put(plan.group, plan.topic, plan.queue[1], consumed)
+        delivered = plan.delivered
+        if given is not None:
+            delivered.filtered += next_offset - offset - count
+            delivered.pace.answered(plan.queue[1], given, self.pull.clock.monotonic_s())
+        delivered.pulled[plan.queue[1]] = next_offset
+        delivered.messages_out += count
+        delivered.bytes_out += PyBytes_GET_SIZE(answer) - 8 - get32(<byte *>PyBytes_AS_STRING(answer) + 4)
+        self.pull.found += 1
+        return answer
+
+    cdef int take(self, queue, long long offset, long long count) except -1:
+        """Copies the units from `offset` on; returns how many there are at hand."""
+        cdef Py_buffer found
+        cdef int index
+        units = queue.units(offset, count)
+        PyObject_GetBuffer(units, &found, PyBUF_SIMPLE)
+        count = found.len // UNIT_BYTES
+        memcpy(self.units, found.buf, count * UNIT_BYTES)
+        PyBuffer_Release(&found)
+        for index in range(count):
+            self.offsets[index] = offset + index
+        return count
+
+    cdef Given choose(
+        self, Plan plan, queue, long long offset, long long consumed, long long low, long long high
+    ):
+        """Takes units by their tag codes, as `store.read` does within the reader's reach; None when
+        the reference has to."""
+        cdef long long position = offset, next_offset = -1, held = -1, span, stop, at
+        cdef long long end = min(high, offset + plan.scan_max)
+        cdef Py_ssize_t index, size
+        cdef int count = 0
+        cdef list offsets
+        cdef bytes units
+        cdef Given given
+        pace, queue_id = plan.delivered.pace, plan.queue[1]
+        pace.asked(queue_id, self.pull.clock.monotonic_s())
+        reach = pace.reach(queue_id, offset, consumed if consumed >= 0 else None, False)
+        at, span = reach[0], reach[1]
+        if low <= at < offset and self.take(queue, at, 1):
+            if <long long>get64(self.units + 12) in plan.codes:
+                held = at
+        tag_hits, chunk = self.reader.tag_hits, CHUNK_UNITS_MIN
+        while position < end and next_offset < 0:
+            hits = tag_hits.at(queue, plan.codes, position, end, chunk)
+            if hits is None:
+                return None
+            offsets, units, stop = hits.offsets, hits.units, min(<long long>hits.stop, end)
+            size = len(offsets)
+            index = bisect_left(offsets, position)
+            while index < size:
+                at = offsets[index]
+                if at >= stop:
+                    break
+                if not count and (held < 0 or at - held > span):
+                    if held >= 0 and reach[2]:
+                        return None  # to be asked for once more
+                    held = at
+                if count == plan.count_max or at > held + span:
+                    next_offset = at
+                    break
+                memcpy(
+                    self.units + count * UNIT_BYTES,
+                    PyBytes_AS_STRING(units) + index * UNIT_BYTES, UNIT_BYTES,
+                )
+                self.offsets[count] = at
+                count += 1
+                index += 1
+            position = stop
+            chunk = min(4 * chunk, CHUNK_UNITS_MAX)
+        given = Given.__new__(Given)
+        given.next_offset = position if next_offset < 0 else next_offset
+        given.count, given.held_from, given.is_out_of_reach = count, held, False
+        given.span = self.offsets[count - 1] - held if count else 0
+        return given
+
+    cdef object laid_out(
+        self, Plan plan, queue, int count, long long next_offset, long long low, long long high
+    ):
+        """The answer with the records of the units taken; None when they are not all plainly there,
+        in one file of the log, or are more than go into one answer."""
+        cdef long long first = get64(self.units), base, position, size, total = 0
+        cdef bint is_trusted = self.sound.trusted_from <= first < self.log.written_offset
+        if not is_trusted and self.log.requires_checksum:
+            return None
+        cdef Py_buffer view
+        cdef int index
+        cdef byte[ANSWER_MAX] head
+        cdef byte *out
+        cdef bytes answer
+        segment = self.segments.at(first)
+        if segment is None:
+            return None
+        base = segment.base
+        PyObject_GetBuffer(segment.view(), &view, PyBUF_SIMPLE)
+        try:
+            for index in range(count):
+                position = get64(self.units + index * UNIT_BYTES)
+                size = <int>get32(self.units + index * UNIT_BYTES + 8)
+                if size < RECORD_BYTES_MIN or size == BLANK_SIZE or position < base:
+                    return None
+                if position > base + view.len - size:
+                    return None
+                if <long long>get64(self.units + index * UNIT_BYTES + 12) == self.lost_code:
+                    return None
+                if not is_trusted and not is_whole(
+                    <const byte *>view.buf + (position - base), size, position, queue,
+                    self.offsets[index],
+                ):
+                    return None
+                total += size
+            if total > plan.bytes_max:
+                return None
+            out = put_number(put_bytes(head + 8, plan.answer[0]), next_offset)
+            out = put_number(put_bytes(out, plan.answer[1]), high)
+            out = put_number(put_bytes(out, plan.answer[2]), low)
+            out = put_number(put_bytes(out, plan.answer[3]), self.header.opaque)
+            out = put_bytes(out, plan.answer[4])
+            put32(head, <unsigned int>(out - head - 4 + total))
+            put32(head + 4, <unsigned int>(out - head - 8))
+            answer = PyBytes_FromStringAndSize(NULL, out - head + total)
+            size = out - head
+            out = <byte *>PyBytes_AS_STRING(answer)
+            memcpy(out, head, size)
+            out += size
+            for index in range(count):
+                position = get64(self.units + index * UNIT_BYTES)
+                size = get32(self.units + index * UNIT_BYTES + 8)
+                memcpy(out, <const byte *>view.buf + (position - base), size)
+                out += size
+            return answer
+        finally:
+            PyBuffer_Release(&view)
