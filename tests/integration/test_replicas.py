@@ -126,7 +126,8 @@ async def test_who_was_a_slave_in_between_hides_nothing_that_it_has_shown(tmp_pa
 async def test_who_has_cut_its_log_is_whole_when_it_is_level_with_a_master(tmp_path: Path) -> None:
     mark = tmp_path / "s" / INCOMPLETE_NAME
     async with name_server(tmp_path) as names:
-        config = broker_config(names, broker_role="SLAVE", broker_id=1)
+        # It hears of its master when it registers: at rest that would be too late.
+        config = broker_config(names, broker_role="SLAVE", broker_id=1, register_period_ms=1000)
         async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
             assert isinstance(slave.side, SlaveSide)
             assert slave.side.check_whole()

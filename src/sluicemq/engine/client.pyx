@@ -100,12 +100,16 @@ cdef struct Found:
 cdef class Answer:
     """A `wire.frames.Command`: a send is stored. Its fields are read for who asks for them."""
 
-    cdef readonly int code, flag, opaque, version, serialization
+    cdef public int code, flag, opaque, version, serialization
     cdef readonly bint is_response, is_oneway
-    cdef readonly object remark, language, body
+    cdef public object remark, language, body
     cdef bytes data
     cdef Py_ssize_t begin, end
     cdef Found found
+
+    def start(self):
+        """As `wire.frames.Command.start`."""
+        return None
 
     @property
     def fields(self):

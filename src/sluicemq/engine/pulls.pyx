@@ -269,17 +269,20 @@ cdef class Pulls:
         return answer
 
     cdef int take(self, queue, long long offset, long long count) except -1:
-        """Copies the units from `offset` on; returns how many there are at hand."""
+        """Copies the units from `offset` on, from the file and from the tail; returns how many."""
         cdef Py_buffer found
-        cdef int index
-        units = queue.units(offset, count)
-        PyObject_GetBuffer(units, &found, PyBUF_SIMPLE)
-        count = found.len // UNIT_BYTES
-        memcpy(self.units, found.buf, count * UNIT_BYTES)
-        PyBuffer_Release(&found)
-        for index in range(count):
+        cdef int done = 0, more, index
+        while done < count:
+            PyObject_GetBuffer(queue.units(offset + done, count - done), &found, PyBUF_SIMPLE)
+            more = <int>(found.len // UNIT_BYTES)
+            memcpy(self.units + done * UNIT_BYTES, found.buf, more * UNIT_BYTES)
+            PyBuffer_Release(&found)
+            if not more:
+                break
+            done += more
+        for index in range(done):
             self.offsets[index] = offset + index
-        return count
+        return done
 
     cdef Given choose(
         self, Plan plan, queue, long long offset, long long consumed, long long low, long long high

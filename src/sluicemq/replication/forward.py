@@ -27,7 +27,6 @@ the client's connection is closed then, which says just that.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from sluicemq.acl.guard import Guard
@@ -175,7 +174,8 @@ class Forwarder:
         no readers does not need to hear it (`is_heard`)."""
 
         def handle(command: Command, peer: Peer) -> Outcome:
-            told = replace(self._signed(command), flag=FLAG_ONEWAY)
+            told = self._signed(command).copied()
+            told.flag = FLAG_ONEWAY
             if command.code == Code.HEART_BEAT:
                 self._presence.seen(told, peer)
             else:
@@ -197,7 +197,7 @@ class Forwarder:
         guard = self.guard()
         if guard is None or ACCESS_KEY in (command.fields or {}):
             return command
-        command, account = replace(command), guard.account
+        command, account = command.copied(), guard.account
         if account is None:
             return self.signed(command)
         sign_command(command, account.access_key, account.secret_key)
@@ -305,7 +305,7 @@ class Tunnel:
             if self._opening is opening:
                 self._opening = None
             raise NotMasterError
-        sent = replace(command, flag=command.flag | FLAG_FORWARDED)
+        sent = command.copied(FLAG_FORWARDED)
         if command.is_oneway:
             channel.oneway(sent)
             return None
@@ -319,7 +319,7 @@ class Tunnel:
     def _asked(self, command: Command, channel: Channel) -> None:
         """The master asks the client: a check of a transaction, what it does now."""
         if command.is_oneway:
-            self._peer.notify(replace(command))
+            self._peer.notify(command.copied())
             return
         opaque = command.opaque
-        self._peer.ask(replace(command), lambda answer: channel.answer(opaque, answer))
+        self._peer.ask(command.copied(), lambda answer: channel.answer(opaque, answer))

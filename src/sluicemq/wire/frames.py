@@ -64,6 +64,13 @@ class Command:
         """What `encode_start` makes of it, where a subclass has a quicker way to write that."""
         return None
 
+    def copied(self, added_flag: int = 0) -> "Command":
+        """The same once more, to be numbered anew; with more bits of its flag set."""
+        return Command(
+            self.code, self.fields, self.body, self.opaque, self.flag | added_flag, self.remark,
+            self.language, self.version, self.serialization,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         """Never shows field values: they can hold signatures."""
         kind = "answer" if self.is_response else "request"
