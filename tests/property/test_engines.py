@@ -124,7 +124,6 @@ class Side:
             self.broker.dispatcher.run = None
             self.broker.core.pull.compiled = None
             self.broker.core.send.compiled = None
-            self.broker.core.intake.compiled = None
         self.client = self.connect()
 
     def connect(self) -> SteppedClient:

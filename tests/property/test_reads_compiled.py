@@ -102,33 +102,3 @@ def test_damage_is_odd_where_the_reference_says_so(
     if chance.random() < 0.3:
         del log[chance.randrange(len(log)) :]
     both(bytes(spoilt), bytes(log), 64, names)
-
-
-@settings(max_examples=200, deadline=None)
-@given(RECORDS, st.integers(0, 2000), st.randoms(use_true_random=False))
-def test_records_are_copied_side_by_side_or_not_at_all(
-    records: list[tuple[bytes, int]], bytes_max: int, chance: random.Random
-) -> None:
-    assert engine.reads is not None
-    log, units = log_of(records, 300)
-    chosen = [unit for unit in UNIT.iter_unpack(units) if chance.random() < 0.7]
-    if chance.random() < 0.2:
-        chosen.append(
-            chance.choice([(0, 0x7FFFFFFF, 0), (0, 100, 0), (300, -1, 0), (1 << 62, 9, 0)])
-        )
-    packed = b"".join(UNIT.pack(*unit) for unit in chosen)
-    limit = 300 + chance.choice((len(log), len(log) - 1, len(log) + 1))
-    found = engine.reads.copied(packed, memoryview(log), 300, limit, bytes_max)
-    is_plain = all(
-        0 < size != 0x7FFFFFFF and place >= 300 and place + size <= limit
-        for place, size, _ in chosen
-    )
-    if (
-        not chosen
-        or not is_plain
-        or limit > 300 + len(log)
-        or sum(size for _, size, _ in chosen) > bytes_max
-    ):
-        assert found is None
-    else:
-        assert found == b"".join(log[at - 300 : at - 300 + size] for at, size, _ in chosen)

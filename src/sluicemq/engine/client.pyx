@@ -13,7 +13,9 @@ from libc.string cimport memchr, memcmp, memcpy
 
 import orjson
 
-from sluicemq.engine.sends cimport get32, get64, put32, put_bytes, put_number
+from sluicemq.engine.sends cimport (
+    get32, get64, number_text, plain_text, put32, put_bytes, put_number,
+)
 from sluicemq.model.ids import decode_host
 from sluicemq.model.message import StoredMessage
 from sluicemq.record import layout
@@ -137,30 +139,6 @@ cdef object filled(kind, tuple names, tuple values):
     return made
 
 
-cdef const byte *text_end(const byte *at, const byte *end) noexcept:
-    """Where a text ends that begins at `at`: at its quote; NULL for one beyond plain ASCII."""
-    while at < end:
-        if at[0] == 34:
-            return at
-        if at[0] < 32 or at[0] > 126 or at[0] == 92:
-            return NULL
-        at += 1
-    return NULL
-
-
-cdef const byte *number_end(const byte *at, const byte *end, long long *number) noexcept:
-    """Where the digits end; NULL for anything but a whole number of up to 18, as JSON has it."""
-    cdef const byte *first = at
-    cdef long long value = 0
-    while at < end and 48 <= at[0] <= 57 and at - first < 18:
-        value = value * 10 + at[0] - 48
-        at += 1
-    if at == first or at == end or 48 <= at[0] <= 57 or (first[0] == 48 and at - first > 1):
-        return NULL
-    number[0] = value
-    return at
-
-
 cdef inline int is_key(const byte *key, Py_ssize_t size, const char *name, Py_ssize_t length) noexcept:
     return size == length and memcmp(key, name, length) == 0
 
@@ -176,11 +154,11 @@ cdef const byte *take_fields(const byte *at, const byte *end, Found *found) noex
         if at >= end or at[0] != 34:
             return NULL
         key = at + 1
-        at = text_end(key, end)
+        at = plain_text(key, end)
         if at == NULL or end - at < 4 or at[1] != 58 or at[2] != 34:
             return NULL
         size, value = at - key, at + 3
-        at = text_end(value, end)
+        at = plain_text(value, end)
         if at == NULL or end - at < 2:
             return NULL
         bit, number = 0, at
@@ -189,9 +167,9 @@ cdef const byte *take_fields(const byte *at, const byte *end, Found *found) noex
             if memchr(value, 44, at - value) != NULL:
                 return NULL  # those of a batch
         elif is_key(key, size, "queueId", 7):
-            bit, number = QUEUE_ID, number_end(value, end, &found.queue_id)
+            bit, number = QUEUE_ID, number_text(value, end, &found.queue_id)
         elif is_key(key, size, "queueOffset", 11):
-            bit, number = QUEUE_OFFSET, number_end(value, end, &found.queue_offset)
+            bit, number = QUEUE_OFFSET, number_text(value, end, &found.queue_offset)
         elif is_key(key, size, "recallHandle", 12):
             bit, found.handle, found.handle_size = HANDLE, value, at - value
         if found.seen & bit or number != at:
@@ -218,7 +196,7 @@ cdef int take(const byte *at, const byte *end, Found *found) noexcept:
         if at >= end or at[0] != 34:
             return 0
         key = at + 1
-        at = text_end(key, end)
+        at = plain_text(key, end)
         if at == NULL or end - at < 4 or at[1] != 58:
             return 0
         size, bit = at - key, 0
@@ -234,11 +212,11 @@ cdef int take(const byte *at, const byte *end, Found *found) noexcept:
                 bit = LANGUAGE
             elif not is_key(key, size, "serializeTypeCurrentRPC", 23):
                 return 0
-            at = text_end(at + 1, end)
+            at = plain_text(at + 1, end)
             if at != NULL:
                 at += 1
         else:
-            at = number_end(at, end, &number)
+            at = number_text(at, end, &number)
             if is_key(key, size, "code", 4):
                 bit, found.code = CODE, number
             elif is_key(key, size, "flag", 4):

@@ -1,10 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What reads look at for each message, in C: records that a pull is given, and the properties that
-a filter reads.
+"""What filters look at for each message: the properties that they read.
 
-Both walk units to records that lie in one mapped file of the log. `copied` puts records side by
-side, as the body of an answer; where one of them is not plainly there, it returns None and has done
-nothing. `tagged` chooses units by their tag codes. `columns` finds the values of a few properties, numbers the different ones, and says which
+`columns` walks units to records that lie in one mapped
+file of the log, finds the values of a few properties, numbers the different ones, and says which
 rows are odd; it decides what a record is as `record.arrow.build_block` does, and what a property is
 as `record.codec.as_dict` does. The Python there is the reference.
 
@@ -26,6 +24,7 @@ from libc.string cimport memcmp, memcpy
 
 import sys
 
+from sluicemq.engine.sends cimport get32, get64
 from sluicemq.record import layout
 
 cdef extern from "Python.h":
@@ -34,7 +33,6 @@ cdef extern from "Python.h":
 cdef extern from *:
     int __builtin_ctzll(unsigned long long) nogil
     uint64_t __builtin_bswap64(uint64_t) nogil
-    uint32_t __builtin_bswap32(uint32_t) nogil
     void __builtin_prefetch(const void *) nogil
 
 if sys.byteorder != "little":
@@ -47,11 +45,9 @@ assert (layout.NAME_END, layout.VALUE_END) == (1, 2)
 
 cdef enum:
     UNIT_BYTES = 20
-    CODE_AT = 12
     HEAD_BYTES = 88
     IPV6_BYTES = 12
     RECORD_BYTES_MIN = 91
-    BLANK_SIZE = 0x7FFFFFFF
     KNOWN_MAX = 64
     AHEAD = 4
 
@@ -61,18 +57,6 @@ cdef uint64_t ONES = 0x0101010101010101
 cdef uint64_t HIGHS = 0x8080808080808080
 cdef uint64_t VALUE_ENDS = 0x0202020202020202
 cdef uint64_t FACTOR = 0x9E3779B97F4A7C15
-
-
-cdef inline int64_t long_at(const uint8_t *at) noexcept nogil:
-    cdef uint64_t value
-    memcpy(&value, at, 8)
-    return <int64_t>__builtin_bswap64(value)
-
-
-cdef inline int32_t int_at(const uint8_t *at) noexcept nogil:
-    cdef uint32_t value
-    memcpy(&value, at, 4)
-    return <int32_t>__builtin_bswap32(value)
 
 
 cdef inline int16_t short_at(const uint8_t *at) noexcept nogil:
@@ -87,71 +71,6 @@ cdef inline uint64_t word_at(const uint8_t *at, const uint8_t *limit) noexcept n
     elif limit > at:
         memcpy(&value, at, limit - at)
     return value
-
-
-def copied(
-    const uint8_t[::1] units, const uint8_t[::1] view, int64_t base, int64_t limit,
-    int64_t bytes_max,
-):
-    """The records of all the units, side by side; None when one is blank or not wholly between
-    `base` and `limit` of the log, whose file is `view`, or when they have more than `bytes_max`."""
-    cdef Py_ssize_t count = units.shape[0] // UNIT_BYTES, turn
-    cdef int64_t total = 0, position, begin = -1, end = -1
-    cdef int32_t size
-    cdef char *target
-    if not count or limit - base > view.shape[0]:
-        return None
-    for turn in range(count):
-        position, size = long_at(&units[turn * UNIT_BYTES]), int_at(&units[turn * UNIT_BYTES + 8])
-        if size <= 0 or size == BLANK_SIZE or position < base or position > limit - size:
-            return None
-        __builtin_prefetch(&view[position - base])
-        total += size
-    if total > bytes_max:
-        return None
-    found = PyBytes_FromStringAndSize(NULL, total)
-    target = PyBytes_AS_STRING(found)
-    for turn in range(count):
-        position, size = long_at(&units[turn * UNIT_BYTES]), int_at(&units[turn * UNIT_BYTES + 8])
-        if position != end:
-            if end > begin:
-                memcpy(target, &view[begin - base], end - begin)
-                target += end - begin
-            begin = position
-        end = position + size
-    memcpy(target, &view[begin - base], end - begin)
-    return found
-
-
-def tagged(const uint8_t[::1] units, tuple codes, int64_t offset):
-    """Of the units, the first of which has this queue offset, those with one of the tag codes:
-    their queue offsets, and the units side by side."""
-    cdef Py_ssize_t count = units.shape[0] // UNIT_BYTES, several = len(codes), row, turn, found = 0
-    cdef int64_t *wanted = <int64_t *>malloc((several + 1) * sizeof(int64_t))
-    cdef int32_t *rows = <int32_t *>malloc((count + 1) * sizeof(int32_t))
-    cdef uint64_t code
-    cdef char *target
-    try:
-        if wanted == NULL or rows == NULL or count > BLANK_SIZE:
-            raise MemoryError
-        for turn in range(several):  # hashes of 32 bits, as they lie there
-            code = <uint64_t><int64_t><int32_t><uint32_t>(codes[turn] & 0xFFFFFFFF)
-            wanted[turn] = <int64_t>__builtin_bswap64(code)
-        for row in range(count):
-            memcpy(&code, &units[row * UNIT_BYTES + CODE_AT], 8)
-            for turn in range(several):
-                if <int64_t>code == wanted[turn]:
-                    rows[found] = <int32_t>row
-                    found += 1
-                    break
-        side_by_side = PyBytes_FromStringAndSize(NULL, found * UNIT_BYTES)
-        target = PyBytes_AS_STRING(side_by_side)
-        for turn in range(found):
-            memcpy(target + turn * UNIT_BYTES, &units[rows[turn] * UNIT_BYTES], UNIT_BYTES)
-        return [offset + rows[turn] for turn in range(found)], side_by_side
-    finally:
-        free(wanted)
-        free(rows)
 
 
 # --- properties
@@ -201,16 +120,16 @@ cdef inline const uint8_t *properties_of(const uint8_t *at, int32_t size, int64_
                                          Py_ssize_t *length) noexcept nogil:
     """Where the properties of a record of so many bytes lie; NULL when it is none."""
     cdef const uint8_t *end = at + size
-    cdef uint32_t magic = <uint32_t>int_at(at + 4)
-    cdef int32_t flags = int_at(at + 36), body
+    cdef uint32_t magic = get32(at + 4)
+    cdef int32_t flags = <int32_t>get32(at + 36), body
     cdef int topic
-    if int_at(at) != size or long_at(at + 28) != position:
+    if <int32_t>get32(at) != size or <int64_t>get64(at + 28) != position:
         return NULL
     cdef Py_ssize_t head = HEAD_BYTES
     head += (IPV6_BYTES if flags & 0x10 else 0) + (IPV6_BYTES if flags & 0x20 else 0)
     if size < head + 3:
         return NULL
-    body = int_at(at + head - 4)
+    body = <int32_t>get32(at + head - 4)
     if body < 0 or body > size - head - 3:
         return NULL
     at += head + body
@@ -406,8 +325,8 @@ def columns(
     for row in range(rows):
         ahead = row + AHEAD
         if ahead < rows:
-            position = long_at(&units[ahead * UNIT_BYTES]) - base
-            size = int_at(&units[ahead * UNIT_BYTES + 8])
+            position = <int64_t>get64(&units[ahead * UNIT_BYTES]) - base
+            size = <int32_t>get32(&units[ahead * UNIT_BYTES + 8])
             if 0 <= position <= room - 256 and RECORD_BYTES_MIN <= size < room - position:
                 __builtin_prefetch(log + position)
                 __builtin_prefetch(log + position + size - 64)
@@ -415,8 +334,8 @@ def columns(
                 if size > 256:
                     __builtin_prefetch(log + position + size - 192)
                     __builtin_prefetch(log + position + size - 256)
-        position = long_at(&units[row * UNIT_BYTES])
-        size = int_at(&units[row * UNIT_BYTES + 8])
+        position = <int64_t>get64(&units[row * UNIT_BYTES])
+        size = <int32_t>get32(&units[row * UNIT_BYTES + 8])
         found = NULL
         if size >= RECORD_BYTES_MIN and base <= position and position - base <= room - size:
             found = properties_of(log + (position - base), size, position, &length)

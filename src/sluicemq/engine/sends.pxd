@@ -3,6 +3,13 @@
 cdef unsigned int crc32(const unsigned char *data, Py_ssize_t size) noexcept nogil
 
 
+# Behind the characters of a string that begins at `p`: where its quote is. NULL for one with escapes
+# or beyond ASCII. And behind an integer as JSON and Java write it, of at most 18 digits; or NULL.
+cdef const unsigned char *plain_text(const unsigned char *p, const unsigned char *end) noexcept
+cdef const unsigned char *number_text(
+    const unsigned char *p, const unsigned char *end, long long *value
+) noexcept
+
 # Digits, or all of a text; where what follows begins.
 cdef unsigned char *put_number(unsigned char *out, unsigned long long value) noexcept
 cdef unsigned char *put_bytes(unsigned char *out, bytes text) noexcept

@@ -4,10 +4,9 @@
 `Sends.run` takes frame after frame as long as each is a plain 310 or 320: its JSON header is read
 where it lies, properties are written out without their escapes, records and units are laid out, and
 the answer is put together from pieces that do not change. The records of a run are one part of the
-turn, its answers are handed over once. `Sends.batch` is for batches whose request is not so plain.
+turn, its answers are handed over once.
 
-What is not plain is not touched: `run` ends before it, `batch` returns None, and the reference
-decides (`broker.produce.send`, `broker.produce.intake`, `store.writer`), whose rules these are. Its
+What is not plain is not touched: `run` ends before it, and the reference decides (`broker.produce.send`, `broker.produce.intake`, `store.writer`), whose rules these are. Its
 layouts are those of `record.layout`; loading this module compares them.
 """
 
@@ -125,7 +124,7 @@ cdef struct Header:
     long long code, flag, opaque, queue_id, sys_flag, born, message_flag
     const byte *topic
     Py_ssize_t topic_size
-    int has_names, is_batch
+    bint has_names, is_batch, is_brief
 
 cdef struct Properties:
     byte *data          # PROPERTIES_MAX and some more
@@ -151,16 +150,13 @@ cdef inline const byte *skip_spaces(const byte *p, const byte *end) noexcept:
     return p
 
 
-cdef inline const byte *plain_text(const byte *p, const byte *end) noexcept:
-    """Behind the characters of a string that begins at `p`: where its quote is. NULL for a string
-    with escapes or beyond ASCII."""
+cdef const byte *plain_text(const byte *p, const byte *end) noexcept:
     while p < end and not is_odd[p[0]] and p[0] < 0x80:
         p += 1
     return p if p < end and p[0] == 0x22 else NULL
 
 
-cdef const byte *number(const byte *p, const byte *end, long long *value) noexcept:
-    """An integer as JSON and Java write it, of at most 18 digits; NULL for anything else."""
+cdef const byte *number_text(const byte *p, const byte *end, long long *value) noexcept:
     cdef long long found = 0
     cdef bint is_negative = p < end and p[0] == 0x2D
     cdef const byte *first
@@ -176,12 +172,6 @@ cdef const byte *number(const byte *p, const byte *end, long long *value) noexce
     return p
 
 
-cdef inline const byte *quoted_number(const byte *p, const byte *end, long long *value) noexcept:
-    """The same as text, whose quote has been read; returns what is behind the other one."""
-    p = number(p, end, value)
-    return p + 1 if p != NULL and p < end and p[0] == 0x22 else NULL
-
-
 cdef int hex_digit(byte c) noexcept:
     if 0x30 <= c <= 0x39:
         return c - 0x30
@@ -190,8 +180,8 @@ cdef int hex_digit(byte c) noexcept:
 
 
 cdef const byte *unescape(const byte *p, const byte *end, Properties *into) noexcept:
-    """The text behind a quote, without its escapes; returns what is behind the other quote. NULL
-    for what is too long, or escaped beyond ASCII."""
+    """The text behind a quote, without its escapes (\\u0001, \\u0002); returns what is behind the other
+    quote. NULL for what is too long, or escaped in another way."""
     cdef byte *out = into.data
     cdef byte *limit = into.data + PROPERTIES_MAX
     cdef byte c
@@ -209,32 +199,13 @@ cdef const byte *unescape(const byte *p, const byte *end, Properties *into) noex
             into.size = out - into.data
             into.is_wide = is_wide
             return p + 1
-        if c != 0x5C or end - p < 6:
+        if c != 0x5C or end - p < 6 or memcmp(p + 1, b"u00", 3):
             return NULL
-        c = p[1]
-        if c == 0x75:  # \u00xx
-            if p[2] != 0x30 or p[3] != 0x30:
-                return NULL
-            high, low = hex_digit(p[4]), hex_digit(p[5])
-            if high < 0 or high > 7 or low < 0 or high + low == 0:
-                return NULL
-            out[0] = high << 4 | low
-            p += 6
-        else:
-            if c == 0x6E:
-                c = 0x0A
-            elif c == 0x74:
-                c = 0x09
-            elif c == 0x72:
-                c = 0x0D
-            elif c == 0x62:
-                c = 0x08
-            elif c == 0x66:
-                c = 0x0C
-            elif c != 0x22 and c != 0x5C and c != 0x2F:
-                return NULL
-            out[0] = c
-            p += 2
+        high, low = hex_digit(p[4]), hex_digit(p[5])
+        if high < 0 or high > 7 or low < 0 or high + low == 0:
+            return NULL
+        out[0] = high << 4 | low
+        p += 6
         out += 1
     return NULL
 
@@ -252,10 +223,12 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
             return NULL
         letter = p[1]
         if p[2] != 0x22:  # a longer name: none that we read, but it may change an answer
-            p = plain_text(p + 1, end)
+            first = p + 1
+            p = plain_text(first, end)
             if p == NULL:
                 return NULL
-            header.has_names = True
+            header.is_brief = p - first == 11 and not memcmp(first, b"sluiceBrief", 11)
+            header.has_names = header.has_names or not header.is_brief
             letter = 0
             p += 1
         elif is_odd[letter] or letter >= 0x80:
@@ -300,7 +273,10 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
                 header.is_batch = True
             p += 1
         if target != NULL:
-            p = quoted_number(p, end, target)
+            p = number_text(p, end, target)
+            if p == NULL or p >= end or p[0] != 0x22:
+                return NULL
+            p += 1
         if p == NULL or header.seen & bit:
             return NULL
         header.seen |= bit
@@ -322,7 +298,7 @@ cdef bint read_header(const byte *p, const byte *end, Header *header, Properties
     cdef long long *target
     cdef long long ignored
     header.seen = 0
-    header.has_names = header.is_batch = False
+    header.has_names = header.is_batch = header.is_brief = False
     own.size = own.is_wide = 0
     if p >= end or p[0] != 0x7B:
         return False
@@ -359,7 +335,7 @@ cdef bint read_header(const byte *p, const byte *end, Header *header, Properties
                 if p != NULL:
                     p += 1
             else:
-                p = number(p, end, target)
+                p = number_text(p, end, target)
         if p == NULL or header.seen & bit:
             return False
         if bit == CODE and header.code != SEND and header.code != SEND_BATCH:
@@ -864,6 +840,7 @@ cdef class Sends:
                     )
                     if count < 0:
                         break
+                count = 1 if header.is_brief else count  # of the ids
                 answers.append(b"" if header.flag else self.answer_to(&header, count, offset))
                 position += total + 4
         finally:  # whatever happens, what has its units is written
@@ -871,32 +848,3 @@ cdef class Sends:
                 self.finish(used)
                 self.hold(peer, answers)
         return position
-
-    def batch(
-        self, TopicState topic, QueueState queue, bytes data, unsigned int sys_flag, long long born,
-        bytes born_host,
-    ):
-        """The messages of a batch, all or none; their places in the log, eight bytes each, and the
-        first queue offset. None when it is not plain: then nothing has changed. HOT.
-
-        Raises StoreError when the turn may not begin.
-        """
-        cdef Py_ssize_t used = 0, count, index
-        cdef long long first = queue.next_offset
-        if PyBytes_GET_SIZE(born_host) != HOST_BYTES:
-            return None
-        if PyBytes_GET_SIZE(self.store_host) != HOST_BYTES:
-            return None
-        if self.turn.position == self.turn.turn_start:
-            self.begin()
-        count = self.several(
-            topic, queue, <const byte *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), sys_flag,
-            born, <const byte *>PyBytes_AS_STRING(born_host), &used,
-        )
-        if count < 0:
-            return None
-        self.finish(used)
-        cdef bytes places = PyBytes_FromStringAndSize(NULL, 8 * count)
-        for index in range(count):
-            put64(<byte *>PyBytes_AS_STRING(places) + 8 * index, self.places[index])
-        return places, first

@@ -36,7 +36,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq import engine
 from sluicemq.model.message import UNQUEUED
 from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
@@ -350,10 +349,7 @@ class TagHits:
             count = len(units) // UNIT_BYTES
             if not count:
                 return None
-            if engine.reads is not None:
-                offsets, found = engine.reads.tagged(units, tuple(codes), position)
-            else:
-                offsets, found = tagged(units, codes, position)
+            offsets, found = tagged(units, codes, position)
             known = self._chunks[key] = Hits(queue, position, position + count, offsets, found)
             if len(self._chunks) > KEPT:
                 self._chunks.popitem(last=False)

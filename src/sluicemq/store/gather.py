@@ -1,10 +1,8 @@
 """Collecting the records of a read within its limits, as slices of the log, none of them damaged.
 
-No message is decoded: units come in, and slices of the log go out, one for all when they are
-adjacent; or a copy of the few that an ordinary pull gets, which is what the compiled engine has
-sooner. With a filter of an ordinary pull it is also no more than the reader can hold (`Reach`),
-reckoned from the first match it has not consumed: a pull names the offset up to which everything is
-consumed.
+No message is copied or decoded: units come in, adjacent records are one slice. With a filter of an
+ordinary pull it is also no more than the reader can hold (`Reach`), reckoned from the first match
+it has not consumed: a pull names the offset up to which everything is consumed.
 
 Seven hundred conditions on two thousand messages take a quarter of a second: no reader may hold the
 loop so long. A read that has to know verdicts which take long ends with a `Judgement` instead: the
@@ -43,7 +41,6 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
-from sluicemq import engine
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.record.layout import MAGICS, RECORD_BYTES_MIN, RECORD_HEAD
@@ -382,25 +379,18 @@ class Gather:
                 return 0
             self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         view, base = self._view, self._base
-        if engine.reads is not None and not self.is_bulk:
-            data = engine.reads.copied(units, view, base, self._limit, room)
-            if data is None:
-                return 0
-            size = len(data)
-            self.data.append(memoryview(data))
+        numbers = _SEVERAL[count - 1](units)
+        starts, sizes = numbers[::2], numbers[1::2]
+        size, end = sum(sizes), starts[-1] + sizes[-1]
+        if max(sizes) == BLANK_SIZE or size > room or end > self._limit:
+            return 0
+        if end - first == size:
+            self.data.append(view[first - base : end - base])
         else:
-            numbers = _SEVERAL[count - 1](units)
-            starts, sizes = numbers[::2], numbers[1::2]
-            size, end = sum(sizes), starts[-1] + sizes[-1]
-            if max(sizes) == BLANK_SIZE or size > room or end > self._limit:
-                return 0
-            if end - first == size:
-                self.data.append(view[first - base : end - base])
-            else:
-                self.data += [
-                    view[start - base : start - base + size]
-                    for start, size in zip(starts, sizes, strict=True)
-                ]
+            self.data += [
+                view[start - base : start - base + size]
+                for start, size in zip(starts, sizes, strict=True)
+            ]
         self.count += count
         self.size_bytes += size
         return count

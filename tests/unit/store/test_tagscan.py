@@ -3,11 +3,9 @@
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
-from sluicemq import engine
-from sluicemq.store.bulk import TagHits, find_codes, tagged
+from sluicemq.store.bulk import TagHits, find_codes
 from sluicemq.store.queues import BLANK_UNIT, UNIT
 
 INTERESTING = [0, 1, -1, 97, -97, (1 << 31) - 1, -(1 << 31), 1 << 31, -(1 << 31) - 1, 1 << 40]
@@ -26,21 +24,6 @@ def test_scan_equals_a_loop(stored: list[int], wanted: frozenset[int]) -> None:
     data = units(stored)
     assert find_codes(memoryview(data), wanted).tolist() == expected
     assert find_codes(bytearray(data), wanted).tolist() == expected
-
-
-@pytest.mark.skipif(engine.reads is None, reason="`make native` has not built it")
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(CODES, max_size=60),
-    st.frozensets(HASHES | st.integers(-(1 << 70), 1 << 70), max_size=4),
-    st.integers(0, 1 << 50),
-)
-def test_the_compiled_scan_finds_what_the_reference_finds(
-    stored: list[int], wanted: frozenset[int], offset: int
-) -> None:
-    assert engine.reads is not None
-    data = memoryview(units(stored))
-    assert engine.reads.tagged(data, tuple(wanted), offset) == tagged(data, wanted, offset)
 
 
 def test_scan_begins_anywhere_in_a_file() -> None:

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
@@ -169,8 +169,6 @@ class Intake:
         self.on_staged: OnStaged = lambda *_: None
         """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
         self.elsewhere = Elsewhere()
-        self.compiled: Any = None
-        """Takes plain batches past all that is here (`sluicemq.engine`)."""
 
     def accept(self, draft: Draft) -> Stored:
         """Rewrite and append; the caller's answer ends the turn.
@@ -230,8 +228,8 @@ class Intake:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
             )
-        if origin.is_plain and self._writer.takes_columns:
-            done = self._append_plain(
+        if self._writer.takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
+            done = self._append_columns(
                 topic, queue_id, bytes(body), origin, id_prefix, suffix, ids_max
             )
             if done is not None:
@@ -255,22 +253,11 @@ class Intake:
         wanted = positions[:ids_max]
         return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
 
-    def _append_plain(
+    def _append_columns(
         self, topic: Topic, queue_id: int, body: bytes, origin: Origin, id_prefix: str,
         suffix: bytes, ids_max: int | None,
     ) -> tuple[str, int] | None:  # fmt: skip
-        """By the compiled engine, or as columns. HOT. None when it has to be taken apart; nothing
-        has changed then."""
-        queue = self._writer.by_key.get((topic.name, queue_id))
-        if self.compiled is not None and queue is not None and topic.name != STAGING_TOPIC:
-            laid = self.compiled.batch(
-                topic, queue, body, origin.sys_flag, origin.born_time_ms, origin.born_host
-            )
-            if laid is not None:
-                places, offset = laid
-                return offset_message_ids(id_prefix, places[:8] if ids_max else places), offset
-        if len(body) < COLUMNS_BYTES_MIN:
-            return None
+        """HOT. None when it has to be taken apart; nothing has changed then."""
         from sluicemq.record import batch_columns  # noqa: PLC0415 - NumPy for large batches only
 
         columns = batch_columns.split(body, suffix, text.tag_code_of_value)

@@ -284,7 +284,6 @@ class Send:
                 store.writer, topics.table, store.writer.by_key, self.sizes,
                 store.writer.begin, turns.hold_all, store.writer.body_bytes_max,
             )  # fmt: skip
-            intake.compiled = self.compiled
         settings.on_change(self.prepare)
         self.prepare()
 
