@@ -141,6 +141,33 @@ cdef bint is_whole(
     return memchr(p + 2, 0, end - p - 2) == NULL
 
 
+def are_whole(units, offsets, segment, queue, long long lost_code) -> bool:
+    """Are the records of the units, which stand at these offsets of the queue, all whole and in one
+    file of the log? False where the reference has to look."""
+    cdef Py_buffer view, found
+    cdef long long position, size, base = segment.base
+    cdef const byte *unit
+    cdef Py_ssize_t index
+    PyObject_GetBuffer(segment.view(), &view, PyBUF_SIMPLE)
+    PyObject_GetBuffer(units, &found, PyBUF_SIMPLE)
+    try:
+        for index in range(found.len // UNIT_BYTES):
+            unit = <const byte *>found.buf + index * UNIT_BYTES
+            position, size = get64(unit), <int>get32(unit + 8)
+            if <long long>get64(unit + 12) == lost_code or size < RECORD_BYTES_MIN:
+                return False
+            if position < base or position > base + view.len - size:
+                return False
+            if not is_whole(
+                <const byte *>view.buf + (position - base), size, position, queue, offsets[index]
+            ):
+                return False
+        return True
+    finally:
+        PyBuffer_Release(&view)
+        PyBuffer_Release(&found)
+
+
 cdef class Pulls:
     """What pulls need of a broker: `pull` is its request family, `sends` takes what stands between
     them. `plans` are by the header that they are for."""
