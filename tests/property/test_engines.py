@@ -199,7 +199,10 @@ def test_the_compiled_engine_takes_plain_sends_and_batches(sides: tuple[Side, Si
         text = json.dumps(header).encode()
         frame = struct.pack(">II", 4 + len(text) + 4, len(text)) + text + b"body"
         compiled = side.broker.core.send.compiled
-        taken += compiled.run(frame, 0, side.client.peer) == len(frame)
+        if compiled.run(frame, 0, side.client.peer) == len(frame):
+            taken += 1
+        else:
+            side.client.feed_bytes(frame)
     side.broker.step()
     assert taken >= 46  # the first message of a queue is not plain
 

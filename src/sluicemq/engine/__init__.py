@@ -6,12 +6,12 @@
     client.pyx   our client: the frames of plain sends, their answers, records as they are pulled
     keys.pyx     the keys of records, for the index
     pulls.pyx    pulls that a consumer repeats
-    reads.pyx    what a pull is given, side by side; the properties that a filter reads
+    reads.pyx    the properties that a filter reads, where there are no columns yet
 
 A compiled module takes what is plain and leaves everything else where it stands: then the Python
 beside it decides, which does all of it when there is no compiled module. So nothing but speed
 differs. The tests hold both equal, byte by byte (tests/property/test_engines.py,
-test_reads_compiled.py).
+test_engine_client.py, test_index_columns.py, test_reads_compiled.py).
 
 `make native` builds the modules in place. `SLUICE_PURE=1` does without them. A module that is not
 of the source beside it is left alone too: what was built from older source would do what that said.

@@ -6,7 +6,7 @@ their sizes, finds UNIQ_KEY and the words of KEYS among the properties, and hash
 Java does. None when something there is not as it should be: then the reference looks.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 

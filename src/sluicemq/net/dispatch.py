@@ -248,14 +248,17 @@ class Dispatcher:
         """Do requests need rights?"""
         return self._before is not None
 
-    def feed(self, data: bytes, peer: Peer, shares: Shares = NOBODY_WAITS) -> tuple[int, bytes]:
+    def feed(
+        self, data: bytes, peer: Peer, shares: Shares = NOBODY_WAITS, *, is_tried: bool = False
+    ) -> tuple[int, bytes]:
         """Handle every whole frame in `data`. HOT.
 
         Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
         a later bad frame ends the pass and raises when the rest is fed again. With `shares` a
-        request that is not quick may have to wait: then the pass ends before it.
+        request that is not quick may have to wait: then the pass ends before it. `is_tried`: the
+        compiled engine has left the first frame.
         """
-        find_quick, admit, run = self.quick.get, self._admit, self.run
+        find_quick, admit, run = self.quick.get, self._admit, None if is_tried else self.run
         frame_bytes_max = self.frame_bytes_max
         unpack = _PREFIX.unpack_from
         answers: list[bytes] = []

@@ -49,20 +49,23 @@ class Connection(Accepted):
     def _received(self, data: bytes) -> None:
         """HOT: a chunk of whole frames that the compiled engine takes is done here."""
         run = self._dispatcher.run
-        if run is not None and not (self.is_refused or self._held or len(self._pieces)):
-            used = run(data, 0, self.peer, self._shares)
-            if used == len(data):
-                self.frame_sweeps = 0
-                return
-            data = data[used:] if used else data
-        self._serve(self._pieces.add(data))
+        if run is None or self.is_refused or self._held or len(self._pieces):
+            self._serve(self._pieces.add(data))
+            return
+        used = run(data, 0, self.peer, self._shares)
+        if used == len(data):
+            self.frame_sweeps = 0
+        else:
+            self._serve(data[used:] if used else data, is_tried=True)
 
-    def _serve(self, whole: bytes | None) -> None:
+    def _serve(self, whole: bytes | None, *, is_tried: bool = False) -> None:
+        """`is_tried`: the compiled engine has left the first frame."""
         peer, shares, data = self.peer, self._shares, whole or b""
         dispatcher = REFUSING if self.is_refused else self._dispatcher
         try:
             while whole:
-                used, answers = dispatcher.feed(whole, peer, shares)
+                used, answers = dispatcher.feed(whole, peer, shares, is_tried=is_tried)
+                is_tried = False
                 if answers and not peer.closed:
                     self._transport.write(answers)
                 self.frame_sweeps = 0
