@@ -129,6 +129,7 @@ def spark(directory: Path) -> Iterator[Any]:
     warnings.simplefilter(
         "ignore", FutureWarning
     )  # pyspark on the newest pandas, which is not used
+    interrupt = signal.getsignal(signal.SIGINT)
     session = spark_session(
         "flights",
         settings={
@@ -137,13 +138,17 @@ def spark(directory: Path) -> Iterator[Any]:
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging}",
         },
     )
+    # Spark's handler asks the JVM to cancel its jobs before it raises, and can fail at that.
+    signal.signal(signal.SIGINT, interrupt)
     gateway = session.sparkContext._gateway
     try:
         yield session
     finally:
-        session.stop()
-        gateway.shutdown()
-        _end(gateway.proc)
+        try:
+            session.stop()
+        finally:
+            gateway.shutdown()
+            _end(gateway.proc)
 
 
 # --------------------------------------------------------------------------------- steps
@@ -375,10 +380,19 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help=f"only every {SHORT_EVERY}th flight")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminated)
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     started = time.monotonic()
     try:
         found = lines(SHORT_EVERY if arguments.short else 1)
-    except KeyboardInterrupt:
+    except BaseException:
+        if not interrupts:  # Control-C reaches Spark's workers too: what breaks then is no news
+            raise
         console.print("interrupted; servers and Spark are closed.")
         return 130
     return 0 if show(found, time.monotonic() - started) else 1

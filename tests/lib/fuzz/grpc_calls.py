@@ -187,7 +187,7 @@ class Splice:
         names = {name for name, _ in requests()}
         server = GrpcServer({SERVICE + name: answered for name in names})
         await server.start("127.0.0.1", [0])
-        pumps = set[asyncio.Task[None]]()
+        pumps, writers = set[asyncio.Task[None]](), set[asyncio.StreamWriter]()
 
         async def copy(source: asyncio.StreamReader, sink: Callable[[bytes], object]) -> None:
             while data := await source.read(1 << 16):
@@ -202,12 +202,15 @@ class Splice:
 
             pumps.add(self._loop.create_task(copy(reader, keep)))
             pumps.add(self._loop.create_task(copy(answers, writer.write)))
+            writers.update((writer, there))
 
         async with await asyncio.start_server(accept, sock=self._listener):
             ready.set()
             await self._over.wait()
             for pump in pumps:
                 pump.cancel()
+            for writer in writers:
+                writer.close()
         await server.close()
 
 

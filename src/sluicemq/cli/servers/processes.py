@@ -104,10 +104,9 @@ async def etcd_is_healthy(port: int) -> bool:
     """Does it serve, and has it a leader?"""
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
-        writer.write(b"GET /health HTTP/1.0\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        return b'"true"' in answer
+        with contextlib.closing(writer):
+            writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+            return b'"true"' in await reader.read()
     return False
 
 
