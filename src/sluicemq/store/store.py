@@ -656,7 +656,8 @@ class Store:
         self._checkpoint_now()
 
     def close(self) -> None:
-        """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked.
+        """Everything to disk, a mark, no `abort`, unlocked. Raises StoreError or OSError after a
+        disk error, before or now: then only unlocked.
 
         Without room for the queues the log is safe all the same, and the next start adds the rest.
         """
@@ -664,22 +665,22 @@ class Store:
             return
         self._is_closed = True
         try:
-            if self._log.failure is None:
-                self.commit()
-                if (end := self._log.records_end) < self._log.written_offset:
-                    # Of what a master wrote, the beginning of a record goes: it is sent again.
-                    for found in sweep_records(self._log, end, self._log.written_offset):
-                        end = found.end
-                    self._log.cut(min(self._log.skip_blank(end), self._log.written_offset))
-                self.keys.finish(self.writer.last_time_ms)
-                self._flush(list(self._queues.dirty))
-                self._log.sync()
+            self._log.check()
+            self.commit()
+            if (end := self._log.records_end) < self._log.written_offset:
+                # Of what a master wrote, the beginning of a record goes: it is sent again.
+                for found in sweep_records(self._log, end, self._log.written_offset):
+                    end = found.end
+                self._log.cut(min(self._log.skip_blank(end), self._log.written_offset))
+            self.keys.finish(self.writer.last_time_ms)
+            self._flush(list(self._queues.dirty))
+            self._log.sync()
+            self._make_checkpoint()
+            if not self._queues.dirty:  # else the next start looks at everything
+                self._request_checkpoint(self._state())
                 self._make_checkpoint()
-                if not self._queues.dirty:  # else the next start looks at everything
-                    self._request_checkpoint(self._state())
-                    self._make_checkpoint()
-                    if self._marked is not None:
-                        remove_abort(self._files, self._abort_path)
+                if self._marked is not None:
+                    remove_abort(self._files, self._abort_path)
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)
             raise
