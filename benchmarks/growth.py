@@ -43,7 +43,7 @@ def with_topics(count: int, run: Run) -> Run:
                 load.ask(server.broker, request, "topics were not created")
             load.fill(server.broker, frames.spread_sends(names), len(names))
             server.topics = count
-            # The files of new queues, which are written once behind the answers, are not the sends'.
+            # New queues' files, which are made once behind the answers, are not the sends'.
             measure.await_rest(server.pid, FILES_S + 60, FILES_S)
         return run(server, plan)
 
