@@ -70,7 +70,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_TIMER_CHECK_POINT: Row(None, DelayRequests.timer_checkpoint),
     Code.GET_TIMER_METRICS: Row(None, DelayRequests.timer_metrics),
     # --- consumers
-    Code.PULL_MESSAGE: Row(None, Pull.pull),
+    Code.PULL_MESSAGE: Row(None, Pull.pull, Pull.pull_quick),
     Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
     Code.POP_MESSAGE: Row(p.PopMessageRequest, Pop.pop),
     Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, Pop.peek),
@@ -236,6 +236,7 @@ def dispatcher(b: BrokerState) -> Dispatcher:
         quick = {}
     if b.guard is not None or b.steering is not None:  # each is looked at, or passed on
         quick.pop(Code.HEART_BEAT, None)
+        quick.pop(Code.PULL_MESSAGE, None)
     return Dispatcher(
         handlers,
         quick=quick,
@@ -252,4 +253,7 @@ def _compiled(b: BrokerState, quick: dict[int, Quick]) -> Run | None:
     """What the compiled engine takes, where sends are plain."""
     is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
     sends = b.send.compiled
-    return b.pull.compile(sends.run) if is_plain and sends is not None else None
+    if not is_plain or sends is None:
+        return None
+    quick.pop(Code.PULL_MESSAGE, None)
+    return b.pull.compile(sends.run)

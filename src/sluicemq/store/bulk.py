@@ -14,9 +14,10 @@ alone. So columns can only be too short, never wrong. Tags that are not plain (b
 delayed messages) are read by the scalar code, row by row.
 
 Units have 20 bytes, and their tag code in the last 8 (big-endian). `find_codes` compares those in
-the machine's own order with a code whose bytes are swapped. A pull takes 32 of the hits of a chunk, and the next one goes on behind them: the hits of a reader's
-chunk are kept for it (`TagHits`), so no unit is looked at twice. Messages that were sent in batches
-lie side by side in the log: a bulk read takes such runs whole (`runs_of`).
+the machine's own order with a code whose bytes are swapped. A pull takes 32 of the hits of a chunk,
+and the next one goes on behind them: the hits of a reader's chunk are kept for it (`TagHits`), so
+no unit is looked at twice. Messages that were sent in batches lie side by side in the log: a bulk
+read takes such runs whole (`runs_of`).
 
 NumPy is imported with this module, and this module when there is much to read: an idle broker does
 without.
@@ -289,12 +290,14 @@ def find_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
     hits = found == first
     for code in others:
         np.logical_or(hits, found == code, out=hits)
-    return hits.nonzero()[0]
+    return np.flatnonzero(hits)
 
 
 def _as_stored(code: int) -> np.int64:
     """A code as this machine reads it from big-endian bytes."""
-    return np.int64(int.from_bytes(code.to_bytes(8, "big", signed=True), sys.byteorder, signed=True))
+    return np.int64(
+        int.from_bytes(code.to_bytes(8, "big", signed=True), sys.byteorder, signed=True)
+    )
 
 
 class Hits(NamedTuple):
