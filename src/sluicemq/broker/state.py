@@ -128,7 +128,7 @@ class BrokerState:
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
             settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
-            self.background, self.delivered, self.request_filters,
+            self.background, self.delivered, self.request_filters, self.shares,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)

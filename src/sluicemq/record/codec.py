@@ -485,7 +485,8 @@ def _digits(crc: int) -> bytes:
 
 BATCH_FIXED_BYTES = BATCH_HEAD.size + _SHORT.size
 COPIED_BYTES_MAX = 256 * 1024
-_pack_head, _unpack_head = BATCH_HEAD.struct.pack, BATCH_HEAD.struct.unpack_from
+_pack_head = BATCH_HEAD.struct.pack
+_unpack_lengths = BATCH_HEAD.only("size", "flag", "body_length").unpack_from
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
@@ -515,14 +516,14 @@ def decode_batch(
     """
     is_small = len(body) <= COPIED_BYTES_MAX
     source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
-    unpack_head, unpack_length = _unpack_head, _SHORT.unpack_from
+    unpack_head, unpack_length = _unpack_lengths, _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
     end = len(body)
     messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
     at = 0
     while at < end:
         try:
-            size, _, _, flag, body_length = unpack_head(source, at)
+            size, flag, body_length = unpack_head(source, at)
             start = at + head_bytes
             body_end = start + body_length
             if body_length < 0:
@@ -533,7 +534,9 @@ def decode_batch(
         next_at = body_end + 2 + properties_length
         if properties_length < 0 or next_at - at != size or next_at > end:
             raise _bad(at)
-        own = bytes(source[body_end + 2 : next_at])
+        own = source[body_end + 2 : next_at]
+        if not is_small:
+            own = bytes(own)
         tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
         if behind:
             own = own + behind if own[-1:] == b"\x02" or not own else b"%b\x02%b" % (own, behind)

@@ -44,12 +44,13 @@ from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer, Run
+from sluicemq.net.limits import Shares
 from sluicemq.store.gather import PostponedError, Reach
 from sluicemq.store.log import LOST_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
-from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
 from sluicemq.wire.headers import PullMessageRequest
@@ -65,6 +66,7 @@ BULK_BYTES_MIN: Final = 65_536
 PIECES_BYTES_MIN: Final = 512 * 1024
 """So large an answer is not copied together: fresh memory for it costs more than sending it."""
 
+FIELDS_PLAIN_MAX: Final = 32
 _PREFIX: Final = struct.Struct(">II")
 # Bytes, not text: formatting them takes 60 % of the time.
 _ANSWER: Final = (
@@ -158,6 +160,7 @@ class Pull:
     background: Background
     delivered: Deliveries
     filters: RequestFilters
+    shares: Shares
     has_master: Callable[[], bool] = lambda: False
     """Of a slave: does it follow a master now?"""
     found: int = 0
@@ -204,6 +207,52 @@ class Pull:
             return b"".join(pieces)
         peer.write_pieces(pieces)
         return None
+
+    def pull_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        """11. HOT: a plain pull where there are messages; False for all else, which goes to `pull`.
+        It has its share of the time, as any request."""
+        shares = self.shares
+        try:
+            reading = Reading(header["extFields"], peer)
+            fields, opaque, offset = reading.fields, header["opaque"], reading.offset
+            queue = self.store.writer.by_key.get(reading.queue)
+            if (
+                queue is None
+                or not queue.offset_min <= offset < queue.visible_offset
+                or reading.group not in self.groups.table
+                or reading.group in self._lanes
+                or self.offsets.resets.table
+                or "sluiceBulk" in fields
+                or len(fields) > FIELDS_PLAIN_MAX
+                or header["flag"] != 0
+                or opaque.__class__ is not int
+                or not 0 <= opaque <= 0x7FFFFFFF
+                or (shares.is_tight and shares.has_to_wait(peer))
+            ):
+                return False
+            begin_s = shares.now_s()
+            self._check(reading)
+            if reading.filter is not None and reading.filter.reads_properties:
+                return False
+            consumed = int(fields["commitOffset"]) if reading.sys_flag & COMMIT_OFFSET else -1
+            reading.consumed = consumed if consumed >= 0 else None
+        except (PullRefusedError, PostponedError, KeyError, TypeError, ValueError):
+            return False
+        if consumed >= 0:
+            self.offsets.commit(reading.group, *reading.queue, consumed)
+        result = self._read(reading, offset)
+        if result.status is _FOUND:
+            pieces = self._found(reading, opaque, result)
+            if result.size_bytes < PIECES_BYTES_MIN:
+                peer.write(b"".join(pieces))
+            else:
+                peer.write_pieces(pieces)
+        elif (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND:
+            return False  # it may wait
+        else:
+            peer.write(self._not_found(reading, opaque, code, result))
+        shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
+        return True
 
     def compile(self, sends: Callable[..., int]) -> Run:
         """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
