@@ -271,10 +271,10 @@ class Reading:
 
 PULLS = st.fixed_dictionaries({
     "queueId": st.integers(0, 1), "offset": st.integers(0, 60), "commitOffset": st.integers(0, 40),
-    "maxMsgNums": st.sampled_from([1, 5, 32]), "sysFlag": st.sampled_from([0, 1, 4, 5]),
+    "maxMsgNums": st.sampled_from([1, 5, 32, 100]), "sysFlag": st.sampled_from([0, 1, 4, 5]),
     "subscription": st.sampled_from(EXPRESSIONS[:-1]), "subVersion": st.sampled_from([0, 0, 2]),
     "consumerGroup": st.sampled_from(["G", "G", "other"]),
-})  # fmt: skip
+}, optional={"sluiceAnySpan": st.just("true")})  # fmt: skip
 STEPS = (
     st.tuples(
         st.just("send"), st.integers(0, 1), st.sampled_from(TAGS), st.sampled_from([1, 50, 70_000])

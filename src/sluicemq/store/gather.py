@@ -38,6 +38,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
@@ -86,8 +87,12 @@ _HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "ph
 _NOTHING: Final = memoryview(b"")
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
-_SEVERAL: Final = [struct.Struct(">" + count * "qi8x").unpack for count in range(1, 65)]
-"""Positions and sizes of so many units in turn."""
+
+
+@cache
+def _several(count: int) -> Callable[[Units], tuple[int, ...]]:
+    """Reads positions and sizes of so many units in turn."""
+    return struct.Struct(">" + count * "qi8x").unpack
 
 
 class Soundness:
@@ -377,7 +382,7 @@ class Gather:
         """All of a few units, when nothing stands in the way: they have room, one file of the log
         holds them, none is blank. 0 when something does, and nothing has changed then. HOT."""
         count, room = len(units) // UNIT_BYTES, self.bytes_max - self.size_bytes
-        if not 0 < count <= self.room or count > len(_SEVERAL):
+        if not 0 < count <= self.room:
             return 0
         first = _first_position(units)[0]
         if not self._base <= first < self._limit:
@@ -386,7 +391,7 @@ class Gather:
                 return 0
             self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         view, base = self._view, self._base
-        numbers = _SEVERAL[count - 1](units)
+        numbers = _several(count)(units)
         starts, sizes = numbers[::2], numbers[1::2]
         size, end = sum(sizes), starts[-1] + sizes[-1]
         if max(sizes) == BLANK_SIZE or size > room or end > self._limit:

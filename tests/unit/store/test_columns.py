@@ -183,7 +183,7 @@ def test_matches_far_apart_end_a_pull_as_without_columns(
     fill(bench, 3000)
     for expression in ("n = 3", "city = 'bj'"):
         for consumed in (0, 5, 500):
-            args = ("T", 0, 900, 4000, None)
+            args = ("T", 0, 900, 32, None)
             for reach in (Reach(consumed), Reach(consumed, 400, is_patient=True)):
                 fast = bench.store.reader.read(*args, by_columns(expression), 1 << 20, reach)
                 slow = bench.store.reader.read(*args, Records(expression), 2000, reach)
