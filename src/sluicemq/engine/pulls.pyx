@@ -98,10 +98,11 @@ cdef bint cut(const byte *p, Py_ssize_t size, Cut *into) noexcept:
 
 cdef class Plan:
     """What the checks of the reference made of a pull, and the pieces of its answers around next
-    offset, end and begin of the queue, and opaque. `codes` None: all messages."""
+    offset, end and begin of the queue, and opaque. `codes` None: all messages; with a `scan` of
+    columns they are a filter of blocks."""
 
     cdef public object group, topic, queue, config, found_topic, topic_config, members, watch
-    cdef public object model, broker, delivered, codes
+    cdef public object model, broker, delivered, codes, scan
     cdef public long long count_max, bytes_max, scan_max
     cdef public bint commits, any_span
     cdef public tuple answer
@@ -327,8 +328,8 @@ cdef class Pulls:
     cdef Given choose(
         self, Plan plan, queue, long long offset, long long consumed, long long low, long long high
     ):
-        """Takes units by their tag codes, as `store.read` does within the reader's reach; None when
-        the reference has to."""
+        """Takes units by their tag codes or columns, as `store.read` does within the reader's reach;
+        None when the reference has to."""
         cdef long long position = offset, next_offset = -1, held = -1, span, stop, at
         cdef long long end = min(high, offset + plan.scan_max)
         cdef Py_ssize_t index, size
@@ -342,12 +343,20 @@ cdef class Pulls:
             pace.asked(queue_id, self.pull.clock.monotonic_s())
             reach = pace.reach(queue_id, offset, consumed if consumed >= 0 else None, False)
             at, span = reach[0], reach[1]
-        if low <= at < offset and self.take(queue, at, 1):
+        source, chunk = plan.scan or self.reader.tag_hits, CHUNK_UNITS_MIN
+        if low <= at < offset and plan.scan is not None:
+            hits = source.at(queue, plan.codes, at, end, chunk)
+            if hits is None:
+                return None
+            offsets = hits.offsets
+            index = bisect_left(offsets, at)
+            if index < len(offsets) and <long long>offsets[index] == at:
+                held = at
+        elif low <= at < offset and self.take(queue, at, 1):
             if <long long>get64(self.units + 12) in plan.codes:
                 held = at
-        tag_hits, chunk = self.reader.tag_hits, CHUNK_UNITS_MIN
         while position < end and next_offset < 0:
-            hits = tag_hits.at(queue, plan.codes, position, end, chunk)
+            hits = source.at(queue, plan.codes, position, end, chunk)
             if hits is None:
                 return None
             offsets, units, stop = hits.offsets, hits.units, min(<long long>hits.stop, end)

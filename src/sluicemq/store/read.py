@@ -363,6 +363,11 @@ class LogReader:
             return None  # the instance's is asked only with columns: it may have to be compiled
         return self.columns.ready_for(queue.topic)
 
+    def scan_known(self, message_filter: MessageFilter) -> "ColumnScan | None":
+        """Where verdicts of a filter by columns are found again; None where there are none."""
+        has_columns = hasattr(type(message_filter), "vectorised") and not self._has_extension
+        return self.columns.scan if has_columns and self.columns is not None else None
+
     def selector(self, message_filter: MessageFilter) -> Select:
         """How a filter chooses among units: by their codes, or by the records."""
         codes = self.codes_alone(message_filter)

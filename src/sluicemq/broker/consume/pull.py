@@ -220,17 +220,18 @@ class Pull:
 
     def _remember(self, missed: tuple[bytes, bytes], reading: Reading, command: Command) -> None:
         """What the checks have made of this pull, the compiled engine need not find out again: when
-        it is the one that it missed, plain, and filters by tags at most."""
+        it is the one that it missed, and plain."""
         key, header = missed
         values, wanted, config = orjson.loads(header), reading.filter, self.settings.broker
         assert engine.pulls is not None, "it has missed the pull"
         reader, store = self.store.reader, self.store.reader.config
         count_max = min(max(reading.count_max, 1), reader.near_max[reading.count_max > PULL_COUNT])
         codes = None if wanted is None else reader.codes_alone(wanted)
+        scan = None if wanted is None or codes is not None else reader.scan_known(wanted)
         if (
             [values[name] for name in ("opaque", "flag", "extFields")]
             != [command.opaque, 0, command.fields]
-            or (wanted is not None and codes is None)
+            or (wanted is not None and codes is None and scan is None)
             or reading.bytes_max is not None
             or count_max > engine.pulls.count_max
             or config.slave_read
@@ -243,7 +244,8 @@ class Pull:
         plan.config = self.groups.table[reading.group]
         plan.found_topic = self.topics.table[reading.topic]
         plan.topic_config, plan.broker = plan.found_topic.config, config
-        plan.delivered, plan.codes = reading.delivered, codes
+        plan.delivered, plan.scan = reading.delivered, scan
+        plan.codes = codes if scan is None else wanted.vectorised  # type: ignore[union-attr]
         plan.any_span = ANY_SPAN in reading.fields
         if not reading.sys_flag & SUBSCRIPTION:
             plan.members = self.consumers.groups[reading.group]
@@ -252,7 +254,9 @@ class Pull:
         plan.commits = bool(reading.sys_flag & COMMIT_OFFSET)
         plan.count_max = count_max
         plan.bytes_max = min(store.max_transfer_bytes_memory, PIECES_BYTES_MIN - 1)
-        plan.scan_max = min(store.filter_scan_units_max, TAG_SCAN_MAX)
+        plan.scan_max = store.filter_scan_units_max
+        if scan is None:
+            plan.scan_max = min(plan.scan_max, TAG_SCAN_MAX)
         group_flag, topic_flag = reading.flags
         text = _ANSWER % (0, 0, group_flag, *_MARKS[:3], topic_flag, _MARKS[3], b"FOUND")
         for mark in _MARKS:
