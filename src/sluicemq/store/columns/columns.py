@@ -2,11 +2,11 @@
 
 A filter over properties reads the log for every message when it has nothing else. With columns
 (`record.columns`) it looks at each distinct value once and reads the log for matches alone. Columns
-are made of a topic's messages as soon as a consumer filters that topic by properties, or asks for
-its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`). The files
-wait a little: a filter that comes first to a backlog makes the few columns that it reads by itself
-(`scan`), and is through with millions of messages before it has to share memory and cores with what
-makes all columns of them.
+are made of a topic's messages as soon as a consumer subscribes to it by SQL92, filters it by
+properties, or asks for its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or
+never (`off`). The files wait a little: a filter that comes first to a backlog makes the few columns
+that it reads by itself (`scan`), and is through with millions of messages before it has to share
+memory and cores with what makes all columns of them.
 
 Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
 are first wanted, `blocks` does the work. Without pyarrow everything is as without columns.
@@ -66,6 +66,11 @@ class PropertyColumns:
         """Who makes the files when not this process; to be set before the first filter."""
         self.is_off = config.columns_mode == "off"
 
+    def want(self, topic: str) -> None:
+        """Somebody filters the topic by properties, or is about to: its columns follow the log from
+        now on, and what they need is loaded by `work`'s caller."""
+        self._wanted.setdefault(topic, self._clock.monotonic_s())
+
     # --- for readers
 
     def ready_for(self, topic: str) -> "ColumnScan | None":
@@ -73,7 +78,7 @@ class PropertyColumns:
         if self.is_off:
             return None
         if topic not in self._wanted:
-            self._wanted[topic] = self._clock.monotonic_s()
+            self.want(topic)
         if self.scan is None and self.loads_at_once:
             self.warm_up()
         return self.scan
@@ -136,7 +141,7 @@ class PropertyColumns:
         return iter(()) if queue is None else parts(scan, queue)
 
     def _warm_scan(self, topic: str) -> "ColumnScan | None":
-        self._wanted.setdefault(topic, self._clock.monotonic_s())
+        self.want(topic)
         if self.scan is None and not self.is_off:
             self.warm_up()
         return self.scan
