@@ -96,7 +96,7 @@ class BrokerState:
         self.topics = topics = Topics(settings, files, clock)
         self.groups = groups = Groups(settings, files, clock)
         self.offsets = offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock)
+        self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
         self.guard = guard = Guard.of(files, clock, settings.broker)
         self.access, self.producers = Access(guard), Producers(clock)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()

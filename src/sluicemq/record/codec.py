@@ -18,7 +18,7 @@ apart and stores ordinary records with consecutive queue offsets.
 import importlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -331,9 +331,12 @@ def decode_records(
     return messages
 
 
-def split_records(data: Buffer, broker: str = "") -> list[tuple[int, int, bytes | StoredMessage]]:
+def split_records(
+    data: Buffer, broker: str = "", tags: Collection[str] = ()
+) -> list[tuple[int, int, bytes | StoredMessage]]:
     """The same for who need not look into them yet: queue offset and size of each, and its bytes,
-    for `decode_record`. What may still fail is decoded now: compressed bodies. HOT.
+    for `decode_record`; with `tags` only of those that have one of them. What may still fail is
+    decoded now: compressed bodies. HOT.
 
     Raises ProtocolError as `decode_records` does.
     """
@@ -346,15 +349,31 @@ def split_records(data: Buffer, broker: str = "") -> list[tuple[int, int, bytes 
             properties = topic + 1 + data[topic]
             stop = properties + 2 + _SHORT.unpack_from(data, properties)[0]
         except (struct.error, IndexError):
-            size = magic = queue_offset = sys_flag = length = stop = 0
+            size = magic = queue_offset = sys_flag = length = properties = stop = 0
         if magic == MAGIC_V1 and stop - offset == size and not sys_flag & _ODD and length >= 0:
-            found.append((queue_offset, size, bytes(data[offset:stop])))
+            plain = bytes(data[offset:stop])
+            if not tags or _tag(plain, properties + 2 - offset) in tags:
+                found.append((queue_offset, size, plain))
         else:
             record = decode_record(data, offset, broker=broker)
             stop = offset + record.size_bytes
-            found.append((record.queue_offset, record.size_bytes, record))
+            if not tags or record.tag in tags:
+                found.append((record.queue_offset, record.size_bytes, record))
         offset = stop
     return found
+
+
+def _tag(record: bytes, begin: int) -> str | None:
+    """Of a record whose properties begin there. HOT."""
+    start = record.rfind(b"\x02TAGS\x01", begin) + 6
+    if start < 6:
+        if not record.startswith(b"TAGS\x01", begin):
+            return None
+        start = begin + 5
+    end = record.find(b"\x02", start)
+    if end == start:  # counts as none, and does not hide an earlier one
+        return decode_properties(record[begin:]).get(TAGS)
+    return str(record[start:] if end < 0 else record[start:end], "utf-8", "replace")
 
 
 def body_of(record: bytes | StoredMessage) -> bytes:
@@ -368,11 +387,7 @@ def tag_of(record: bytes | StoredMessage) -> str | None:
     """The tag of what `split_records` has found."""
     if not isinstance(record, bytes):
         return record.tag
-    properties = record[properties_slice(record)]
-    found = value_of(properties, b"TAGS")
-    if found == b"":  # counts as none, and does not hide an earlier one
-        return decode_properties(properties).get(TAGS)
-    return None if found is None else str(found, "utf-8", "replace")
+    return _tag(record, properties_slice(record).start)
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:

@@ -83,6 +83,7 @@ class PullConsumer:
             count_max=count_max,
             subscription=subscription,
             suspend_timeout_ms=int(wait_s * 1000),
+            any_span=True,
         )
         # The broker looks at its parked pulls every 5 s (spec/remoting.md §13): so late at most.
         timeout_s = self._cluster.timeout_s + wait_s + 5.0

@@ -62,6 +62,8 @@ from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMES
 
 COUNT_MAX: Final = 1000
 """Messages of one queue in flight before pulling pauses (RocketMQ's pullThresholdForQueue)."""
+PULL_COUNT: Final = 256
+"""Messages of one request: a RocketMQ broker gives 32 of them, ours what goes into 256 KiB."""
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of one queue in flight before pulling pauses (RocketMQ allows 100 MiB)."""
 
@@ -338,7 +340,7 @@ class ConsumeOptions:
     start: Start = "first"
     count_max: int = COUNT_MAX
     bytes_max: int = BYTES_MAX
-    pull_count: int = 32
+    pull_count: int = PULL_COUNT
     commit_period_s: float = 5.0
     balance_period_s: float = 20.0
     auto_commit: bool = True

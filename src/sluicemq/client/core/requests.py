@@ -230,14 +230,15 @@ def pull(
     commit_offset: int | None = None,
     lite: bool = False,
     bulk: bool = False,
+    any_span: bool = False,
 ) -> Command:
     """Messages of a queue from `offset` on.
 
     With `subscription` the expression travels in the request; without it the broker filters by the
     group's heartbeat. `suspend_timeout_ms` > 0 asks for a long poll. `bulk` asks a SluiceMQ broker
-    for up to `bytes_max` without its cap of messages; a Java broker ignores that. `lite` is only a
-    flag: code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18). HOT: as
-    `send`.
+    for up to `bytes_max` without its cap of messages, `any_span` says that what it lets through may
+    lie as far apart in the queue as it likes; a Java broker ignores both. `lite` is only a flag:
+    code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18). HOT: as `send`.
     """
     sys_flag = (
         (PULL_SUSPEND if suspend_timeout_ms else 0)
@@ -266,6 +267,8 @@ def pull(
         fields["bname"] = queue.broker
     if bulk:
         fields["sluiceBulk"] = "true"
+    if any_span:
+        fields["sluiceAnySpan"] = "true"
     return Command(_PULL, fields)
 
 
