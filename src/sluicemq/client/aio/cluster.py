@@ -75,16 +75,16 @@ class Cluster(AsyncioShell):
         self.trace: Tracing | None = None
         """Notes what producers and consumers do, when that is wanted."""
 
-    route = operation(Directory.route)
-    write_queues = operation(Directory.write_queues)
-    ask = operation(Directory.ask)
-    ask_master = operation(Directory.ask_master)
-    send_reply = operation(send_reply)
-    queues = operation(topics.queues)
-    offset_min = operation(topics.offset_min)
-    offset_max = operation(topics.offset_max)
-    offsets = operation(topics.offsets)
-    offset_by_time = operation(topics.offset_by_time)
+    route: Final = operation(Directory.route)
+    write_queues: Final = operation(Directory.write_queues)
+    ask: Final = operation(Directory.ask)
+    ask_master: Final = operation(Directory.ask_master)
+    send_reply: Final = operation(send_reply)
+    queues: Final = operation(topics.queues)
+    offset_min: Final = operation(topics.offset_min)
+    offset_max: Final = operation(topics.offset_max)
+    offsets: Final = operation(topics.offsets)
+    offset_by_time: Final = operation(topics.offset_by_time)
 
     def alone(self, key: str) -> asyncio.Lock:
         """One task at a time asks for the route of a topic."""
@@ -151,6 +151,9 @@ class Admin(AdminOperations, AsyncioShell):
     def alone(self, key: str) -> asyncio.Lock:
         """As its `Sluice` does."""
         return self._cluster.alone(key)
+
+    def __repr__(self) -> str:
+        return f"<Admin at {self._cluster!r}>"
 
 
 _log = logging.getLogger("sluicemq.client")

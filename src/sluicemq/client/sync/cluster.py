@@ -8,7 +8,7 @@ own at no cost. Nothing here heartbeats; consumers, which must, live in `client.
 
 import threading
 from collections import defaultdict, deque
-from typing import Self
+from typing import Final, Self
 
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import Credentials, signed
@@ -52,11 +52,11 @@ class Cluster(BlockingShell):
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    find_route = operation(Directory.find_route)
+    find_route: Final = operation(Directory.find_route)
     route = operation(Directory.route)
-    write_queues = operation(Directory.write_queues)
-    address = operation(Directory.address)
-    ask = operation(Directory.ask)
+    write_queues: Final = operation(Directory.write_queues)
+    address: Final = operation(Directory.address)
+    ask: Final = operation(Directory.ask)
 
     def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """One request, one answer, whatever its code.
