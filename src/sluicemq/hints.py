@@ -115,9 +115,10 @@ def options_of(function: Callable[..., Any]) -> dict[str, bool]:
     return names
 
 
-def unexpected(function: Callable[..., Any], name: str) -> str:
-    """The text of the TypeError for an option that a function does not have."""
-    known = options_of(function)
+def unexpected(function: Callable[..., Any], name: str, more: Iterable[str] = ()) -> str:
+    """The text of the TypeError for an option that a function does not have; it has `more`, which
+    its signature does not tell."""
+    known = options_of(function) | dict.fromkeys(more, True)
     text = f"{_shown(function)} got an unexpected keyword argument {name!r}."
     if ours := meant(name, known):
         form = f" ({_FORMS[ours]})" if ours in _FORMS else ""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from sluicemq.errors import ConfigurationError, MessageKeyMissingError, install_extra
+from sluicemq.hints import unexpected
 from sluicemq.model.message import KEYS, ORIGIN_MESSAGE_ID, TAGS, UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -86,8 +87,11 @@ def idempotent(
         )
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
+        raise TypeError(unexpected(idempotent, unknown[0], sorted(_OPTIONS)))
+    if inspect.isroutine(database):
         raise ConfigurationError(
-            f"idempotent has no option {unknown[0]!r}.", cure=f"Use {', '.join(sorted(_OPTIONS))}."
+            f"idempotent is given {database!r:.60} for a database.",
+            cure="Write @idempotent('orders.db'), with the database in brackets.",
         )
 
     def decorate(handler: Handler) -> Handler:

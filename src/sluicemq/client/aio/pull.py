@@ -24,7 +24,7 @@ from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
 from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
-from sluicemq.client.core.names import check_group, check_number
+from sluicemq.client.core.names import check_group, check_number, check_queue
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
@@ -79,6 +79,7 @@ class PullConsumer:
         Raises FilterSyntaxError, RouteNotFoundError, RequestError, ConnectionLostError and
         RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL.
         """
+        check_queue(queue)
         check_number("offset", offset, 0)
         check_number("count_max", count_max, 1)
         check_number("wait_s", wait_s, 0, whole=False)
@@ -229,6 +230,8 @@ class LitePullConsumer:
             if self.options.auto_commit:
                 self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
         wanted = set(queues)
+        for queue in wanted:
+            check_queue(queue)
         for queue in self._assigned.queues - wanted:
             await self._assigned.drop(queue)
         for queue in sorted(wanted - self._assigned.queues):

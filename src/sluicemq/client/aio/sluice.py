@@ -53,7 +53,7 @@ from sluicemq.client.core.sending import (
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError
+from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
@@ -131,6 +131,12 @@ class Sluice:
         `heartbeat_thread=False` are for clusters in one process (testing): what carries the bytes,
         and heartbeats from the caller's own loop.
         """
+        if client_id is not None and not isinstance(client_id, str):
+            raise ConfigurationError(f"client_id is {client_id!r:.60}.", cure="Give a text.")
+        if on_moved is not None and not callable(on_moved):
+            raise ConfigurationError(
+                f"on_moved is {on_moved!r:.60}.", cure="Give a function of an OffsetMoved."
+            )
         network = secured(network, Tls.of(tls))
         self.client_id = client_id or make_client_id(clock)
         self.cluster = Cluster(

@@ -298,10 +298,10 @@ class ConsumeLimits(TypedDict, total=False):
     `balance_period_s` (20): how often it is looked who reads which queue; seconds. `span_max`
     (None): offsets between the first and the last unacknowledged message of a queue.
     `topic_count_max`, `topic_bytes_max` (None): unacknowledged messages and bytes of a topic,
-    shared out among its queues. `allocate` ("average"): who reads which queue: "average", "circle"
-    or another strategy (docs/consuming.md), the same for all members. `broadcast` (False): every
-    member reads everything and keeps its offsets here. `young_from_first` (False): RocketMQ's rule
-    for groups without an offset on young queues.
+    shared out among its queues. `allocate` ("average"): who reads which queue: "average",
+    "average_circle" or another strategy (docs/consuming.md), the same for all members.
+    `broadcast` (False): every member reads everything and keeps its offsets here.
+    `young_from_first` (False): RocketMQ's rule for groups without an offset on young queues.
     """
 
     pull_count: int
@@ -373,8 +373,9 @@ class ConsumeOptions:
         for name in ("span_max", "topic_count_max", "topic_bytes_max"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 1)
-        for name in ("count_max", "bytes_max", "pull_count"):
-            check_number(name, getattr(self, name), 1)
+        check_number("the prefetch limit of messages", self.count_max, 1)
+        check_number("the prefetch limit of bytes", self.bytes_max, 1)
+        check_number("pull_count", self.pull_count, 1)
         for name in ("commit_period_s", "balance_period_s"):
             check_number(name, getattr(self, name), COMMIT_PERIOD_MIN_S, whole=False)
         if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):

@@ -102,10 +102,10 @@ def deliver_at_ms_of(moment: datetime | int) -> int:
 
 def recalled(handle: str) -> RecallHandle:
     """What a recall handle says. Raises ConfigurationError when it is none."""
-    found = parse_recall_handle(handle)
+    found = parse_recall_handle(handle) if isinstance(handle, str) else None
     if found is None:
         raise ConfigurationError(
-            f"{handle!r} is no recall handle.",
+            f"{handle!r:.200} is no recall handle.",
             cure="It is the recall_handle of a SendResult; only timed messages have one.",
         )
     return found
@@ -258,7 +258,7 @@ def make_draft(
     return Draft(
         topic,
         body if isinstance(body, bytes) else body_of(body),
-        tag if tag is None or isinstance(tag, str) else check_tag(tag),
+        tag,
         keys if isinstance(keys, tuple) else keys_of(keys),
         {} if properties is None else properties,
         flag,
@@ -284,8 +284,8 @@ def body_of(body: Body | None) -> bytes:
 
 def keys_of(keys: object) -> tuple[str, ...]:
     """One key or several. Raises ConfigurationError."""
-    if isinstance(keys, str):
-        return (keys,)
+    if keys is None or isinstance(keys, str):
+        return () if keys is None else (keys,)
     if isinstance(keys, Sequence | Set) and not isinstance(keys, bytes):
         return tuple(keys)
     raise ConfigurationError(f"the keys are {keys!r:.60}.", cure="Give a text or a list of texts.")
@@ -304,7 +304,8 @@ def prepare(
     Raises ConfigurationError for a bad topic, tag, key, property or size. `compress_from_bytes` 0
     switches compression off (batches do so, spec/remoting.md §9).
     """
-    topic = checked_topic(message.topic)
+    topic = message.topic
+    topic = checked_topic(topic) if isinstance(topic, str) else check_topic_to_send(topic)
     body = message.body if isinstance(message.body, bytes) else body_of(message.body)
     if not body:
         raise ConfigurationError(
@@ -317,7 +318,7 @@ def prepare(
             cure="Split it, or store it elsewhere and send its address.",
         )
     properties = _properties(message, message_id, delay_level_max)
-    if message.flag:
+    if message.flag != 0:
         check_number("the flag", message.flag, -(2**31), 2**31 - 1)
     sys_flag = 0
     if compress_from_bytes and len(body) >= compress_from_bytes:
@@ -340,7 +341,9 @@ def _properties(message: Message | Draft, message_id: str, delay_level_max: int)
     wait = "true" if message.wait_store_ok else "false"
     text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01{wait}\x02"
     if message.tag is not None:
-        text += f"{TAGS}\x01{checked_tag(message.tag)}\x02"
+        tag = message.tag
+        tag = checked_tag(tag) if isinstance(tag, str) else check_tag(tag)
+        text += f"{TAGS}\x01{tag}\x02"
     if keys := message.keys:
         keys = check_keys(keys if isinstance(keys, tuple) else keys_of(keys))
         text += f"{KEYS}\x01{' '.join(keys)}\x02"

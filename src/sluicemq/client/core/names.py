@@ -22,6 +22,7 @@ from sluicemq.model.topic import (
     RETRY_PREFIX,
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
+    MessageQueue,
 )
 from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
@@ -46,17 +47,23 @@ def check_number(
         raise ConfigurationError(f"{what} is {value!r:.60}.", cure=f"Use {kind}, {low:,} {most}.")
 
 
+def check_queue(queue: object) -> None:
+    """Raises ConfigurationError for what is none."""
+    if not isinstance(queue, MessageQueue):
+        raise ConfigurationError(
+            f"{queue!r:.60} is no queue.", cure="Give a MessageQueue: one of `queues(topic)`."
+        )
+
+
 def check_topic(name: str) -> str:
     """The name itself. Raises ConfigurationError."""
-    limit = (
-        RETRY_TOPIC_LENGTH_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_LENGTH_MAX
-    )
-    return _check("topic", name, limit)
+    is_long = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return _check("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
 
 
 def check_topic_to_send(name: str) -> str:
     """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
-    if name in _FORBIDDEN_TO_SEND:
+    if isinstance(name, str) and name in _FORBIDDEN_TO_SEND:
         raise ConfigurationError(
             f"the topic {name!r} belongs to the broker itself.", cure="Send to a topic of yours."
         )

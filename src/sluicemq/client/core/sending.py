@@ -35,7 +35,7 @@ from sluicemq.client.core.messages import (
     recalled,
     split,
 )
-from sluicemq.client.core.names import check_number
+from sluicemq.client.core.names import check_number, check_queue
 from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
@@ -155,11 +155,13 @@ def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Messa
 
 def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = None) -> None:
     """Where a message shall go and within how many ms. Raises ConfigurationError."""
-    if queue is not None and (not isinstance(queue, MessageQueue) or queue.topic != topic):
-        raise ConfigurationError(
-            f"the queue is {queue!r:.120}, the message goes to {topic!r}.",
-            cure="Give one of `queues(topic)`, or queue_id=… of a MessageQueue(topic, broker, …).",
-        )
+    if queue is not None:
+        check_queue(queue)
+        if queue.topic != topic:
+            raise ConfigurationError(
+                f"the message goes to {topic!r}, the queue is one of {queue.topic!r}.",
+                cure="Give one of `queues(topic)`.",
+            )
     if timeout_ms is not None:
         check_number("timeout_ms", timeout_ms, 1)
 

@@ -212,6 +212,10 @@ class Transactions:
     ) -> None:
         self.directory = directory
         self.group = group
+        if listener is not None and not callable(getattr(listener, "execute_local", None)):
+            raise ConfigurationError(
+                f"the listener is {listener!r:.60}.", cure="Give a TransactionListener."
+            )
         self.listener = listener
         self.trace = trace
         self._guard = nullcontext() if guard is None else guard
