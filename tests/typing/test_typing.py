@@ -13,8 +13,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import sluicemq
+from sluicemq import Sluice
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,6 +30,8 @@ MARKED = {
     if "  # wrong: " in line
 }
 WRONG_MIN = 30
+NET = {"sluicemq.client.aio.sluice.Sluice", "sluicemq.client.aio.sluice.Sluice.__init__"}
+"""Of `network=`, which is for clusters in one process, some types are inferred."""
 Complaints = Mapping[tuple[str, int], str]
 
 
@@ -55,7 +61,7 @@ def run(project: Path, *command: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=project,
-        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        env={**os.environ, "MYPYPATH": str(ROOT / "src"), "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
@@ -71,14 +77,18 @@ def by_mypy(project: Path) -> Complaints:
     return {(name, int(number)): text for name, number, text in found}
 
 
-def by_pyright(project: Path) -> Complaints:
-    done = run(project, "pyright", "--outputjson", "--pythonpath", sys.executable)
+def pyright(project: Path, *options: str) -> Any:
+    done = run(project, "pyright", "--outputjson", "--pythonpath", sys.executable, *options)
     try:
-        report = json.loads(done.stdout)
+        return json.loads(done.stdout)
     except ValueError:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(f"pyright does not run here: {(done.stderr or done.stdout).strip()[-200:]}")
+
+
+def by_pyright(project: Path) -> Complaints:
+    report = pyright(project)
     return {
         (Path(one["file"]).name, one["range"]["start"]["line"] + 1): one["message"]
         for one in report["generalDiagnostics"]
@@ -95,13 +105,31 @@ def test_right_programs_pass_and_each_wrong_line_is_flagged(project, checker) ->
     assert MARKED - found.keys() == set()
 
 
+@pytest.mark.slow
+def test_what_the_package_exports_has_its_types_written_down(project) -> None:
+    """An inferred type may be another one in another checker."""
+    exported = {
+        f"{home}.{name}"
+        for home, names in sluicemq._PLACES.items()
+        for name in names
+        if isinstance(getattr(sluicemq, name), type)
+    }
+    options = ("--verifytypes", "sluicemq", "--ignoreexternal")
+    report = pyright(project, *options)
+    of_ours = [
+        symbol
+        for symbol in report["typeCompleteness"]["symbols"]
+        if symbol["name"] in exported or symbol["name"].rpartition(".")[0] in exported
+    ]
+    inferred = {one["name"] for one in of_ours if not one["isTypeKnown"]}
+    assert len(of_ours) > 350
+    assert inferred <= NET
+
+
 def test_there_is_a_program_of_every_kind() -> None:
     assert len(MARKED) > WRONG_MIN
     assert len(list(HERE.glob("right/*.py"))) >= 10
     used = "".join(path.read_text() for path in HERE.glob("right/*.py"))
-    import sluicemq
-    from sluicemq.client.aio.sluice import Sluice
-
     left_out = {"loop", "member_of", "consumers_of", "producers_of", "sender", "default_producer"}
     for name in dir(Sluice):
         if not name.startswith("_") and hasattr(Sluice, name) and name not in left_out:

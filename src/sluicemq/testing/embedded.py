@@ -151,7 +151,7 @@ class Servers:
         each broker has one beside it."""
         self.clock = clock
         self.network = network
-        self.settings = dict(settings or {})
+        self.settings: dict[str, str] = dict(settings or {})
         self.brokers: dict[str, Broker] = {}
         self.files: dict[str, Files] = {}
         """What each broker's files lie in; survives the broker."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
-from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations import topics
 from sluicemq.client.core.replies import send_reply
@@ -59,18 +59,18 @@ class Cluster(AsyncioShell):
         self.client_id = client_id
         """Said with requests that concern a member of a group: its heartbeats go another way."""
         self.directory = Directory(name_servers, clock)
-        self.name_servers = self.directory.name_servers
-        self.routes = self.directory.routes
-        self.credentials = Credentials.of(credentials)
+        self.name_servers: tuple[str, ...] = self.directory.name_servers
+        self.routes: Routes = self.directory.routes
+        self.credentials: Credentials | None = Credentials.of(credentials)
         self.timeout_s = timeout_s
-        self.poll_s = SUSPEND_TIMEOUT_MS / 1000
+        self.poll_s: float = SUSPEND_TIMEOUT_MS / 1000
         """How long a pull waits at the broker for messages."""
         self.clock = clock
         self._pool = ChannelPool(clock=clock, connect=connect)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.on_moved: Callable[[OffsetMoved], None] | None = None
         """Called when a broker has sent a consumer to another place of a queue."""
-        self.offset_files = OffsetFiles(INSTANCE)
+        self.offset_files: OffsetFiles = OffsetFiles(INSTANCE)
         """Where broadcasting groups keep their offsets."""
         self.trace: Tracing | None = None
         """Notes what producers and consumers do, when that is wanted."""
@@ -135,6 +135,8 @@ class Cluster(AsyncioShell):
 
 class Admin(AdminOperations, AsyncioShell):
     """Administration over the connections of a `Sluice`. Raises the errors of `sluicemq.errors`."""
+
+    route: Final = operation(Directory.route)
 
     def __init__(self, cluster: Cluster) -> None:
         self.directory: Directory = cluster.directory

@@ -52,7 +52,7 @@ class MessageStream:
         subscription: Subscription,
     ) -> None:
         self.group = group
-        self.subscription = subscription
+        self.subscription: Subscription = subscription
         self._groups = groups
         self._options = options
         self._feed: Feed | None = None

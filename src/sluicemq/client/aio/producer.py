@@ -118,7 +118,7 @@ class Producer:
         requester: "Requester | None" = None,
     ) -> None:
         self.cluster = cluster
-        self.sender = Sender(
+        self.sender: Sender = Sender(
             cluster.directory,
             group,
             unique_ids(cluster.clock).next,
@@ -130,8 +130,10 @@ class Producer:
             trace=trace,
         )
         self.sender.on_first = on_first
-        self.group = self.sender.group
-        self.transactions = Transactions(cluster.directory, self.group, listener, trace)
+        self.group: str = self.sender.group
+        self.transactions: Transactions = Transactions(
+            cluster.directory, self.group, listener, trace
+        )
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester

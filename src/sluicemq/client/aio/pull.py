@@ -60,7 +60,7 @@ class PullConsumer:
     """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
 
     def __init__(self, cluster: Cluster, group: str = READ_GROUP) -> None:
-        self.group = check_group(group)
+        self.group: str = check_group(group)
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
 

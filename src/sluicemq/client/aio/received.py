@@ -86,12 +86,12 @@ class ReceivedMessage:
         the origin's as it was pulled; while it is out, the origin notes who has it, since when, and
         its trace."""
         self._record = record
-        self.queue_offset = queue_offset
-        self.attempt = 1
-        self.origin = origin
-        self.in_flight = in_flight
+        self.queue_offset: int = queue_offset
+        self.attempt: int = 1
+        self.origin: Origin = origin
+        self.in_flight: InFlight = in_flight
         self.owner: object = None
-        self.since_s = 0.0
+        self.since_s: float = 0.0
         self.delivery: Delivery | None = None
 
     async def ack(self) -> bool:
@@ -215,7 +215,7 @@ class Feed:
     __slots__ = ("_error", "_items", "_takers", "is_shareable")
 
     def __init__(self, *, is_shareable: bool = False) -> None:
-        self.is_shareable = is_shareable
+        self.is_shareable: bool = is_shareable
         self._items: deque[ReceivedMessage] = deque()
         self._takers: deque[tuple[asyncio.Future[None], object]] = deque()
         self._error: BaseException | None = None
@@ -351,8 +351,8 @@ class Lane:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.waiting: deque[ReceivedMessage] = deque()
-        self.is_resting = False
-        self.is_queued = False
+        self.is_resting: bool = False
+        self.is_queued: bool = False
 
     @property
     def is_ready(self) -> bool:

@@ -138,8 +138,8 @@ class Sluice:
                 f"on_moved is {on_moved!r:.60}.", cure="Give a function of an OffsetMoved."
             )
         network = secured(network, Tls.of(tls))
-        self.client_id = client_id or make_client_id(clock)
-        self.cluster = Cluster(
+        self.client_id: str = client_id or make_client_id(clock)
+        self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
             credentials=credentials,
             clock=clock,
@@ -173,7 +173,7 @@ class Sluice:
         )
         self.cluster.directory.on_route = self._on_route
         self.cluster.on_moved = on_moved
-        self.admin = Admin(self.cluster)
+        self.admin: Admin = Admin(self.cluster)
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
         self._trace_writer: TraceWriter | None = None

@@ -6,7 +6,6 @@ queue, times are milliseconds since 1970.
 
 from typing import Final
 
-from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.operations import (
     clients,
     definitions,
@@ -24,9 +23,8 @@ from sluicemq.hints import helpful
 
 @helpful
 class AdminOperations:
-    """Routes, offsets, topics, groups, clusters. Raises the errors of `sluicemq.errors`."""
-
-    route = operation(Directory.route)
+    """Offsets, topics, groups, clusters; `route` is the shells'. Raises the errors of
+    `sluicemq.errors`."""
 
     cluster_info: Final = operation(topic_talks.cluster_info)
     masters: Final = operation(topic_talks.masters)

@@ -72,8 +72,8 @@ class InFlight:
     __slots__ = ("_sizes", "position", "size_bytes")
 
     def __init__(self, position: int) -> None:
-        self.position = position
-        self.size_bytes = 0
+        self.position: int = position
+        self.size_bytes: int = 0
         self._sizes: dict[int, int] = {}
         """By offset, in rising order."""
 
@@ -156,7 +156,7 @@ class Counts:
         self._cell: list[float] = []
         self._cell_end_s = 0.0
         self._failed: deque[list[float]] = deque()
-        self.last_consume_s = 0.0
+        self.last_consume_s: float = 0.0
 
     def _next_cell(self, now_s: float) -> None:
         second = int(now_s)

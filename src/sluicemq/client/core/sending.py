@@ -294,7 +294,7 @@ class Sender:
         check_number("compress_from_bytes", compress_from_bytes, 0)
         check_number("delay_level_max", delay_level_max, 1)
         self.directory = directory
-        self.group = checked_group(group)
+        self.group: str = checked_group(group)
         self.next_id = next_id
         self.timeout_ms = timeout_ms
         self.retries = retries
@@ -311,7 +311,7 @@ class Sender:
         self.open: set[str] = set()
         self.unknown: list[str] = []
         """Of sends that ended after `is_closed`: what may be stored or not."""
-        self.is_closed = False
+        self.is_closed: bool = False
         self._chooser = QueueChooser()
         self._topics: set[str] = set()
 

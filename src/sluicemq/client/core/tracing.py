@@ -315,7 +315,7 @@ class Tracing:
         self.topic = topic
         self.clock = clock
         self.next_id = next_id
-        self.dropped = 0
+        self.dropped: int = 0
         self.has_warned = False
         """Whether the log says already that they cannot be written."""
         self.on_work: Callable[[], None] = lambda: None

@@ -380,11 +380,11 @@ class TransactionBlock:
         send: SendHalf,
         check_after_s: int | None,
     ) -> None:
-        self.transaction_id = outgoing.message_id
-        self.state = TransactionState.COMMIT
+        self.transaction_id: str = outgoing.message_id
+        self.state: TransactionState = TransactionState.COMMIT
         """How leaving normally ends it."""
         self.send_result: SendResult | None = None
-        self.is_acknowledged = False
+        self.is_acknowledged: bool = False
         """Whether the broker has confirmed the end."""
         self._transactions = transactions
         self._outgoing = outgoing

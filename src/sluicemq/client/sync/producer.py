@@ -113,7 +113,7 @@ class Producer(Cluster):
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls)
         next_id = unique_ids(clock).next
         topic = trace_topic(trace)
-        self.trace = None if topic is None else Tracing(topic, clock, next_id)
+        self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
         self._sender = Sender(
             self.directory,
             group,
@@ -124,9 +124,9 @@ class Producer(Cluster):
             delay_level_max=delay_level_max,
             trace=self.trace,
         )
-        self.group = self._sender.group
+        self.group: str = self._sender.group
         self.timeout_ms = timeout_ms
-        self.inbound = Inbound(self, self.group, listener)
+        self.inbound: Inbound = Inbound(self, self.group, listener)
         self.inbound.trace = self.trace
         self._trace_writer: TraceWriter | None = None
         if self.trace is not None:

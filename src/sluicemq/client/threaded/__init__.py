@@ -134,7 +134,7 @@ class BlockingMessage(ReceivedMessage):
 
     def __init__(self, inner: ReceivedMessage, portal: Portal) -> None:
         super().__init__(inner._record, inner.origin, inner.in_flight, inner.queue_offset)
-        self.attempt = inner.attempt
+        self.attempt: int = inner.attempt
         self._inner = inner
         self._portal = portal
 
