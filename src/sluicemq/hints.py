@@ -106,10 +106,10 @@ def meant(name: str, known: Iterable[str], words: Mapping[str, str] = _OPTIONS) 
 def options_of(function: Callable[..., Any]) -> dict[str, bool]:
     """The names that a call may use, those of a TypedDict at its end too -> whether it has to."""
     names: dict[str, bool] = {}
-    for parameter in list(inspect.signature(function).parameters.values()):
+    for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             for options in get_args(parameter.annotation):
-                names |= dict.fromkeys(getattr(options, "__annotations__", ()), True)
+                names |= dict.fromkeys(options.__annotations__, True)
         elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             names[parameter.name] = parameter.kind is parameter.KEYWORD_ONLY
     return names
@@ -142,13 +142,21 @@ def explain(error: TypeError, function: Callable[..., Any], named: Iterable[str]
             error.args = (f"{_shown(function)}{fact}. Options are given by name: {options}.",)
 
 
+def _last(function: Callable[..., Any]) -> Any:
+    """How a function's `**options` are annotated: Unpack of a TypedDict, or a type of values."""
+    if not function.__code__.co_flags & inspect.CO_VARKEYWORDS:
+        return None
+    parameters = inspect.signature(function).parameters
+    return parameters[next(reversed(parameters))].annotation
+
+
 def _shown(function: Callable[..., Any]) -> str:
     return f"{function.__qualname__.removesuffix('.__init__').rpartition('.')[2]}()"
 
 
 def hinting(function: Callable[P, T]) -> Callable[P, T]:
     """The same function with hints."""
-    hands_on = bool(function.__code__.co_flags & inspect.CO_VARKEYWORDS)
+    hands_on = bool(get_args(_last(function)))
     known = options_of(function).keys() if hands_on else frozenset()
 
     @functools.wraps(function)
@@ -185,11 +193,7 @@ def helpful(kind: C) -> C:
             continue
         if hasattr(function, "__wrapped__"):
             function.__name__, function.__qualname__ = name, f"{kind.__qualname__}.{name}"
-        elif (
-            function.__defaults__
-            or function.__kwdefaults__
-            or function.__code__.co_flags & inspect.CO_VARKEYWORDS
-        ):
+        elif function.__defaults__ or function.__kwdefaults__ or get_args(_last(function)):
             setattr(kind, name, hinting(function))
     foreign = set()
     for ours, theirs in _VERBS.items():
