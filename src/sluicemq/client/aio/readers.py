@@ -127,15 +127,15 @@ class QueueReader:
         position: int,
         committed: int | None = None,
     ) -> None:
-        self.group = reading.group
+        self.group: str = reading.group
         self.queue = queue
-        self.subscription = subscription
+        self.subscription: Subscription = subscription
         self.feed = feed
-        self.in_flight = InFlight(position)
+        self.in_flight: InFlight = InFlight(position)
         self.committed = committed
         self.out: set[ReceivedMessage] = set()
-        self.counts = Counts()
-        self.pulled_s = 0.0
+        self.counts: Counts = Counts()
+        self.pulled_s: float = 0.0
         self._replica_id = MASTER_ID
         """Where the last answer said to ask next: at the master, or at a slave that has the queue
         while the master is busy reading what is old."""
@@ -456,7 +456,7 @@ class Readers:
     """Which queues are read here, from where, and up to where they are committed."""
 
     def __init__(self, reading: Reading) -> None:
-        self.options = reading.options
+        self.options: ConsumeOptions = reading.options
         self._kind: Callable[..., QueueReader] = QueueReader
         self._reading = reading
         self._cluster = cluster = reading.cluster

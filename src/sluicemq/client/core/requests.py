@@ -53,8 +53,6 @@ from sluicemq.wire.headers import (
 
 _SEND_BATCH: Final = int(Code.SEND_BATCH_MESSAGE)
 _PULL: Final = int(Code.PULL_MESSAGE)
-_PLAIN: Final = 0, 0, 0
-"""Of a message: neither compressed, nor flagged, nor read before."""
 P = ParamSpec("P")
 
 
@@ -180,8 +178,8 @@ def send(
     """One message, or a batch when `batch`; `is_brief`: only the id of the first message is asked
     for. HOT."""
     flag = FLAG_ONEWAY if oneway else 0
-    numbers = outgoing.sys_flag, outgoing.flag, outgoing.reconsume_times
-    if not batch and numbers == _PLAIN and outgoing.reconsume_times_max is None:
+    odd = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
+    if not odd and outgoing.reconsume_times_max is None:
         return SendRequest(group, queue, outgoing, born_time_ms, flag)
     fields = send_fields(group, queue, outgoing, born_time_ms)
     if batch:
@@ -541,7 +539,7 @@ _ANSWER: Final[Any] = None if engine.client is None else engine.client.Answer
 _SEND_STATUS = {status.value: status for status in SendStatus}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SendResult:
     """What became of a sent message.
 
@@ -556,6 +554,13 @@ class SendResult:
     queue: MessageQueue
     queue_offset: int
     recall_handle: str | None = None
+
+    def __repr__(self) -> str:
+        topic, broker, queue_id = self.queue
+        return (
+            f"<SendResult {self.status.name} {self.message_id} in {topic} queue {queue_id} of "
+            f"{broker} offset {self.queue_offset}>"
+        )
 
 
 def send_results(
