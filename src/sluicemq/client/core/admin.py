@@ -44,6 +44,7 @@ class AdminOperations:
     offsets = operation(topic_talks.offsets)
     offset_min = operation(topic_talks.offset_min)
     offset_max = operation(topic_talks.offset_max)
+    earliest_time = operation(topic_talks.earliest_time)
     offset_by_time = operation(topic_talks.offset_by_time)
     committed_offset = operation(topic_talks.committed_offset)
     commit_offset = operation(topic_talks.commit_offset)
