@@ -128,8 +128,10 @@ class Client(Settings, Generic[T]):
         arguments = Given(group, *given)
         self.group = arguments.take(str) or self.group
         hook = arguments.take(AclClientRPCHook) or rpc_hook
-        self.enable_msg_trace = arguments.take(bool) or enable_msg_trace
-        self.customized_trace_topic = arguments.take(str) or customized_trace_topic
+        traces = arguments.take(bool)
+        self.enable_msg_trace = enable_msg_trace if traces is None else traces
+        topic = None if traces is None else arguments.take(str)
+        self.customized_trace_topic = topic or customized_trace_topic
         arguments.end(
             type(self).__name__,
             "The order is: group, AclClientRPCHook (no other hook is supported), whether to trace, "
@@ -184,7 +186,7 @@ class Client(Settings, Generic[T]):
         if vip_channel_enabled:
             raise ConfigurationError(
                 "there is no VIP channel here.",
-                cure="Leave it out: brokers serve the same at both.",
+                cure="Leave it out: a broker serves the same at both ports.",
             )
 
     def start(self) -> None:

@@ -23,6 +23,7 @@ from sluicemq.errors import ConfigurationError
 T = TypeVar("T")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BEFORE_NAMES: Final = "Java writes it before the names on the wire; so do you: 'prod%orders'."
+_GROUP: Final = "The attribute is group."
 _BY_ITSELF: Final = "Leave it out: the client sees to it by itself."
 _CURES: Final = {
     "adjust_thread_pool_nums_threshold": _BY_ITSELF,
@@ -34,6 +35,7 @@ _CURES: Final = {
     "client_ip": "Members are told apart by themselves; instance_name keeps their offsets apart.",
     "compress_level": _BY_ITSELF,
     "compress_type": "Bodies are compressed with zlib, which every client reads.",
+    "consumer_group": _GROUP,
     "consume_timeout": "Give the work in your listener a deadline of its own.",
     "consumer_pull_timeout_millis": _BY_ITSELF,
     "create_topic_key": "Create the topic: create_topic(topic, queue_num).",
@@ -46,6 +48,7 @@ _CURES: Final = {
     "namespace_v2": _BEFORE_NAMES,
     "offset_store": "Offsets are at the brokers; offsets_directory is for broadcasting.",
     "poll_name_server_interval": _BY_ITSELF,
+    "producer_group": _GROUP,
     "pull_interval": "pull_threshold_for_queue bounds what is fetched ahead.",
     "pull_thread_nums": _BY_ITSELF,
     "resume": "unsubscribe and subscribe again, or shut the consumer down and start one.",
