@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from typing import (
     Any,
     ClassVar,
@@ -49,7 +50,7 @@ from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.client.core.sending import choose_by
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.threaded import Portal
-from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError
+from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.model import topic as places
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
 from sluicemq.net.tls import Tls
@@ -348,14 +349,13 @@ class DefaultMQProducer(Client[Producer]):
             listener=self._checks,
         )
 
-    def _tuned(self) -> Producer:
-        """The asyncio producer with the settings of now."""
-        _, producer = self._on_loop()
+    def _tuned(self) -> tuple[Portal, Producer]:
+        """The asyncio producer with the settings of now, and its loop."""
+        portal, producer = self._on_loop()
         producer.sender.timeout_ms = self.send_msg_timeout
         producer.sender.retries = self.retry_times_when_send_failed
         producer.sender.retry_unsafe = self.retry_another_broker_when_not_store_ok
-        producer.retries_async = self.retry_times_when_send_async_failed
-        return producer
+        return portal, producer
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
@@ -441,44 +441,50 @@ class DefaultMQProducer(Client[Producer]):
         callback = arguments.take(SendCallback)  # type: ignore[type-abstract]
         timeout_ms = arguments.take(int) or timeout_ms
         arguments.end("send", _SENDS)
-        producer = self._tuned()
-        options: dict[str, Any] = {"queue": queue, "timeout_ms": timeout_ms}
         if isinstance(message, Message):
-            return self._send_one(producer, message, selector, arg, callback, options)
-        if selector is not None or not all(isinstance(one, Message) for one in message):
-            raise ConfigurationError(
-                f"send got {message!r} and the selector {selector!r}.",
-                cure="A batch is a list of Message, and goes to one queue: name it, or none.",
-            )
-        batch = producer.send_batch([one.frozen() for one in message], **options)
+            sending = self._send_one(message, queue, selector, arg, timeout_ms, callback)
+        else:
+            sending = self._send_batch(message, queue, selector, timeout_ms)
         if callback is None:
-            return SendResult.of(self._on_loop()[0].call(batch)[0])
-        answer = _answers(callback)
-
-        def done(future: Future[list[CoreSendResult]]) -> None:
-            error = future.exception()
-            answer(None if error else future.result()[0], error)
-
-        self._on_loop()[0].submit(batch).add_done_callback(done)
+            return SendResult.of(self._on_loop()[0].call(sending))
+        self._on_loop()[0].submit(sending).add_done_callback(partial(_answer, callback))
         return None
 
     def _send_one(
         self,
-        producer: Producer,
         message: Message,
+        queue: places.MessageQueue | None,
         selector: Selector | None,
         arg: Any,
+        timeout_ms: int | None,
         callback: SendCallback | None,
-        options: dict[str, Any],
-    ) -> SendResult | None:
+    ) -> Coroutine[Any, Any, CoreSendResult]:
+        portal, producer = self._tuned()
         frozen = message.frozen()
         if callback is None:
-            options["selector"] = selector and _chooser(selector, message, arg)
-            return SendResult.of(self._run(Producer.send, frozen, **options))
+            choose = None if selector is None else _chooser(selector, message, arg)
+            return producer.send(frozen, queue=queue, selector=choose, timeout_ms=timeout_ms)
         if selector is not None:
-            options["queue"] = self._choose(selector, message, arg)
-        self._on_loop()[0].run(producer.send_soon, _answers(callback), frozen, **options)
-        return None
+            queue = self._choose(selector, message, arg)
+        outgoing = portal.run(producer.sender.ready, frozen)
+        retries = self.retry_times_when_send_async_failed
+        return producer.cluster.run(producer.sender.send(outgoing, queue, timeout_ms, retries))
+
+    def _send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: places.MessageQueue | None,
+        selector: Selector | None,
+        timeout_ms: int | None,
+    ) -> Coroutine[Any, Any, CoreSendResult]:
+        if selector is not None or not all(isinstance(one, Message) for one in messages):
+            raise ConfigurationError(
+                f"send got {messages!r} and the selector {selector!r}.",
+                cure="A batch is a list of Message, and goes to one queue: name it, or none.",
+            )
+        _, producer = self._tuned()
+        frozen = [one.frozen() for one in messages]
+        return _first(producer.send_batch(frozen, queue=queue, timeout_ms=timeout_ms))
 
     def _choose(self, selector: Selector, message: Message, arg: Any) -> places.MessageQueue:
         queues = self._run(Producer.queues, message.topic)
@@ -525,6 +531,10 @@ _SENDS: Final = (
 )
 
 
+async def _first(results: Awaitable[Sequence[R]]) -> R:
+    return (await results)[0]
+
+
 def _selects(value: Any) -> bool:
     return isinstance(value, MessageQueueSelector) or callable(value)
 
@@ -534,14 +544,14 @@ def _chooser(selector: Selector, message: Message, arg: Any) -> core_sending.Sel
     return lambda queues, _: select(queues_of(queues), message, arg)
 
 
-def _answers(callback: SendCallback) -> Callable[[CoreSendResult | None, Any], None]:
-    def done(result: CoreSendResult | None, error: Any) -> None:
-        if result is not None:
-            callback.on_success(SendResult.of(result))
-        else:
-            callback.on_exception(error)
-
-    return done
+def _answer(callback: SendCallback, done: Future[CoreSendResult]) -> None:
+    error = done.exception()
+    if error is None:
+        callback.on_success(SendResult.of(done.result()))
+    elif isinstance(error, SluiceError):
+        callback.on_exception(error)
+    else:
+        raise error
 
 
 _STATES: Final = {
@@ -606,7 +616,7 @@ class TransactionMQProducer(DefaultMQProducer):
     ) -> TransactionSendResult:
         """Stores the half message, executes the local transaction, commits or rolls back. The
         property CHECK_IMMUNITY_TIME_IN_SECONDS says when a broker may ask at the earliest."""
-        portal, _ = self._on_loop()
+        portal, producer = self._tuned()
         assert self.transaction_listener is not None
         frozen, after_s = message.frozen(), message.properties.get(CHECK_IMMUNITY)
         if after_s is not None:
@@ -615,7 +625,7 @@ class TransactionMQProducer(DefaultMQProducer):
         after = None if after_s is None else int(after_s)
 
         async def begin() -> Transaction:
-            return await self._tuned().transaction(frozen, check_after_s=after).__aenter__()
+            return await producer.transaction(frozen, check_after_s=after).__aenter__()
 
         transaction = portal.call(begin())
         message.transaction_id = transaction.transaction_id

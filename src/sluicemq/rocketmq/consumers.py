@@ -301,7 +301,8 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
                 "the consumer has no listener, or no topic.",
                 cure="Call subscribe and register_message_listener before start.",
             )
-        if not 1 <= (self.consume_thread_min or 1) <= self.consume_thread_max:
+        least = 1 if self.consume_thread_min is None else self.consume_thread_min
+        if not 1 <= least <= self.consume_thread_max:
             raise ConfigurationError(
                 f"consume_thread_min is {self.consume_thread_min}, "
                 f"consume_thread_max is {self.consume_thread_max}.",

@@ -19,7 +19,9 @@ from sluicemq.testing.embedded import embedded
 
 PAGE = Path(__file__).parents[3] / "docs" / "java-examples.md"
 ADDRESS = "127.0.0.1:9876"
-PART = re.compile(r"^#+ (?P<heading>[^\n]*)$|^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+PART = re.compile(
+    r"^#+ (?P<heading>[^\n]*)$|^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 SOON = {
     "messageDelayLevel": " ".join(["1s"] * 18),
     "transactionTimeOut": "200",

@@ -117,7 +117,7 @@ class Producer:
         self.sender.on_first = on_first
         self.group = self.sender.group
         self.transactions = Transactions(cluster.directory, self.group, listener, trace)
-        self.retries_async = retries_async
+        self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
 
@@ -141,7 +141,7 @@ class Producer:
         One attempt only (`retries_async`), as RocketMQ counts it. Bad messages raise here.
         """
         outgoing = self.sender.ready(make_message(topic, body, **options))
-        send = self.sender.send(outgoing, queue, timeout_ms, self.retries_async)
+        send = self.sender.send(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
             try:
