@@ -198,7 +198,7 @@ class Message(Strict):
         self.properties: dict[str, str] = {}
         self.delay_time_level = 0
         self.sharding_key: str | None = None
-        self.transaction_id: str | None = None  # set when it is sent in a transaction
+        self.transaction_id = ""  # set when it is sent in a transaction
         self.delay_time_ms: int | None = None
         self.deliver_time_ms: int | None = None
         self.set_keys(keys or ())
@@ -218,7 +218,7 @@ class Message(Strict):
     get_flag = Gets[int]()
     get_properties = Gets[dict[str, str]]()
     get_delay_time_level = Gets[int]()
-    get_transaction_id = Gets[str | None]()
+    get_transaction_id = Gets[str]()
     is_wait_store_msg_ok = Gets[bool]("wait_store_msg_ok")
 
     def set_keys(self, keys: str | Sequence[str]) -> None:
