@@ -88,9 +88,12 @@ class SelectMessageQueueByHash(MessageQueueSelector):
 class SelectMessageQueueByRandom(MessageQueueSelector):
     """Any queue."""
 
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
     def select(self, mqs: list[MessageQueue], msg: Message, arg: Any) -> MessageQueue:
         """The argument does not matter."""
-        return random.choice(mqs)
+        return self._rng.choice(mqs)
 
 
 class AllocateMessageQueueStrategy(ABC):
