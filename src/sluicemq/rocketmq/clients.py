@@ -51,11 +51,12 @@ from sluicemq.client.core.sending import choose_by
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.threaded import Portal
 from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError, SluiceError
-from sluicemq.model import topic as places
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
+from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.net.tls import Tls
 from sluicemq.rocketmq.choices import (
     AclClientRPCHook,
+    AllocateMessageQueueStrategy,
     MessageQueueSelector,
     Selector,
     SendCallback,
@@ -76,6 +77,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
+Sent = Message | Sequence[Message]
 _ANY_TOPIC: Final = "TBW102"
 
 
@@ -112,6 +114,18 @@ class Client(Settings, Generic[T]):
     ) -> None: ...
 
     @overload
+    def __init__(
+        self,
+        group: str,
+        rpc_hook: AclClientRPCHook | None,
+        strategy: AllocateMessageQueueStrategy,
+        /,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None: ...
+
+    @overload
     def __init__(self, rpc_hook: AclClientRPCHook, /, **options: Unpack[ClientOptions]) -> None: ...
 
     def __init__(
@@ -125,10 +139,13 @@ class Client(Settings, Generic[T]):
         credentials: tuple[str, str] | None = None,
         tls: Tls | bool | None = None,
     ) -> None:
-        """As in Java: a group, a hook that signs, whether traces are written and to which topic."""
+        """As in Java: a group, a hook that signs, who reads what (of push and lite pull consumers),
+        whether traces are written and to which topic."""
         arguments = Given(group, *given)
         self.group = arguments.take(str) or self.group
         hook = arguments.take(AclClientRPCHook) or rpc_hook
+        if strategy := arguments.take(AllocateMessageQueueStrategy):  # type: ignore[type-abstract]
+            setattr(self, "allocate_message_queue_strategy", strategy)  # noqa: B010 - if it has one
         traces = arguments.take(bool)
         self.enable_msg_trace = enable_msg_trace if traces is None else traces
         topic = None if traces is None else arguments.take(str)
@@ -275,19 +292,19 @@ class Client(Settings, Generic[T]):
             )
         self._ask(lambda admin: admin.create_topic(topic, queues=queue_num))
 
-    def search_offset(self, mq: places.MessageQueue, timestamp: int) -> int:
+    def search_offset(self, mq: Queue, timestamp: int) -> int:
         """The first offset stored at that time (ms since 1970) or later."""
         return self._ask(lambda admin: admin.offset_by_time(mq, timestamp))
 
-    def min_offset(self, mq: places.MessageQueue) -> int:
+    def min_offset(self, mq: Queue) -> int:
         """The first stored offset."""
         return self._ask(lambda admin: admin.offset_min(mq))
 
-    def max_offset(self, mq: places.MessageQueue) -> int:
+    def max_offset(self, mq: Queue) -> int:
         """The offset that the next message will get."""
         return self._ask(lambda admin: admin.offset_max(mq))
 
-    def earliest_msg_store_time(self, mq: places.MessageQueue) -> int:
+    def earliest_msg_store_time(self, mq: Queue) -> int:
         """When the oldest message there was stored, ms since 1970; -1 when there is none."""
         return self._ask(lambda admin: admin.earliest_time(mq))
 
@@ -368,24 +385,18 @@ class DefaultMQProducer(Client[Producer]):
     @overload
     def send(
         self,
-        message: Message | Sequence[Message],
+        message: Sent,
         timeout: int | None = None,
         /,
         *,
-        queue: places.MessageQueue | None = None,
+        queue: Queue | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         timeout_ms: int | None = None,
     ) -> SendResult: ...
 
     @overload
-    def send(
-        self,
-        message: Message | Sequence[Message],
-        queue: places.MessageQueue,
-        timeout: int | None = None,
-        /,
-    ) -> SendResult: ...
+    def send(self, message: Sent, queue: Queue, timeout: int | None = None, /) -> SendResult: ...
 
     @overload
     def send(
@@ -394,39 +405,25 @@ class DefaultMQProducer(Client[Producer]):
 
     @overload
     def send(
-        self,
-        message: Message | Sequence[Message],
-        callback: SendCallback,
-        timeout: int | None = None,
-        /,
+        self, message: Sent, callback: SendCallback, timeout: int | None = None, /
     ) -> None: ...
 
     @overload
     def send(
-        self,
-        message: Message | Sequence[Message],
-        queue: places.MessageQueue,
-        callback: SendCallback,
-        timeout: int | None = None,
-        /,
+        self, message: Sent, queue: Queue, callback: SendCallback, timeout: int | None = None, /
     ) -> None: ...
 
     @overload
     def send(
-        self,
-        message: Message,
-        selector: Selector,
-        arg: Any,
-        callback: SendCallback,
-        timeout: int | None = None,
-        /,
-    ) -> None: ...
+        self, message: Message, selector: Selector, arg: Any, callback: SendCallback,
+        timeout: int | None = None, /,
+    ) -> None: ...  # fmt: skip
 
     def send(
         self,
-        message: Message | Sequence[Message],
+        message: Sent,
         *given: Any,
-        queue: places.MessageQueue | None = None,
+        queue: Queue | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         timeout_ms: int | None = None,
@@ -435,7 +432,7 @@ class DefaultMQProducer(Client[Producer]):
         thread; a message that breaks a rule raises here. For a list (a batch) the result is that of
         its first message. Times are milliseconds."""
         arguments = Given(*given)
-        queue = arguments.take(places.MessageQueue) or queue
+        queue = arguments.take(Queue) or queue
         if _selects(arguments.next):
             selector, arg = arguments.pair("a selector", "its argument")
         callback = arguments.take(SendCallback)  # type: ignore[type-abstract]
@@ -453,7 +450,7 @@ class DefaultMQProducer(Client[Producer]):
     def _send_one(
         self,
         message: Message,
-        queue: places.MessageQueue | None,
+        queue: Queue | None,
         selector: Selector | None,
         arg: Any,
         timeout_ms: int | None,
@@ -473,7 +470,7 @@ class DefaultMQProducer(Client[Producer]):
     def _send_batch(
         self,
         messages: Sequence[Message],
-        queue: places.MessageQueue | None,
+        queue: Queue | None,
         selector: Selector | None,
         timeout_ms: int | None,
     ) -> Coroutine[Any, Any, CoreSendResult]:
@@ -486,14 +483,12 @@ class DefaultMQProducer(Client[Producer]):
         frozen = [one.frozen() for one in messages]
         return _first(producer.send_batch(frozen, queue=queue, timeout_ms=timeout_ms))
 
-    def _choose(self, selector: Selector, message: Message, arg: Any) -> places.MessageQueue:
+    def _choose(self, selector: Selector, message: Message, arg: Any) -> Queue:
         queues = self._run(Producer.queues, message.topic)
         return choose_by(_chooser(selector, message, arg), queues, message.frozen())
 
     @overload
-    def send_oneway(
-        self, message: Message, queue: places.MessageQueue | None = None, /
-    ) -> None: ...
+    def send_oneway(self, message: Message, queue: Queue | None = None, /) -> None: ...
 
     @overload
     def send_oneway(self, message: Message, selector: Selector, arg: Any, /) -> None: ...
@@ -501,7 +496,7 @@ class DefaultMQProducer(Client[Producer]):
     def send_oneway(self, message: Message, *given: Any) -> None:
         """Does not wait for the broker: the message may get lost."""
         arguments = Given(*given)
-        queue = arguments.take(places.MessageQueue)
+        queue = arguments.take(Queue)
         if _selects(arguments.next):
             selector, arg = arguments.pair("a selector", "its argument")
             queue = self._choose(selector, message, arg)

@@ -7,12 +7,13 @@ one with `orderly=True`) of the messages, or of the messages and a context:
     consumer.register_message_listener(listener)
 """
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar
 
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
@@ -21,11 +22,11 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start
 from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
-from sluicemq.model import topic as places
 from sluicemq.model.subscription import SQL92
+from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.model.topic import Strategy
-from sluicemq.rocketmq.choices import AclClientRPCHook, AllocateMessageQueueStrategy
-from sluicemq.rocketmq.clients import Client, ClientOptions
+from sluicemq.rocketmq.choices import AllocateMessageQueueStrategy
+from sluicemq.rocketmq.clients import Client
 from sluicemq.rocketmq.messages import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -180,46 +181,9 @@ class _GroupClient(_Consumer[G]):
     get_consume_timestamp = Gets[str]()
     get_pull_batch_size = Gets[int]()
 
-    @overload
-    def __init__(
-        self,
-        group: str = ...,
-        enable_msg_trace: bool = False,
-        customized_trace_topic: str | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        group: str,
-        rpc_hook: AclClientRPCHook | None,
-        allocate_message_queue_strategy: AllocateMessageQueueStrategy,
-        enable_msg_trace: bool = False,
-        customized_trace_topic: str | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        group: str,
-        rpc_hook: AclClientRPCHook | None,
-        enable_msg_trace: bool = False,
-        customized_trace_topic: str | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None: ...
-
-    @overload
-    def __init__(self, rpc_hook: AclClientRPCHook, /, **options: Unpack[ClientOptions]) -> None: ...
-
-    def __init__(self, group: Any = None, *given: Any, **options: Any) -> None:
-        """As in Java: a group, a hook that signs, a strategy, whether to trace and where."""
-        chosen = [one for one in given if isinstance(one, AllocateMessageQueueStrategy)]
-        super().__init__(group, *(one for one in given if one not in chosen), **options)
-        self._topics: dict[str, MessageSelector] = {}
-        for strategy in chosen:
-            self.allocate_message_queue_strategy = strategy
+    @functools.cached_property
+    def _topics(self) -> dict[str, MessageSelector]:
+        return {}
 
     def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more."""
@@ -371,9 +335,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         """Between start and shutdown."""
         return self._portal is not None and self._client is not None
 
-    def assign(
-        self, queues: Sequence[places.MessageQueue], expression: str | MessageSelector = "*"
-    ) -> None:
+    def assign(self, queues: Sequence[Queue], expression: str | MessageSelector = "*") -> None:
         """Reads exactly these queues."""
         self._run(LitePullConsumer.assign, queues, **_filter(_selector(expression)))
 
@@ -388,9 +350,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         polled = self._run(poll, wait_ms / 1000, count_max=self.pull_batch_size)
         return [MessageExt(message.record, message.attempt) for message in polled]
 
-    def commit_sync(
-        self, offsets: Mapping[places.MessageQueue, int] | None = None, persist: bool = True
-    ) -> None:
+    def commit_sync(self, offsets: Mapping[Queue, int] | None = None, persist: bool = True) -> None:
         """Everything polled so far, or these offsets; returns when it is stored. Raises
         ConfigurationError for `persist=False`: brokers keep offsets, or nobody does."""
         if not persist:
@@ -408,11 +368,11 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         """The readable queues of a topic, for `assign`."""
         return self.fetch_subscribe_message_queues(topic)
 
-    def offset_for_timestamp(self, queue: places.MessageQueue, timestamp_ms: int) -> int:
+    def offset_for_timestamp(self, queue: Queue, timestamp_ms: int) -> int:
         """The first offset stored at that time or later."""
         return self._run(LitePullConsumer.offset_for_time, queue, timestamp_ms)
 
-    def commit_async(self, offsets: Mapping[places.MessageQueue, int] | None = None) -> None:
+    def commit_async(self, offsets: Mapping[Queue, int] | None = None) -> None:
         """The same without waiting."""
         portal, consumer = self._on_loop()
         portal.soon(consumer.commit_soon, offsets)
@@ -425,12 +385,12 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         portal, consumer = self._on_loop()
         period_s = self.topic_metadata_check_interval_millis / 1000
 
-        def changed(topic: str, queues: list[places.MessageQueue]) -> None:
+        def changed(topic: str, queues: list[Queue]) -> None:
             listener(topic, queues_of(queues))
 
         portal.run(consumer.on_queues, topic, changed, period_s=period_s)
 
-    def committed(self, queue: places.MessageQueue) -> int:
+    def committed(self, queue: Queue) -> int:
         """The committed offset, -1 when there is none."""
         offset = self._run(LitePullConsumer.committed, queue)
         return -1 if offset is None else offset
@@ -452,7 +412,7 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
 
     def pull(
         self,
-        queue: places.MessageQueue,
+        queue: Queue,
         expression: str | MessageSelector,
         offset: int,
         max_nums: int = 32,
@@ -467,7 +427,7 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
 
     def pull_block_if_not_found(
         self,
-        queue: places.MessageQueue,
+        queue: Queue,
         expression: str | MessageSelector,
         offset: int,
         max_nums: int = 32,
@@ -476,7 +436,7 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
         wait_s = self.broker_suspend_max_time_millis / 1000
         return self.pull(queue, expression, offset, max_nums, wait_s=wait_s)
 
-    def fetch_consume_offset(self, queue: places.MessageQueue) -> int:
+    def fetch_consume_offset(self, queue: Queue) -> int:
         """What was stored, -1 when there is nothing."""
         offset = self._run(PullConsumer.committed, queue)
         return -1 if offset is None else offset

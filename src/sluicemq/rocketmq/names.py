@@ -134,7 +134,7 @@ class Settings:
     def _check(self, name: str, default: Any, value: Any) -> None:
         """Raises ConfigurationError for a value that cannot be one of this attribute."""
         kind = type(default)
-        if isinstance(default, Sets | Gets) or (callable(default) and not callable(value)):
+        if isinstance(default, _Accessor) or (callable(default) and not callable(value)):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} is a method.", cure=f"Call it: {name}({value!r})."
             )
@@ -148,14 +148,18 @@ class Settings:
             )
 
 
-class Sets(Generic[T]):
-    """`set_x(value)`: x = value. An argument names another attribute than the setter's own."""
+class _Accessor(Generic[T]):
+    """An argument names another attribute than its own name does."""
 
     def __init__(self, attribute: str = "") -> None:
         self._attribute = attribute
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = self._attribute or name.removeprefix("set_")
+        self._attribute = self._attribute or name.partition("_")[2]
+
+
+class Sets(_Accessor[T]):
+    """`set_x(value)`: x = value."""
 
     @overload
     def __get__(self, owner: None, kind: type) -> Self: ...
@@ -167,14 +171,8 @@ class Sets(Generic[T]):
         return self if owner is None else partial(setattr, owner, self._attribute)
 
 
-class Gets(Generic[T]):
+class Gets(_Accessor[T]):
     """`get_x()`: x."""
-
-    def __init__(self, attribute: str = "") -> None:
-        self._attribute = attribute
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = self._attribute or name.removeprefix("get_")
 
     @overload
     def __get__(self, owner: None, kind: type) -> Self: ...

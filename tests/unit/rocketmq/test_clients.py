@@ -47,6 +47,11 @@ def test_the_constructors_of_a_consumer() -> None:
     assert late.get_consumer_group() == "g"
 
 
+def test_a_producer_reads_no_queues() -> None:
+    with pytest.raises(AttributeError, match="allocate_message_queue_strategy"):
+        mq.DefaultMQProducer("g", HOOK, CIRCLE)
+
+
 class OtherHook:
     def do_before_request(self) -> None: ...
 
