@@ -595,7 +595,7 @@ class TransactionMQProducer(DefaultMQProducer):
     set_executor_service = Sets[Executor | None]()
 
     async def _make(self, sluice: Sluice) -> Producer:
-        if self.transaction_listener is None:
+        if not isinstance(self.transaction_listener, TransactionListener):
             raise ConfigurationError(
                 "the producer has no TransactionListener.",
                 cure="Call set_transaction_listener before start.",

@@ -93,6 +93,7 @@ class MessageListenerOrderly(ABC):
 
 
 Listener = MessageListenerConcurrently | MessageListenerOrderly | Callable[..., Any]
+_OBJECTS = MessageListenerConcurrently | MessageListenerOrderly
 _AGAIN = frozenset({
     ConsumeConcurrentlyStatus.RECONSUME_LATER, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT,
 })  # fmt: skip
@@ -103,7 +104,7 @@ class Listening:
 
     def __init__(self, listener: Listener, *, orderly: bool) -> None:
         self.is_orderly = orderly or isinstance(listener, MessageListenerOrderly)
-        if isinstance(listener, MessageListenerConcurrently | MessageListenerOrderly):
+        if isinstance(listener, _OBJECTS):
             self._function: Callable[..., Any] = listener.consume_message
         else:
             self._function = listener
@@ -256,6 +257,11 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
     def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
         """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
         (and a context) that returns a status."""
+        if isinstance(listener, type) or not (callable(listener) or isinstance(listener, _OBJECTS)):
+            raise ConfigurationError(
+                f"the listener would be {listener!r}.",
+                cure="Give an object of a listener's class, or a function.",
+            )
         self._listening = Listening(listener, orderly=orderly)
 
     def start(self) -> None:

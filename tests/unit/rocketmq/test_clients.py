@@ -109,6 +109,12 @@ def test_a_listener_of_java_has_to_be_complete() -> None:
         Nothing()  # type: ignore[abstract]
 
 
+@pytest.mark.parametrize("wrong", [mq.MessageListenerOrderly, "listener", None])
+def test_a_listener_is_an_object_or_a_function(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the listener would be"):
+        mq.DefaultMQPushConsumer("g").register_message_listener(wrong)
+
+
 def test_the_contexts_have_java_s_setters() -> None:
     queue = mq.MessageQueue("t", "b", 0)
     orderly = mq.ConsumeOrderlyContext(queue)
