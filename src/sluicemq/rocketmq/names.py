@@ -79,10 +79,12 @@ def unknown(kind: type, name: str) -> AttributeError:
         cure = f"Names are in snake case here: {wanted}."
     elif bare in _CURES:
         cure = _CURES[bare]
-    elif bare in known and wanted.startswith("set_"):
-        cure = f"{bare} does not change: make another {kind.__name__} with it."
-    elif bare in known:
+    elif bare in known and not wanted.startswith("set_"):
         cure = f"Read the attribute {bare}."
+    elif bare in known and any(one.startswith("set_") for one in known):
+        cure = f"Set the attribute {bare}."
+    elif bare in known:
+        cure = f"{bare} does not change: make another {kind.__name__} with it."
     elif near:
         cure = f"Did you mean {near[0]}?"
     else:
