@@ -46,6 +46,7 @@ class AdminOperations:
     offsets: Final = operation(topic_talks.offsets)
     offset_min: Final = operation(topic_talks.offset_min)
     offset_max: Final = operation(topic_talks.offset_max)
+    earliest_time: Final = operation(topic_talks.earliest_time)
     offset_by_time: Final = operation(topic_talks.offset_by_time)
     committed_offset: Final = operation(topic_talks.committed_offset)
     commit_offset: Final = operation(topic_talks.commit_offset)

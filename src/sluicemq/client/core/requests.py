@@ -124,6 +124,7 @@ elect_master = _bare(Code.SLUICE_ELECT_MASTER)
 # Queues.
 offset_min = _of_queue(Code.GET_MIN_OFFSET, headers.QueueRequest)
 offset_max = _of_queue(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
+earliest_time = _of_queue(Code.GET_EARLIEST_MSG_STORETIME, headers.QueueRequest)
 
 # Groups; `consumer_list` is answered with code 1 when nobody is there, `consumer_connections`
 # with 206.
