@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import admin_options, print_json, print_records, print_result
 from sluicemq.client.core.operations.replicas import MASTER
 from sluicemq.client.sync.admin import Admin
@@ -126,6 +127,7 @@ _broker_option = click.option("--broker", help="Which broker, where there are se
 @admin_options
 def switch(admin: Admin, to: int | None, broker: str | None, as_json: bool) -> None:
     """Make another replica master on purpose, without a failed send."""
+    undecided("sluice cluster status")
     before = admin.switch_master(broker=broker, to=to)
     _await_master(admin, before, as_json=as_json)
 
@@ -151,6 +153,7 @@ def elect(
             f"Replica {broker_id} may lack messages that were acknowledged; they are lost for good "
             "if it becomes master. Go on?", abort=True, err=True,
         )  # fmt: skip
+    undecided("sluice cluster status")
     before = admin.elect_master(broker_id, broker=broker)
     _await_master(admin, before, as_json=as_json)
 

@@ -10,10 +10,11 @@ heartbeat thread: also when a handler blocks its program, which is when one want
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import (
     admin_options,
     fields,
@@ -32,15 +33,17 @@ from sluicemq.client.core.operations.groups import (
     GroupReport,
     OffsetChange,
     QueueLag,
+    unknown_group,
 )
 from sluicemq.client.core.operations.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.topic import CONTRACTS, RETRY_PREFIX, GroupConfig
+from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 
+T = TypeVar("T")
 Record = dict[str, Any]
 SYSTEM_PREFIXES = (
     "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
@@ -93,6 +96,7 @@ def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
 @admin_options
 def create(admin: Admin, name: str, retries: int, as_json: bool) -> None:
     """Create or change consumer group NAME on every broker."""
+    undecided(f"sluice group show {name}")
     brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
     text = f"Group {name} is known on {', '.join(brokers)}."
     print_result({"group": name, "brokers": brokers}, text, as_json=as_json)
@@ -112,6 +116,46 @@ def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
     text = f"Group {name} has the contract {contract} on {', '.join(brokers)}."
     record = {"group": name, "contract": contract, "brokers": brokers}
     print_result(record, text, as_json=as_json)
+
+
+@group.command("delete")
+@click.argument("name")
+@click.option("-c", "--cluster", help="Only in that cluster.")
+@click.option("--offsets", is_flag=True, help="Its offsets too: it would begin anew.")
+@click.option(
+    "--topics", is_flag=True,
+    help="Its retry and dead-letter topics too, with all messages in them.",
+)  # fmt: skip
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@admin_options
+def delete(
+    admin: Admin, name: str, cluster: str | None, offsets: bool, topics: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Delete the settings of consumer group NAME on every broker, and what the options say.
+
+    Members that are online make it anew where groups are made by themselves.
+    """
+    if name not in (known := admin.groups()):
+        raise unknown_group(name, known)
+    with_them = [text for is_asked, text in ((offsets, "offsets"), (topics, "topics")) if is_asked]
+    what = " and ".join(["its settings", *with_them])
+    if not yes:
+        online = len(admin.members(name))
+        members = f", which {online} members use now" * bool(online)
+        click.confirm(f"Delete {name}{members}: {what}?", abort=True, err=True)
+    undecided("sluice group list")
+    masters = admin.masters(cluster)
+    for address in masters.values():
+        admin.delete_group(address, name, clean_offset=offsets)
+    if topics:
+        for there in {RETRY_PREFIX + name, DLQ_PREFIX + name} & set(admin.topics()):
+            admin.delete_topic(there, cluster=cluster)
+    print_result(
+        {"group": name, "deleted": True, "brokers": list(masters)},
+        f"Group {name} is deleted on {', '.join(masters)}: {what}.",
+        as_json=as_json,
+    )
 
 
 # ----------------------------------------------------------------------------------- show
@@ -363,7 +407,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     """
     words = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
     time_ms = words[to] if to in words else parse_time(to, "--to")
-    make = admin.plan_reset if dry_run else admin.reset_offsets
+    make = admin.plan_reset if dry_run else _changing(name, admin.reset_offsets)
     _print_changes(name, make(name, topic, time_ms), as_json=as_json, dry_run=dry_run)
 
 
@@ -374,7 +418,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
 @admin_options
 def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
     """Let GROUP skip what it has not read of a topic: the same as `reset --to latest`."""
-    make = admin.plan_reset if dry_run else admin.reset_offsets
+    make = admin.plan_reset if dry_run else _changing(name, admin.reset_offsets)
     _print_changes(name, make(name, topic, LATEST_MS), as_json=as_json, dry_run=dry_run)
 
 
@@ -388,8 +432,13 @@ def clone(
     admin: Admin, source: str, target: str, topic: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Give group TARGET the offsets of group SOURCE: it goes on where SOURCE stands."""
-    make = admin.plan_clone if dry_run else admin.clone_offsets
+    make = admin.plan_clone if dry_run else _changing(target, admin.clone_offsets)
     _print_changes(target, make(source, target, topic), as_json=as_json, dry_run=dry_run)
+
+
+def _changing(name: str, change: T) -> T:
+    undecided(f"sluice group show {name}")
+    return change
 
 
 def _print_changes(name: str, changes: list[OffsetChange], *, as_json: bool, dry_run: bool) -> None:

@@ -240,7 +240,7 @@ def export_traces(
                     found[one.message_id] = stored.properties.get("traceparent", "")
         return found
 
-    async def run() -> int:
+    async def run() -> None:
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             stream = mq.subscribe(topic, group=group, start=begin)
             while messages := await stream.receive_many(EXPORTED_AT_ONCE, timeout_s):
@@ -258,7 +258,6 @@ def export_traces(
                     await one.ack()
                 more = len(messages), len(spans), sum(unread for _, unread in decoded)
                 done.update(zip(done, map(add, done.values(), more), strict=True))
-        return 0
 
     try:
         asyncio.run(until_interrupted(run()))
@@ -365,8 +364,7 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
         result = {"key": key, "cancelled": cancelled, "late": late}
         print_result(result, f"Cancelled: {', '.join(cancelled)}.", as_json=as_json)
     if not cancelled:
-        click.echo(f"No message with key {key} was cancelled.", err=True)
-        raise SystemExit(1)
+        raise click.ClickException(f"no message with key {key} was cancelled.")
 
 
 @click.group()
@@ -406,5 +404,4 @@ def resolve(admin: Admin, transaction_id: str, outcome: str | None, as_json: boo
         result = {"id": transaction_id, "outcome": outcome, "broker": address}
         print_result(result, f"{transaction_id}: {outcome} on {address}.", as_json=as_json)
     if address is None:
-        click.echo(f"No broker has an undecided transaction {transaction_id}.", err=True)
-        raise SystemExit(1)
+        raise click.ClickException(f"no broker has an undecided transaction {transaction_id}.")

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import (
     admin_options,
     print_json,
@@ -124,6 +125,7 @@ def update(
 
 
 def _change(admin: Admin, name: str, queues: int, as_json: bool, **options: Any) -> None:
+    undecided(f"sluice topic show {name}")
     brokers = admin.create_topic(name, queues=queues, **options)
     print_result(
         {"topic": name, "queues": queues, "brokers": brokers},
@@ -190,5 +192,6 @@ def delete(admin: Admin, name: str, cluster: str | None, yes: bool, as_json: boo
     admin.route(name)
     if not yes:
         click.confirm(f"Delete {name} with all its messages?", abort=True, err=True)
+    undecided("sluice topic list")
     admin.delete_topic(name, cluster=cluster)
     print_result({"topic": name, "deleted": True}, f"Topic {name} is deleted.", as_json=as_json)
