@@ -98,8 +98,8 @@ def told(error: Exception) -> tuple[str, int]:
             return _interrupted(""), INTERRUPTED
         return "not confirmed: nothing is changed.", FAILED
     if isinstance(error, click.ClickException):
-        is_usage = isinstance(error, click.UsageError) and error.ctx is not None
-        hint = f"\nSee {error.ctx.command_path} --help." if is_usage else ""
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"\nSee {context.command_path} --help." if context is not None else ""
         return error.format_message() + hint, error.exit_code
     return str(error), USAGE if isinstance(error, OptionError) else FAILED
 

@@ -324,12 +324,6 @@ _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
 }  # fmt: skip
 
 
-def show_permission(perm: int) -> str:
-    """Bits as text: `read+write`."""
-    names = [name for bit, name in ((4, "read"), (2, "write"), (1, "inherit")) if perm & bit]
-    return "+".join(names) or "none"
-
-
 def show_body(body: bytes, bytes_max: int) -> str:
     """The beginning as text; what is not text as escapes."""
     text = body[:bytes_max].decode("utf-8", "backslashreplace")

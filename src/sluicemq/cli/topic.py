@@ -11,11 +11,16 @@ from sluicemq.cli.output import (
     print_json,
     print_records,
     print_result,
-    show_permission,
     with_options,
 )
 from sluicemq.client.sync.admin import Admin
-from sluicemq.model.topic import DLQ_PREFIX, MESSAGE_TYPE, MESSAGE_TYPES, RETRY_PREFIX
+from sluicemq.model.topic import (
+    DLQ_PREFIX,
+    MESSAGE_TYPE,
+    MESSAGE_TYPES,
+    RETRY_PREFIX,
+    permission_name,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
@@ -52,7 +57,7 @@ def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
                 "brokers": len(queues),
                 "read_queues": sum(data.read_queues for data in queues),
                 "write_queues": sum(data.write_queues for data in queues),
-                "permission": show_permission(queues[0].perm) if queues else "",
+                "permission": permission_name(queues[0].perm) if queues else "",
             }
         )
     print_records(records, as_json=as_json, empty="No topics (--all shows system topics).")

@@ -97,10 +97,8 @@ def produce(
 
     def note(result: SendResult) -> None:
         nonlocal stored
-        if as_json:
-            print_json(_sent(result))
-        elif stored < SHOWN_MAX:
-            click.echo(_shown(result))
+        if as_json or stored < SHOWN_MAX:
+            _print_sent(result, as_json)
         stored += 1
 
     async def run() -> None:
@@ -114,15 +112,19 @@ def produce(
     try:
         asyncio.run(run())
     except SluiceError:
-        click.echo("" if as_json else tell(), nl=not as_json)
+        if stored and not as_json:
+            click.echo(tell())
         raise
     if not as_json and stored != 1:
         click.echo(tell())
 
 
-def _shown(result: SendResult) -> str:
+def _print_sent(result: SendResult, as_json: bool) -> None:
+    if as_json:
+        print_json(_sent(result))
+        return
     place = f"{result.queue.broker}/{result.queue.queue_id} offset {result.queue_offset:,}"
-    return f"{result.message_id}  {place}  {result.status.name}"
+    click.echo(f"{result.message_id}  {place}  {result.status.name}")
 
 
 async def _all_of(sends: list[Coroutine[Any, Any, T]], note: Callable[[T], None]) -> None:

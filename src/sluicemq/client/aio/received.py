@@ -187,6 +187,9 @@ class ReceivedMessage:
         """The queue it lies in; for a retried message that of the retry topic."""
         return MessageQueue(self.record.topic, self.record.broker, self.record.queue_id)
 
+    def __str__(self) -> str:
+        return f"message {self.message_id} of {self.queue} at offset {self.queue_offset}"
+
     def __repr__(self) -> str:
         return (
             f"<message {self.message_id} of {self.topic} queue {self.record.queue_id} "
