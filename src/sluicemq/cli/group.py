@@ -33,7 +33,6 @@ from sluicemq.client.core.operations.groups import (
     GroupReport,
     OffsetChange,
     QueueLag,
-    unknown_group,
 )
 from sluicemq.client.core.operations.rules import Code
 from sluicemq.client.sync.admin import Admin
@@ -136,12 +135,10 @@ def delete(
 
     Members that are online make it anew where groups are made by themselves.
     """
-    if name not in (known := admin.groups()):
-        raise unknown_group(name, known)
+    online = len(admin.group(name).members)
     with_them = [text for is_asked, text in ((offsets, "offsets"), (topics, "topics")) if is_asked]
     what = " and ".join(["its settings", *with_them])
     if not yes:
-        online = len(admin.members(name))
         members = f", which {online} members use now" * bool(online)
         click.confirm(f"Delete {name}{members}: {what}?", abort=True, err=True)
     undecided("sluice group list")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -16,7 +17,6 @@ from sluicemq.cli import main
 from sluicemq.cli.ending import (
     InputError,
     OptionError,
-    interruptible,
     nearest,
     speaking,
     undecided,
@@ -43,7 +43,7 @@ def ended(work: Callable[[], object]) -> tuple[object, str]:
         work()
 
     class Root(type(main)):  # type: ignore[misc]
-        entries = {}
+        entries = MappingProxyType({})
 
     root = Root("sluice", commands={"do": command})
     result = CliRunner().invoke(root, ["do"])
