@@ -212,7 +212,7 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_pa
         timeout=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sluice: interrupted.\n")
 
 
 def test_what_serves_imports_nothing_heavy() -> None:

@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -113,6 +112,8 @@ def _interrupted(text: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`Did you mean …?`, or nothing."""
+    from difflib import get_close_matches  # noqa: PLC0415 - for the few who mistype
+
     found = get_close_matches(word, known)
     return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
 

@@ -11,7 +11,6 @@ cannot know how many messages match (its lag counts those that the filter will d
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, Final
 
 import orjson
@@ -104,6 +103,8 @@ def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
 
 def _known(name: str, known: Iterable[str]) -> str:
     """What may have been meant; else those that there are, the first of many."""
+    from difflib import get_close_matches  # noqa: PLC0415 - for the few who mistype
+
     if near := get_close_matches(name, known := list(known)):
         return f"Did you mean {' or '.join(map(repr, near))}?"
     more = f" and {len(known) - KNOWN_SHOWN:,} more" * (len(known) > KNOWN_SHOWN)
