@@ -222,16 +222,16 @@ _OPTIONS: Final = (
         help="RocketMQ's logback.xml: level and file are read from it.",
     ),
     click.option(
-        "--log-file", envvar="SLUICE_LOG_FILE", type=click.Path(dir_okay=False),
-        help="Log to this file instead of stderr; it is replaced when it is full.",
+        "--log-kept", envvar="SLUICE_LOG_KEPT", type=click.IntRange(1),
+        help="So many full files are kept beside it (10).",
     ),
     click.option(
         "--log-size", envvar="SLUICE_LOG_SIZE", callback=_size, metavar="SIZE",
         help="When the file is full: 64MB, 1GB (128MB).",
     ),
     click.option(
-        "--log-kept", envvar="SLUICE_LOG_KEPT", type=click.IntRange(1),
-        help="So many full files are kept beside it (10).",
+        "--log-file", envvar="SLUICE_LOG_FILE", type=click.Path(dir_okay=False),
+        help="Log to this file instead of stderr; it is replaced when it is full.",
     ),
     click.option(
         "--log-format", envvar="SLUICE_LOG_FORMAT", type=click.Choice(FORMATS), default="text",

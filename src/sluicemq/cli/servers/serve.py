@@ -101,7 +101,7 @@ _config_option = click.option(
     help="A file in RocketMQ's format (key = value).",
 )  # fmt: skip
 _host_option = click.option("--host", "bindAddress", help="Address to listen at.")
-_port_option = functools.partial(click.option, type=click.IntRange(0, 65535))
+_port_option = functools.partial(click.option, type=click.IntRange(0, 65535), metavar="PORT")
 _store_option = click.option(
     "--store", "storePathRootDir", type=click.Path(file_okay=False), help="Directory of the store."
 )
@@ -118,11 +118,11 @@ _metrics_port_option = _port_option(
     help="Port of the metrics, /health and /ready (5557); 0, or one that is taken: a free one.",
 )  # fmt: skip
 _brokers_option = click.option(
-    "--brokers", type=click.IntRange(1, 26),
+    "--brokers", type=click.IntRange(1, 26), metavar="N",
     help="So many brokers, broker-a, …, processes of their own, which share the load.",
 )  # fmt: skip
 _replicas_option = click.option(
-    "--replicas", type=click.IntRange(2, 9),
+    "--replicas", type=click.IntRange(2, 9), metavar="N",
     help="So many brokers of one name, processes of their own, which fail over; for a trial.",
 )  # fmt: skip
 _console_option = click.option(
