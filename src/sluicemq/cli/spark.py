@@ -144,29 +144,29 @@ def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
 
         return spark_session("sluice sql", master=master, settings=dict(_SETTINGS), log_level="off")
 
-    # Spark's own words while it starts, and pyspark's log of every error that it raises.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    logging.getLogger("SQLQueryContextLogger").disabled = True
-    logging.getLogger("DataFrameQueryContextLogger").disabled = True
-    pool = ThreadPoolExecutor(2)
-    session: Future[SparkSession] = pool.submit(start)
-    is_ended_in_order = True
-    try:
-        with _quiet():
+    with _quiet():
+        pool = ThreadPoolExecutor(2)
+        session: Future[SparkSession] = pool.submit(start)
+        is_ended_in_order = True
+        try:
             yield session, pool.submit
-    except KeyboardInterrupt:  # the process ends, and the JVM with it
-        is_ended_in_order = False
-        raise
-    finally:
-        pool.shutdown(wait=is_ended_in_order)
-        if is_ended_in_order and session.exception() is None:
-            session.result().stop()
+        except KeyboardInterrupt:  # the process ends, and the JVM with it
+            is_ended_in_order = False
+            raise
+        finally:
+            pool.shutdown(wait=is_ended_in_order)
+            if is_ended_in_order and session.exception() is None:
+                session.result().stop()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without py4j's traceback of Ctrl-C, which it writes by the root logger."""
+    """Without Spark's own words while it starts, pyspark's log of every error that it raises, and
+    py4j's traceback of Ctrl-C, which it writes by the root logger."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.root.disabled = True
     try:
         yield

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -41,8 +42,14 @@ def spark_session(
     difference.
     Raises ConfigurationError when there is no Java (see `jvm.ensure_java`).
     """
-    with _told(log_level is not None):
+    if log_level is None:
         return _started(name, master, settings, log_level)
+    # Ctrl-C in the middle of pyspark's own start would leave a JVM behind: it waits for one here.
+    pool = ThreadPoolExecutor(1)
+    with _told():
+        starting = pool.submit(_started, name, master, settings, log_level)
+        pool.shutdown(wait=False)
+        return starting.result()
 
 
 def _started(name: str, master: str, settings: dict[str, str] | None, log_level: str | None) -> Any:
@@ -63,9 +70,9 @@ def _started(name: str, master: str, settings: dict[str, str] | None, log_level:
 
 
 @contextmanager
-def _told(is_told: bool) -> Iterator[None]:
+def _told() -> Iterator[None]:
     """A dim line on a terminal, gone when Spark is there, when that takes longer than a second."""
-    if not is_told or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         yield
         return
     line = threading.Timer(TOLD_AFTER_S, _show, ["\x1b[2mstarting Spark…\x1b[0m"])

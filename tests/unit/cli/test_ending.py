@@ -1,18 +1,15 @@
 """How a command ends: its exit code, and its sentence."""
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from interrupting import interrupted
 from sluicemq.cli import main
 from sluicemq.cli.ending import (
     InputError,
@@ -23,16 +20,6 @@ from sluicemq.cli.ending import (
     when_interrupted,
 )
 from sluicemq.errors import ConfigurationError
-
-SOURCE = Path(__file__).parents[3] / "src"
-AT_IMPORT = """
-import os, signal, sys
-class AtImport:
-    def find_spec(self, name, path=None, target=None):
-        if name == os.environ.get("INTERRUPT_AT"):
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, AtImport())
-"""
 
 
 def ended(work: Callable[[], object]) -> tuple[object, str]:
@@ -120,19 +107,6 @@ def test_the_nearest_word_is_found() -> None:
 
 
 # ------------------------------------------------------------------------- a process of its own
-
-
-def interrupted(
-    directory: Path, module: str, *words: str, handler: Any = signal.default_int_handler
-) -> subprocess.CompletedProcess[str]:
-    """`sluice`, with SIGINT when it begins to import the module."""
-    (directory / "sitecustomize.py").write_text(AT_IMPORT)
-    return subprocess.run(
-        [sys.executable, "-m", "sluicemq", *words],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": f"{directory}:{SOURCE}", "INTERRUPT_AT": module},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
