@@ -160,7 +160,7 @@ def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, An
         name = consumer or message.group
         if not name:
             raise ConfigurationError(
-                f"{message!r} belongs to no consumer group.",
+                f"{message} belongs to no consumer group.",
                 cure="Give consumer='…' to idempotent.",
             )
         known.setdefault((name, message.topic, message_key(message, key)), message)
@@ -197,7 +197,7 @@ def message_key(message: Consumed, key: Key = None) -> str:
     if found is None or found == "":
         what = f"the property {key!r}" if isinstance(key, str) else "a key: the function gave none"
         raise MessageKeyMissingError(
-            f"{message!r} lacks {what}, so nobody can say whether it was consumed before.",
+            f"{message} lacks {what}, so nobody can say whether it was consumed before.",
             cure="Send it with the property, or use a key that all messages have.",
         )
     return str(found)

@@ -260,6 +260,24 @@ def test_progress_is_shown_on_a_terminal_only(
     assert "verifying" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", ["verify", "repair", "backup"])
+def test_ctrl_c_says_how_far_the_walk_was(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    def walk(_first: object, second: object = None, *_: object, **named: Any) -> None:
+        progress = named.get("progress", second)
+        progress(1_000, 5_000)
+        raise KeyboardInterrupt
+
+    name = {"backup": "back_up"}.get(word, word)
+    monkeypatch.setattr(f"sluicemq.store.tools.{word}.{name}", walk)
+    more = [str(tmp_path / "backup")] if word == "backup" else []
+    result = run(word, root, *more)
+    assert result.exit_code == 130
+    what = {"verify": "verifying", "repair": "reading the log", "backup": "reading the log"}[word]
+    assert result.stderr == f"sluice: interrupted: {what}: 1,000 of 5,000 bytes.\n"
+
+
 # --- backup and restore
 
 
