@@ -28,7 +28,7 @@ def cluster() -> None:
 @cluster.command("list")
 @admin_options
 def list_brokers(admin: Admin, as_json: bool) -> None:
-    """Every broker with its addresses and whether it can be reached from here."""
+    """List every broker with its addresses and whether it can be reached from here."""
     records = []
     for data in sorted(
         admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
@@ -68,7 +68,7 @@ def _rate(text: str) -> float | None:
 @click.argument("broker")
 @admin_options
 def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
-    """Every counter of BROKER (its name, or host:port)."""
+    """Show every counter of BROKER (its name, or host:port)."""
     address = broker
     if ":" not in broker:
         masters = admin.masters()
@@ -92,7 +92,7 @@ def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
 @cluster.command("status")
 @admin_options
 def status(admin: Admin, as_json: bool) -> None:
-    """Which replica of each broker is master, who is in sync, and how far behind the others are.
+    """Show which replica of each broker is master, who is in sync, how far behind the others are.
 
     With --json one object: `brokers`, a list of broker, id, role, address, epoch, inSync, lagBytes,
     pid (of processes on this machine) and more. Exit code 1 when a broker has no master.

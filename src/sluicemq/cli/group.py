@@ -74,7 +74,7 @@ def group() -> None:
 @click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
 @admin_options
 def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
-    """The consumer groups that any broker knows."""
+    """List the consumer groups that any broker knows."""
     records = [
         {
             "group": name,
@@ -166,7 +166,7 @@ def delete(
 )  # fmt: skip
 @admin_options
 def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> None:
-    """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
+    """Show members of group NAME with their queues, idle ones with the reason, and lag per queue."""
     report, contracts = admin.group(name), admin.contract(name)
     clients = admin.consumers(name) if report.members else []
     of_proxies = [
@@ -319,7 +319,7 @@ def _print_contract(found: GroupContract) -> None:
 @click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
 @admin_options
 def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_json: bool) -> None:
-    """Unread messages of group NAME (or of all) in each queue, and which are deleted when."""
+    """Count unread messages of group NAME (or of all) in each queue, and which are deleted when."""
     found = [
         item
         for item in admin.lag(name)
@@ -463,7 +463,7 @@ def consumer() -> None:
 @click.argument("name", metavar="GROUP")
 @admin_options
 def list_consumers(admin: Admin, name: str, as_json: bool) -> None:
-    """The members of GROUP that are online: id, address, language, version."""
+    """List the members of GROUP that are online: id, address, language, version."""
     records = [
         {
             **_client(client),
@@ -486,7 +486,7 @@ _client_argument = click.argument("client_id", metavar="[CLIENT]", required=Fals
 @_client_argument
 @admin_options
 def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
-    """What CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
+    """Show what CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
     for client, info in _running(admin, name, client_id, stack=False):
         queues = [queue._asdict() | _held(state) for queue, state in sorted(info.queues.items())]
         if as_json:
@@ -522,7 +522,7 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
 @_client_argument
 @admin_options
 def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
-    """The stacks of all threads and tasks of CLIENT of GROUP (or of each member)."""
+    """Print the stacks of all threads and tasks of CLIENT of GROUP (or of each member)."""
     for client, info in _running(admin, name, client_id, stack=True):
         if as_json:
             print_json({"client_id": client.client_id, "group": name, "stack": info.stack})

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from sluicemq.cli.ending import undecided, when_interrupted
 from sluicemq.cli.output import (
     TIME_MAX_MS,
     Access,
@@ -116,7 +117,7 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
 )  # fmt: skip
 @admin_options
 def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> None:
-    """The messages of a topic that bear a key, newest first."""
+    """Find the messages of a topic that bear a key, newest first."""
     found = admin.messages_by_key(topic, key, **options)
     records = [record_of(one) for one in found]
     if not as_json:
@@ -180,7 +181,7 @@ _trace_topic_option = click.option(
 
 @click.group(cls=_Traces)
 def trace() -> None:
-    """What happened to messages: show it of one (`sluice trace ID`), or export it of all.
+    """Show what happened to a message (`sluice trace ID`), or export it of all.
 
     Traces are there when the clients write them, in Python Sluice(…, trace=True).
     """
@@ -328,7 +329,7 @@ def delay() -> None:
 @_count_option(help="Of each broker at most so many, as they come.")
 @admin_options
 def list_waiting(admin: Admin, as_json: bool, **options: Any) -> None:
-    """The messages that wait, those that are due first on top."""
+    """List the messages that wait, those that are due first on top."""
     records: list[dict[str, Any]] = [
         {**_waiting(item), "level": item.level or None, "broker": address}
         for address, items in admin.delayed(**options).items()
@@ -353,6 +354,7 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
             f"{len(meant)} messages with key {key} wait: give a message id, or --yes for all."
         )
     cancelled, late = [], 0
+    when_interrupted(lambda: f"{len(cancelled)} cancelled; `sluice delay list` shows what waits.")
     for address, item in meant:
         try:
             admin.cancel_delayed(address, item.handle)
@@ -369,7 +371,7 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
 
 @click.group()
 def transaction() -> None:
-    """Undecided transactions: list and decide them."""
+    """List and decide undecided transactions."""
 
 
 @transaction.command("list")
@@ -378,7 +380,7 @@ def transaction() -> None:
 @_count_option(help="Of each broker at most so many.")
 @admin_options
 def list_open(admin: Admin, as_json: bool, **options: Any) -> None:
-    """The undecided transactions, the oldest on top."""
+    """List the undecided transactions, the oldest on top."""
     now_ms = admin.clock.now_ms()
     records: list[dict[str, Any]] = [
         {**_open(item), "age_s": round((now_ms - item.began_ms) / 1000, 1), "broker": address}
@@ -399,6 +401,7 @@ def resolve(admin: Admin, transaction_id: str, outcome: str | None, as_json: boo
     """Decide the transaction ID, as its producer would."""
     if outcome is None:
         raise click.UsageError("say --commit or --rollback.")
+    undecided("sluice transaction list")
     address = admin.resolve_transaction(transaction_id, TransactionState[outcome.upper()])
     if as_json or address is not None:
         result = {"id": transaction_id, "outcome": outcome, "broker": address}

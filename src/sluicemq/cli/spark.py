@@ -317,7 +317,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
 
 @click.group()
 def pipeline() -> None:
-    """Data pipelines on Spark: run, check and list them."""
+    """Run, check and list data pipelines on Spark."""
 
 
 @pipeline.command("run")

@@ -89,7 +89,7 @@ def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
 @store_options
 @json_option
 def info(as_json: bool, **place: str) -> None:
-    """What the store in DIR holds, where it begins and ends, and whether a broker runs on it."""
+    """Show what the store in DIR holds, where it begins and ends, and whether a broker runs on it."""
     from sluicemq.store.tools.dump import describe  # noqa: PLC0415
 
     with opened(**place) as layout:
@@ -142,7 +142,7 @@ def _bytes(size: int) -> str:
 @click.option("-s", "--summary", is_flag=True, help="One line a topic.")
 @json_option
 def ls(topic: str | None, summary: bool, as_json: bool, **place: str) -> None:
-    """Topics and queues with their offsets, sizes and times."""
+    """List topics and queues with their offsets, sizes and times."""
     from sluicemq.store.tools.dump import list_queues  # noqa: PLC0415
 
     with opened(**place) as layout:

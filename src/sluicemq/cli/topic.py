@@ -41,7 +41,7 @@ def topic() -> None:
 )
 @admin_options
 def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
-    """The topics of the cluster, with their queues."""
+    """List the topics of the cluster, with their queues."""
     info = admin.cluster_info()
     own = SYSTEM_TOPICS | set(info.brokers) | set(info.clusters)
     records = []
@@ -150,7 +150,7 @@ def _change(admin: Admin, name: str, queues: int, as_json: bool, **options: Any)
 @click.argument("name")
 @admin_options
 def show(admin: Admin, name: str, as_json: bool) -> None:
-    """Queues of topic NAME with their offsets, its type and attributes, the groups that read it."""
+    """Show queues and offsets of topic NAME, its type and attributes, the groups that read it."""
     groups = admin.groups_of_topic(name)
     brokers: list[dict[str, Any]] = [
         {

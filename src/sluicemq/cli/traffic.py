@@ -63,15 +63,17 @@ _received = fields(
     "-p", "--property", "pairs", multiple=True, metavar="K=V", help="A property; repeat for more."
 )
 @click.option(
-    "--count", type=click.IntRange(1), default=1, show_default=True,
+    "--count", type=click.IntRange(1), metavar="N", default=1, show_default=True,
     help="How often to send BODY; {} in it becomes the number.",
 )  # fmt: skip
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Send each line of a file as a message.",
 )  # fmt: skip
-@click.option("--delay", type=float, help="Deliver so many seconds from now.")
-@click.option("--delay-level", type=int, default=0, help="Deliver after a level of the brokers.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Deliver so long from now.")
+@click.option(
+    "--delay-level", type=int, metavar="LEVEL", default=0, help="Or after a level, 1 to 18."
+)
 @client_options
 @json_option
 def produce(
@@ -203,9 +205,11 @@ def _arrived(chunks: Iterator[list[bytes]]) -> list[bytes]:
     "--from", "start", default="first", show_default=True,
     help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
 )  # fmt: skip
-@click.option("--max", "count_max", type=click.IntRange(1), help="Stop after that many messages.")
 @click.option(
-    "--timeout", "timeout_s", type=float, help="Stop when none came for that many seconds."
+    "--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after so many messages."
+)
+@click.option(
+    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Stop when none came for so long."
 )  # fmt: skip
 @client_options
 @json_option

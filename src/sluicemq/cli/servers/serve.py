@@ -317,7 +317,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
 @server_options
 @json_option
 def status(address: str, access: Access, as_json: bool) -> None:
-    """Clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
+    """Show clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
     found = proxy_status(address, access.credentials)
     if as_json:
         print_json(found)
