@@ -192,10 +192,7 @@ class ReceivedMessage:
 
     def __str__(self) -> str:
         """For logs: nothing that the producer has written but its id."""
-        return (
-            f"<message {self.message_id} of {self.topic} queue {self.record.queue_id} "
-            f"offset {self.queue_offset} {len(self.body)} B>"
-        )
+        return f"message {self.message_id} of {self.queue} at offset {self.queue_offset}"
 
     def __repr__(self) -> str:
         times = f" redelivered {self.reconsume_times} times" if self.reconsume_times else ""

@@ -213,7 +213,8 @@ def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> St
         return maker(**settings)
     except TypeError:
         raise ConfigurationError(
-            f"the allocation strategy {choice!r} cannot be made with {sorted(settings) or 'none'}.",
+            f"the allocation strategy {choice!r} cannot be made with "
+            f"{', '.join(sorted(settings)) or 'none'}.",
             cure="machine_room wants rooms=, config wants queues=, consistent_hash takes "
             "virtual_nodes=, machine_room_nearby takes inner=, broker_room=, client_room=.",
         ) from None

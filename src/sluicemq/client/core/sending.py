@@ -146,7 +146,7 @@ def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Messa
     queue = selector(queues, message)
     if queue not in queues:
         raise SendError(
-            f"the selector chose {queue!r}, which is not one of the {len(queues)} queues of "
+            f"the selector chose {queue}, which is not one of the {len(queues)} queues of "
             f"{message.topic!r}. Nothing was sent.",
             cure="Return one element of the sequence it is given.",
         )
