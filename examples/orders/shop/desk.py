@@ -57,6 +57,7 @@ class Desk(TransactionListener):
             await asyncio.to_thread(self.write, order, change, transaction.transaction_id)
 
     def write(self, order: Order, change: sa.Insert | sa.Update, transaction_id: str) -> None:
+        """The change and the id of its message, in one transaction of the database."""
         with self.engine.begin() as connection:
             if connection.execute(change).rowcount != 1:
                 raise WrongStateError(order.id)
