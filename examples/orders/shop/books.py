@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from shop.events import order_of
+from shop.events import TOPIC, order_of
 from shop.tables import bookings
-from sluicemq import ReceivedMessage, idempotent
+from sluicemq import ReceivedMessage, Sluice, idempotent
 
 
 def payment(message: ReceivedMessage) -> str:
@@ -27,3 +27,8 @@ def bookkeeper(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
         connection.execute(sa.insert(bookings).values(region=order.region, cents=order.cents))
 
     return book
+
+
+async def start(mq: Sluice, engine: sa.Engine) -> None:
+    """Payments go into the books."""
+    await mq.consumer("books", bookkeeper(engine)).subscribe(TOPIC, tags="paid").start()

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from shop.events import order_of
+from shop.events import TOPIC, order_of
 from shop.tables import history
-from sluicemq import ReceivedMessage, idempotent
+from sluicemq import ReceivedMessage, Sluice, idempotent
 
 
 def historian(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
@@ -18,3 +18,8 @@ def historian(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
         connection.execute(sa.insert(history).values(row))
 
     return note
+
+
+async def start(mq: Sluice, engine: sa.Engine) -> None:
+    """Events go into the history, those of an order one after the other."""
+    await mq.consumer("history", historian(engine), ordered=True).subscribe(TOPIC).start()

@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable
 import sqlalchemy as sa
 
 from shop.desk import Desk, WrongStateError
-from shop.events import Order, order_of
+from shop.events import TOPIC, Order, order_of
 from shop.tables import letters
-from sluicemq import ReceivedMessage, RetryLaterError
+from sluicemq import ReceivedMessage, RetryLaterError, Sluice
 
 Carrier = Callable[[Order], Awaitable[None]]
 """Takes a parcel; the id of the order tells it which ones it has. Raises CarrierAwayError."""
 RETRIES_MAX = 5
+LOST = "%DLQ%parcels"
 
 
 class CarrierAwayError(Exception):
@@ -47,3 +48,10 @@ def undertaker(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
             connection.execute(sa.insert(letters).values(order_id=order_of(message).id, text=text))
 
     return write_to_staff
+
+
+async def start(mq: Sluice, engine: sa.Engine, carrier: Carrier, desk: Desk) -> None:
+    """Parcels leave; somebody hears of those that cannot."""
+    parcels = mq.consumer("parcels", shipper(carrier, desk), max_reconsume_times=RETRIES_MAX)
+    await parcels.subscribe(TOPIC, tags="paid").start()
+    await mq.consumer("undertaker", undertaker(engine)).subscribe(LOST).start()

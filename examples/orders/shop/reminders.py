@@ -11,7 +11,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from shop.desk import Desk, WrongStateError
-from shop.events import REMINDERS, order_of
+from shop.events import REMINDERS, TOPIC, order_of
 from shop.tables import letters, orders
 from sluicemq import ReceivedMessage, Sluice, idempotent
 
@@ -51,3 +51,10 @@ def quitter(desk: Desk) -> Callable[[ReceivedMessage], Awaitable[None]]:
             await desk.move(order_of(message), "placed", "cancelled")
 
     return give_up
+
+
+async def start(mq: Sluice, engine: sa.Engine, desk: Desk) -> None:
+    """Reminders are planned, and heeded."""
+    await mq.consumer("planner", planner(mq)).subscribe(TOPIC, tags="placed").start()
+    await mq.consumer("reminder", reminder(engine)).subscribe(REMINDERS, tags="remind").start()
+    await mq.consumer("quitter", quitter(desk)).subscribe(REMINDERS, tags="give_up").start()
