@@ -21,8 +21,8 @@ NAMES: dict[str, Any] = {
 
 def test_the_page_shows_every_way_to_send() -> None:
     assert {*EXAMPLES} == {
-        "one", "as_a_value", "many", "side_by_side", "without_waiting", "later", "in_order",
-        "with_care",
+        "one", "as_a_value", "many", "side_by_side", "without_waiting", "with_back_pressure",
+        "to_the_end", "later", "in_order", "with_care",
     }  # fmt: skip
 
 
