@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         SluiceError,
         SubscriptionConflictError,
         TopicNotFoundError,
-        UnsupportedByBrokerError,
     )
     from sluicemq.model.message import Message, StoredMessage
     from sluicemq.model.subscription import MessageFilter, Subscription
@@ -138,7 +137,6 @@ __all__ = [
     "TransactionListener",
     "TransactionResult",
     "TransactionState",
-    "UnsupportedByBrokerError",
     "__version__",
     "idempotent",
 ]

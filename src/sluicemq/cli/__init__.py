@@ -87,11 +87,12 @@ class LazyGroup(click.Group):
 
 @contextlib.contextmanager
 def speaking(program: str) -> Iterator[None]:
-    """Errors of ours become one sentence on stderr, and exit code 1."""
+    """Errors of ours become one sentence on stderr, with the way to their page, and exit code 1."""
     try:
         yield
     except SluiceError as error:
         click.echo(f"{program}: {error}", err=True)
+        click.echo(click.style("\n".join(error.__notes__), dim=True), err=True)
         raise SystemExit(1) from None
 
 
