@@ -9,30 +9,24 @@ tests/lib/fences.py` lists it.
 
 import json
 import re
-import shlex
 import sqlite3
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import pytest
 import yaml
 
-from fences import ALL, DOCUMENTS, ROOT, Fence, fences, with_language
+from fences import ALL, LINES, ROOT, SHELL, Fence, Line, fences, split, with_language
 from sluicemq.acl.loading import load_rules
 from sluicemq.cli import main
 from sluicemq.config import load_broker_config
 from sluicemq.spark.pipelines.file import parse_pipeline
 
-SHELL = ("", "sh", "bash", "shell", "console")
 CHECKED = {*SHELL, "python", "yaml", "toml", "json", "properties", "conf", "ini", "sql", "text"}
 NOT_RUN_MAX = 20
-OURS = "sluice", "make", "pip", "python", "python3", ".venv/bin/python", ".venv/bin/sluice"
-INDENTED = re.compile(r"^    (?:\$ )?(sluice .*)$", re.MULTILINE)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -63,60 +57,6 @@ def test_the_walk_finds_blocks_and_their_reasons(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- commands
-
-
-class Line(NamedTuple):
-    """A command as the reader types it, and where it stands."""
-
-    place: str
-    words: list[str]
-
-
-def commands(block: Fence) -> Iterator[Line]:
-    """Those of our programs; the rest of a block is other programs, or what is printed."""
-    text = re.sub(r"\\\n\s*", " ", block.text)
-    prompted = bool(re.search(r"^\$ ", text, re.MULTILINE))
-    for number, line in enumerate(text.splitlines()):
-        if prompted and not line.startswith("$ "):
-            continue
-        yield from split(f"{block.document.relative_to(ROOT)}:{block.line + number}", line)
-
-
-def split(place: str, line: str) -> Iterator[Line]:
-    """The commands of ours on a line: between pipes, in $(…), behind assignments."""
-    line = line.removeprefix("$ ").strip()
-    inner = re.findall(r"\$\((.*?)\)", line)
-    line = re.sub(r"\$\(.*?\)", "X", line)
-    if not re.match(r"[\w./$]", line):
-        return
-    try:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
-        lexer.whitespace_split, lexer.commenters = True, "#"
-        words = list(lexer)
-    except ValueError:
-        if line.startswith(OURS):
-            raise
-        return  # words that are printed
-    command: list[str] = []
-    for word in [*words, ";"]:
-        if set(word) <= set("|&;<>()"):
-            while command and re.match(r"[A-Z_]+=", command[0]):
-                command.pop(0)
-            if command and command[0] in OURS:
-                yield Line(place, command)
-            command = []
-        else:
-            command.append(word)
-    for one in inner:
-        yield from split(place, one)
-
-
-LINES = [line for block in with_language(*SHELL) for line in commands(block)] + [
-    line
-    for document in DOCUMENTS
-    for command in INDENTED.findall(document.read_text())
-    for line in split(str(document.relative_to(ROOT)), command)
-]
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.place} {' '.join(line.words[:4])}")
