@@ -34,8 +34,8 @@
 
 The text of every error names the value, the limit and the cure; `cure` holds the last part alone.
 Errors never carry secrets. The docstring of a class is its page: when it comes, what was done and
-what was not, what to do, an example. docs/errors.md and `sluice explain error NAME` are made of it,
-and a note below the text says how to get there (design/0028).
+what was not, what to do, an example. `sluice explain error NAME` prints it, and a note below the
+text says so (design/0028).
 """
 
 import functools

@@ -7,7 +7,7 @@
 One task looks at the records and acts, one step after the other; beside it the lease is kept alive,
 and as master a second task carries proposals of the in-sync set to the record. What is under way
 and unsure is asked again until there is an answer (`_settle`), before anything else is done that
-depends on it (docs/design/0022-replication.md, "What holds, and why", 7).
+depends on it (design/0022, "What holds, and why", 7).
 
 A replica's life is renewed when it gives up being master: the record may name it still, but nobody
 is what he was in another life, so the others elect.

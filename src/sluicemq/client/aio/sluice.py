@@ -233,7 +233,7 @@ class Sluice:
         `start`: where a group without a committed offset begins: "first", "last", a datetime or
         milliseconds since 1970. `ordered`: one message of a queue at a time, and the next one when
         it is acknowledged. The next three say what `message.reject()` does (`RetryRules`).
-        `limits`: broadcast, allocate, span_max … of `ConsumeOptions` (docs/consuming.md). The
+        `limits`: broadcast, allocate, span_max … of `ConsumeOptions`. The
         network is first used when the stream is iterated. Raises FilterSyntaxError and
         ConfigurationError for what is wrong without asking anybody.
         """
@@ -273,7 +273,7 @@ class Sluice:
         after `retry_delay_level` (0: 10 s, 30 s … 2 h). After `max_reconsume_times` (None: 16, or
         what the group says; ordered: no end) it goes to the dead letters. With `batch_max` the
         handler gets a list of up to so many messages of one queue. `limits`: broadcast, allocate,
-        span_max … of `ConsumeOptions` (docs/consuming.md).
+        span_max … of `ConsumeOptions`.
         """
         self._check_open()
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
