@@ -64,6 +64,10 @@ wheels: $(STAMP) ## a wheel for this platform and the source distribution, into 
 .PHONY: setup
 setup: $(STAMP) ## the virtual environment with everything in it (the other targets do this themselves)
 
+.PHONY: docs
+docs: $(STAMP) ## the site made of docs/, into build/site: open build/site/index.html, no server or network needed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+
 .PHONY: demo
 demo: $(NATIVE) ## 336,776 flights through broker, filters and Spark, checked against the CSV (SHORT=1: a part)
 	$(BIN)/python examples/flights/demo.py $(if $(SHORT),--short) $(ARGS)

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         SluiceError,
         SubscriptionConflictError,
         TopicNotFoundError,
-        UnsupportedByBrokerError,
     )
     from sluicemq.model.message import Message, StoredMessage
     from sluicemq.model.subscription import MessageFilter, Subscription
@@ -146,7 +145,6 @@ __all__ = [
     "TransactionListener",
     "TransactionResult",
     "TransactionState",
-    "UnsupportedByBrokerError",
     "__version__",
     "idempotent",
 ]

@@ -6,7 +6,7 @@ waits for the disk. A turn of the loop is: many `writer.append`, one `commit`, t
     ASYNC_FLUSH   `commit` makes the turn visible at once; `sync` runs on a timer
     SYNC_FLUSH    `commit` makes nothing visible; after `sync` returned an end, `publish(end)` does
 
-So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002-visible-means-safe.md). A
+So what a reader has seen under SYNC_FLUSH is on disk (design/0002). A
 store that is opened `is_gated` waits for replicas in the same way: who knows how far they are calls
 `confirm`, and what a start finds behind the confirmed end is hidden until then. `following` is for
 a slave, whose log another broker writes (`follow`).
@@ -433,7 +433,7 @@ class Store:
     def tick(self) -> bool:
         """Cheap work for a timer of the loop: queue files, the next log file, checkpoint requests.
 
-        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (docs/spec/store.md §8).
+        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (spec/store.md §8).
         """
         now, config = self._clock.monotonic_s(), self._config
         self.keys.tick(self.writer.last_time_ms)
@@ -609,7 +609,7 @@ class Store:
         return self._log.failure
 
     def runtime(self) -> dict[str, str]:
-        """The store's part of the broker's runtime information (docs/spec/admin.md §3)."""
+        """The store's part of the broker's runtime information (spec/admin.md §3)."""
         log, now_ms = self._log, self._clock.now_ms()
         total, free = self._files.usage(self._config.root)
         ratio = f"{1 - free / total:.4f}" if total else "0"
