@@ -61,6 +61,7 @@ COMMANDS: Final = {
     "pipeline": Entry("spark", "pipeline", "Data pipelines on Spark: run, check, list."),
     "acl": Entry("acl", "acl", "Access rules: try them, check them, see how they stand."),
     "store": Entry("store", "store", "Look into a store directory, without a broker."),
+    "quickstart": Entry("quickstart", "quickstart", "Write a project that runs, to begin with."),
     "install-names": Entry(
         "servers.names", "install_names", "Write mqbroker, mqadmin and the like."
     ),
