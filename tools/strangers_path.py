@@ -34,32 +34,30 @@ def commands(page: str) -> list[str]:
 
 
 class Shell:
-    """A POSIX shell that is given commands one by one. Its output goes to a file; what a command
-    ended with comes by a pipe of its own, so that nothing printed is taken for it."""
+    """A POSIX shell that is given commands one by one. What they print goes to a file, so what
+    comes by the shell's own output is what each ended with."""
 
     def __init__(self, folder: Path, environment: dict[str, str], output: Path) -> None:
         self._output = output
-        ended, end = os.pipe()
-        with output.open("wb") as file:
-            self._shell = subprocess.Popen(
-                ["sh"], cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=file,
-                stderr=subprocess.STDOUT, pass_fds=[end],
-            )  # fmt: skip
-        os.close(end)
-        self._end, self._ended = end, os.fdopen(ended)
+        output.touch()
+        self._shell = subprocess.Popen(
+            ["sh"], cwd=folder, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
     def run(self, command: str) -> int:
-        """What it ends with. A command in the background has to become ready."""
+        """What it ends with; 1 for one in the background that does not become ready."""
         assert self._shell.stdin is not None
-        text = f"{{ {command}\n}} </dev/null {self._end}>&-\necho $? >&{self._end}\n"
-        self._shell.stdin.write(text.encode())
+        assert self._shell.stdout is not None
+        output = shlex.quote(str(self._output))
+        self._shell.stdin.write(f"{{ {command}\n}} </dev/null >>{output} 2>&1\necho $?\n")
         self._shell.stdin.flush()
-        status = int(self._ended.readline() or 1)
+        status = int(self._shell.stdout.readline() or 1)
         end = time.monotonic() + READY_S
         while command.endswith("&") and not re.search(r"^ready ", self.printed, re.MULTILINE):
             if time.monotonic() > end:
                 return 1
-            time.sleep(0.02)
+            time.sleep(0.02)  # noqa: TID251 - a program's wait for another one
         return status
 
     @property
@@ -67,10 +65,7 @@ class Shell:
         return self._output.read_text(errors="replace")
 
     def close(self) -> None:
-        assert self._shell.stdin is not None
-        self._shell.stdin.close()
-        self._shell.wait(60)
-        self._ended.close()
+        self._shell.communicate(timeout=60)
 
 
 def strangers_environment(folder: Path, repository: str) -> dict[str, str]:
@@ -139,9 +134,10 @@ def main() -> int:
     options = parser.parse_args()
     total, came = walk(options.repository)
     used = os.times()
+    computed = used.children_user + used.children_system
     print(
-        f"{total:7.1f} s  in all, {used.children_user + used.children_system:.1f} s of them computing"
-        f" on {os.cpu_count()} cores; the limit is {options.limit:g}"
+        f"{total:7.1f} s  in all, with {computed:.1f} s of computing on {os.cpu_count()} cores;"
+        f" the limit is {options.limit:g}"
     )
     return 0 if came and total <= options.limit else 1
 
