@@ -35,9 +35,7 @@ message.tgas = "A"  # wrong: tgas
 
 producer = DefaultMQProducer("desk")
 DefaultMQProducer("desk", ("key", "secret"))  # wrong: a pair of keys
-DefaultMQProducer(
-    "desk", AclClientRPCHook("key", "secret")
-)  # wrong: keys without SessionCredentials
+AclClientRPCHook("key", "secret")  # wrong: keys without SessionCredentials
 DefaultMQProducer("desk", name_server="127.0.0.1:9876")  # wrong: name_server
 producer.setNamesrvAddr("127.0.0.1:9876")  # wrong: setNamesrvAddr
 producer.set_send_msg_time_out(3000)  # wrong: time_out
