@@ -129,10 +129,10 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 def _exit(text: str = "") -> NoReturn:
     """Threads that wait, and whatever else an exit runs, are not waited for."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, gone, or in the middle of a flush
+            stream.flush()
+    os.write(2, text.encode())
     os._exit(INTERRUPTED)
 
 
