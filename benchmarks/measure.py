@@ -105,11 +105,11 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def await_rest(pid: int, timeout_s: float = 20) -> None:
-    """Until the process has spent less than a quarter of a core in each of two seconds: an idle
-    Java broker compares its timer wheel with the disk every second."""
+def await_rest(pid: int, timeout_s: float = 20, calm_s: int = 2) -> None:
+    """Until the process has spent less than a quarter of a core in each of `calm_s` seconds: an
+    idle Java broker compares its timer wheel with the disk every second."""
     end_s, before, calm = time.monotonic() + timeout_s, exact_cpu_s(pid), 0
-    while calm < 2 and time.monotonic() < end_s:
+    while calm < calm_s and time.monotonic() < end_s:
         time.sleep(1)
         now = exact_cpu_s(pid)
         calm = calm + 1 if now - before < REST_CORES else 0

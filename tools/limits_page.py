@@ -71,6 +71,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
     ),
     "Pulls, pops and queries": (
         Row("Messages of a pull's answer from memory", "maxTransferCountOnMessageInMemory"),
+        Row("... to a client that asks for more than 32, as ours do", "sluicePullCountMax"),
         Row("... their bytes", "maxTransferBytesOnMessageInMemory"),
         Row("Messages of a pull's answer from disk", "maxTransferCountOnMessageInDisk"),
         Row("... their bytes", "maxTransferBytesOnMessageInDisk"),
@@ -133,7 +134,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Reply to a request (`request`)", "client.core.replies:REPLY_TIMEOUT_S", "RequestTimeoutError"),
         Row("Messages of a queue in flight, before pulling pauses", "client.core.consuming:COUNT_MAX", how="`prefetch_count`"),
         Row("... their bytes", "client.core.consuming:BYTES_MAX", how="`prefetch_bytes`"),
-        Row("Messages that a handler gets at a time", "client.aio.consumer:BATCH_MAX", "ConfigurationError", ("messages at a time", "client/aio/consumer.py"), "`batch_max`"),
+        Row("Messages that a handler gets at a time", "client.aio.consumer:BATCH_MAX", "ConfigurationError", ("batch_max", "client/aio/consumer.py"), "`batch_max`"),
         Row("Routes are asked for again after", "client.core.directory:ROUTE_PERIOD_S"),
         Row("A heartbeat every", "client.keeper:PERIOD_S"),
         Row("Trace records that wait to be written", "client.core.tracing:COUNT_MAX", "further ones are dropped and counted"),

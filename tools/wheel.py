@@ -1,11 +1,12 @@
-"""A wheel with the compiled engine in it, where a C compiler is there, else a pure one; and its
-metadata, for which README.md is made ready (tools/readme.py).
+"""A wheel with the compiled engine in it, where a C compiler is there; else, and with SLUICE_PURE=1, a
+pure one. And its metadata, for which README.md is made ready (tools/readme.py).
 
-Hatchling calls the first for `pip wheel`, `pip install .` and `make wheels`, not for an editable
+Hatchling calls the first for `pip wheel`, `pip install .` and `make dist`, not for an editable
 install: that never needs a compiler, and `make native` builds in place.
 """
 
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg, misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
+        if version == "editable" or os.environ.get("SLUICE_PURE") == "1":
             return
         native = _tool(Path(self.root), "native")
         self._built = tempfile.TemporaryDirectory(prefix="sluicemq-engine-")

@@ -15,6 +15,7 @@ Names exported here are the public Python API. They are loaded on first use, so 
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ _PLACES = {
 }
 _HOMES = {name: module for module, names in _PLACES.items() for name in names}
 """Of all but the exceptions, which are in `errors`."""
+_FOREIGN = {
+    "Sluice": "Client MQ AsyncClient AsyncSluice SluiceClient Connection connect",
+    "PushConsumer": "Consumer SimpleConsumer DefaultMQPushConsumer",
+    "Producer": "DefaultMQProducer AsyncProducer",
+    "SluiceError": "Error MQException MQClientException",
+}
+"""What the same is called elsewhere."""
 
 __all__ = [
     "Admin",
@@ -142,13 +150,33 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'sluicemq' has no attribute {name!r}")
+        raise _unknown(name)
     home = _HOMES.get(name, "sluicemq.errors")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
+
+
+def _unknown(name: str) -> Exception:
+    """Of `from sluicemq import …` Python says less than the error of an attribute: that is an
+    ImportError here, unless a module may have the name."""
+    from importlib.util import find_spec  # noqa: PLC0415 - for who is wrong
+
+    from sluicemq.hints import meant  # noqa: PLC0415
+
+    ours = meant(name, __all__, _FOREIGN)
+    text = f"module 'sluicemq' has no attribute {name!r}."
+    asker = sys._getframe(2).f_code.co_name
+    if ours and asker == "_handle_fromlist" and find_spec(f"{__name__}.{name}") is None:
+        text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {ours!r}?"
+        return ImportError(text, name=name)
+    return AttributeError(f"{text} Did you mean {ours!r}?" if ours else text)
+
+
+if not TYPE_CHECKING:  # they would believe that every name is there
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

@@ -76,19 +76,24 @@ def send(options: Options) -> None:
         producer.shutdown()
 
 
+class Callback(mq.SendCallback):
+    def __init__(self, message: mq.Message, open_: threading.Semaphore) -> None:
+        self._message = message
+        self._open = open_
+
+    def on_success(self, send_result: mq.SendResult) -> None:
+        sent(self._message, send_result)
+        self._open.release()
+
+    def on_exception(self, e: Exception) -> None:
+        emit("error", error=str(e))
+        self._open.release()
+
+
 def send_async(producer: mq.DefaultMQProducer, messages: list[mq.Message]) -> None:
     open_ = threading.Semaphore(0)
     for message in messages:
-
-        def on_success(result: mq.SendResult, message: mq.Message = message) -> None:
-            sent(message, result)
-            open_.release()
-
-        def on_exception(error: Exception) -> None:
-            emit("error", error=str(error))
-            open_.release()
-
-        producer.send_async(message, on_success, on_exception)
+        producer.send(message, Callback(message, open_))
     for _ in messages:
         assert open_.acquire(timeout=20), "a send is unanswered"
 
@@ -140,14 +145,14 @@ class Ledger(mq.TransactionListener):
             "unknown": mq.LocalTransactionState.UNKNOW,
         }[words[int(number or 0) % len(words)]]
 
-    def execute_local_transaction(self, message: mq.Message, arg: Any) -> mq.LocalTransactionState:
-        return self._ending("outcomes", message.properties["n"])
+    def execute_local_transaction(self, msg: mq.Message, arg: Any) -> mq.LocalTransactionState:
+        return self._ending("outcomes", msg.properties["n"])
 
-    def check_local_transaction(self, message: mq.MessageExt) -> mq.LocalTransactionState:
-        body, identity = message.body.decode(), message.transaction_id
-        emit("checked", body=body, topic=message.topic, msg_id=identity)
+    def check_local_transaction(self, msg: mq.MessageExt) -> mq.LocalTransactionState:
+        body, identity = msg.body.decode(), msg.transaction_id
+        emit("checked", body=body, topic=msg.topic, msg_id=identity)
         self.asked.release()
-        return self._ending("checks", message.get_user_property("n"))
+        return self._ending("checks", msg.get_user_property("n"))
 
 
 def transact(options: Options) -> None:
@@ -158,7 +163,7 @@ def transact(options: Options) -> None:
     try:
         for i in range(int(options.get("count", 1))):
             message = make_message(options, i)
-            sent(message, producer.send_message_in_transaction(message).send_result)
+            sent(message, producer.send_message_in_transaction(message))
         for missing in range(int(options.get("expect", 0)), 0, -1):
             if not ledger.asked.acquire(timeout=float(options.get("timeout_s", 20))):
                 emit("incomplete", missing=missing)

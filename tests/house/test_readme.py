@@ -5,10 +5,12 @@ All compile, and README's three run, in order, against a cluster started as READ
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [
+    *ROOT.glob("README*.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NAME_SERVER = "127.0.0.1:9876"
 
@@ -36,6 +42,20 @@ def test_readme_shows_produce_consume_and_spark() -> None:
     assert ".send(" in produce
     assert "where=" in consume
     assert 'format("rocketmq")' in spark
+
+
+@pytest.mark.parametrize("name", ["README.zh.md", "docs/quickstart.zh.md"])
+def test_the_chinese_pages_show_programs_that_run_in_tests(name: str) -> None:
+    sources = [
+        ROOT / "README.md",
+        ROOT / "docs/testing.md",
+        *(ROOT / "examples/orders").rglob("*.py"),
+    ]
+    run = "".join(path.read_text() for path in sources)
+    shown = examples(ROOT / name)
+    assert len(shown) > 1
+    for block in shown:
+        assert any(textwrap.indent(block, " " * depth) in run for depth in (0, 4)), block
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +95,23 @@ def test_readme_examples_run(cluster: str) -> None:
     assert len(run(produce).splitlines()) == 4
     printed = run_until(consume, lines=2)
     assert sorted(line.split()[1] for line in printed) == ["101", "853"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/quickstart.zh.md"])
+def test_the_first_message_goes_from_the_shell(cluster: str, name: str) -> None:
+    block = re.search(
+        r"^sluice produce (.*)\nsluice consume (.*)$", (ROOT / name).read_text(), re.MULTILINE
+    )
+    assert block
+    printed = [
+        subprocess.run(
+            [sys.executable, "-m", "sluicemq", command, "-n", cluster, *shlex.split(words)],
+            env=environment(), capture_output=True, text=True, timeout=60, check=True,
+        ).stdout
+        for command, words in (("produce", block[1]), ("consume", block[2]))
+    ]  # fmt: skip
+    assert "OK" in printed[0]
+    assert "lamp" in printed[1]
 
 
 @pytest.mark.spark

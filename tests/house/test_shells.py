@@ -12,7 +12,7 @@ from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Talk
 from sluicemq.client.sync.admin import Admin as BlockingAdmin
 from sluicemq.client.sync.cluster import Cluster as BlockingCluster
 
-OPERATIONS = sorted(name for name in vars(AdminOperations) if not name.startswith("_"))
+OPERATIONS = sorted({"route", *(name for name in vars(AdminOperations) if name[0] != "_")})
 
 
 def public(kind: type, *bases: type) -> set[str]:

@@ -213,7 +213,71 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_pa
         timeout=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sluice: interrupted.\n")
+
+
+REPR = re.compile(r"\b[A-Z]\w+\(\w+=|<\w[\w.]* |[\[{(]'|b'|\{\d+: |\[\d")
+"""What looks as Python would write an object, a list, a mapping or bytes."""
+
+
+def test_the_log_is_for_people_and_a_new_topic_is_one_line_of_it(
+    processes: Processes, tmp_path: Path
+) -> None:
+    process, line = processes.ready(
+        "up", "--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store")
+    )
+    name_server = ":".join(map(str, address_in(line, "nameserver")))
+    for words in (
+        "produce orders x --tag A",
+        "consume orders --group billing --max 1",
+        "consume orders --group billing --where a>5 --timeout 0.2",
+        "topic create other --order --type fifo",
+        "topic update other -q 3 --perm 4",
+        "group create late --retries 3",
+        "group reset billing -t orders --to earliest",
+        "group clone billing late",
+        "group update late --contract strict",
+        "group delete late --offsets --topics --yes",
+        "topic delete other --yes",
+    ):
+        done = run(*words.split(), "-n", name_server)
+        assert done.returncode == 0, done.stderr
+    process.terminate()
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    lines = errors.splitlines()
+    assert not [line for line in lines if REPR.search(line)]
+    told = [line.partition(": ")[2] for line in lines]
+    made = [text for text in told if text.startswith("topic created: orders")]
+    assert made == ["topic created: orders (4 queues, read+write)"]
+    resets = [
+        text for text in told if " resets group billing of topic orders: queue 0 to 0" in text
+    ]
+    assert len(resets) == 1
+    assert sum("billing" in line and "created" in line for line in lines) == 1
+
+
+def test_servers_side_by_side_have_a_port_for_their_metrics_each(
+    processes: Processes, tmp_path: Path
+) -> None:
+    port = free_port()
+    ports = []
+    for number in (1, 2):
+        process, _ = processes.ready(
+            "up", "--nameserver-port", "0", "--broker-port", "0", "--metrics-port", port,
+            "--store", str(tmp_path / f"store-{number}"),
+        )  # fmt: skip
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"metrics at http://127\.0\.0\.1:(\d+)/metrics", line):
+                break
+        ports.append(found[1] if found else "")
+    assert ports[0] == port != ports[1]
+    assert f"port {port} is taken: metrics at the free port {ports[1]}." in "".join(lines)
+    for one in ports:
+        with urllib.request.urlopen(f"http://127.0.0.1:{one}/ready", timeout=TIMEOUT_S) as answer:
+            assert answer.read() == b"ok\n"
 
 
 def test_what_serves_imports_nothing_heavy() -> None:

@@ -271,10 +271,10 @@ class Reading:
 
 PULLS = st.fixed_dictionaries({
     "queueId": st.integers(0, 1), "offset": st.integers(0, 60), "commitOffset": st.integers(0, 40),
-    "maxMsgNums": st.sampled_from([1, 5, 32]), "sysFlag": st.sampled_from([0, 1, 4, 5]),
+    "maxMsgNums": st.sampled_from([1, 5, 32, 100]), "sysFlag": st.sampled_from([0, 1, 4, 5]),
     "subscription": st.sampled_from(EXPRESSIONS[:-1]), "subVersion": st.sampled_from([0, 0, 2]),
     "consumerGroup": st.sampled_from(["G", "G", "other"]),
-})  # fmt: skip
+}, optional={"sluiceAnySpan": st.just("true")})  # fmt: skip
 STEPS = (
     st.tuples(
         st.just("send"), st.integers(0, 1), st.sampled_from(TAGS), st.sampled_from([1, 50, 70_000])
@@ -301,6 +301,50 @@ def test_both_engines_give_the_same(steps: list[tuple[Any, ...]], repeats: int) 
             side.do(step)
     for ours, expected in zip(compiled.state(), reference.state(), strict=True):
         assert ours == expected
+
+
+SCANS = st.fixed_dictionaries({
+    "queueId": st.just(0), "offset": st.integers(0, 399), "commitOffset": st.integers(0, 399),
+    "maxMsgNums": st.sampled_from([2, 2, 32, 100]), "sysFlag": st.sampled_from([0, 1, 4, 5]),
+    "subscription": st.sampled_from(["n > 40", "n = 7 AND TAGS = 'A'"]),
+    "expressionType": st.just(SQL92),
+}, optional={"sluiceAnySpan": st.just("true")})  # fmt: skip
+
+
+@settings(max_examples=max(EXAMPLES // 15, 10), deadline=None)
+@given(pulls=st.lists(SCANS, min_size=1, max_size=12), more=st.integers(0, 300))
+def test_both_engines_give_the_same_through_columns(pulls: list[dict[str, Any]], more: int) -> None:
+    sides = Reading(is_compiled=True), Reading(is_compiled=False)
+    for side in sides:
+        for number in range(400):
+            side.do(("send", 0, TAGS[number % 5], number % 50))
+        side.do(("beat", "n > 40"))
+        for fields in pulls:
+            for _ in range(3):
+                side.do(("pull", 0, fields))
+        for number in range(more):
+            side.do(("send", 0, "A", number % 50))
+        side.do(("pull", 0, pulls[0]))
+    ours, expected = (side.state() for side in sides)
+    assert ours == expected
+
+
+def test_the_compiled_engine_takes_pulls_through_columns() -> None:
+    side, taken = Reading(is_compiled=True), 0
+    for number in range(400):
+        side.do(("send", 0, "A", number % 50))
+    side.do(("beat", "n > 20"))
+    for offset in range(0, 200, 10):
+        fields = pull_fields(offset=offset, sysFlag=0)
+        texts = {name: str(value) for name, value in fields.items()}
+        command = Command(11, texts, b"", offset + 1)
+        run = side.broker.dispatcher.run
+        assert run is not None
+        if run(encode(command), 0, side.clients[0].peer, side.broker.dispatcher.shares):
+            taken += 1
+        else:
+            side.clients[0].feed(command)
+    assert taken == 19
 
 
 def test_the_compiled_engine_takes_repeated_pulls() -> None:

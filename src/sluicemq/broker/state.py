@@ -96,7 +96,7 @@ class BrokerState:
         self.topics = topics = Topics(settings, files, clock)
         self.groups = groups = Groups(settings, files, clock)
         self.offsets = offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock)
+        self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
         self.guard = guard = Guard.of(files, clock, settings.broker)
         self.access, self.producers = Access(guard), Producers(clock)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
@@ -128,7 +128,7 @@ class BrokerState:
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
             settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
-            self.background, self.delivered, self.request_filters,
+            self.background, self.delivered, self.request_filters, self.shares,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)

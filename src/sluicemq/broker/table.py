@@ -34,7 +34,7 @@ from sluicemq.broker.replicas.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
-from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
+from sluicemq.net.dispatch import Dispatcher, Handler, Outcome, Quick, Run
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.wire import headers as h
 from sluicemq.wire import popping as p
@@ -70,7 +70,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_TIMER_CHECK_POINT: Row(None, DelayRequests.timer_checkpoint),
     Code.GET_TIMER_METRICS: Row(None, DelayRequests.timer_metrics),
     # --- consumers
-    Code.PULL_MESSAGE: Row(None, Pull.pull),
+    Code.PULL_MESSAGE: Row(None, Pull.pull, Pull.pull_quick),
     Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
     Code.POP_MESSAGE: Row(p.PopMessageRequest, Pop.pop),
     Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, Pop.peek),
@@ -80,7 +80,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.BATCH_ACK_MESSAGE: Row(None, Acknowledge.many),
     Code.CHANGE_MESSAGE_INVISIBLETIME: Row(p.ChangeInvisibleTimeRequest, Acknowledge.change),
     Code.SLUICE_IN_FLIGHT: Row(p.InFlightRequest, InFlight.listed),
-    Code.HEART_BEAT: Row(None, Heartbeats.heartbeat),
+    Code.HEART_BEAT: Row(None, Heartbeats.heartbeat, Heartbeats.heartbeat_again),
     Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
     Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
     Code.CHECK_CLIENT_CONFIG: Row(None, Heartbeats.check),
@@ -234,17 +234,26 @@ def dispatcher(b: BrokerState) -> Dispatcher:
         handlers |= refusals(b.settings, handlers)
     if b.settings.is_slave:
         quick = {}
-    run = None
-    is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
-    if is_plain and b.send.compiled is not None:
-        run = b.pull.compile(b.send.compiled.run)
+    if b.guard is not None or b.steering is not None:  # each is looked at, or passed on
+        quick.pop(Code.HEART_BEAT, None)
+        quick.pop(Code.PULL_MESSAGE, None)
     return Dispatcher(
         handlers,
         quick=quick,
-        run=run,
+        run=_compiled(b, quick),
         deferred=b.deferred,
         before=b.guard.before if b.guard is not None else None,
         admit=b.guard.admit if b.guard is not None else None,
         with_messages=WITH_MESSAGES,
         shares=b.shares,
     )
+
+
+def _compiled(b: BrokerState, quick: dict[int, Quick]) -> Run | None:
+    """What the compiled engine takes, where sends are plain."""
+    is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
+    sends = b.send.compiled
+    if not is_plain or sends is None:
+        return None
+    quick.pop(Code.PULL_MESSAGE, None)
+    return b.pull.compile(sends.run)

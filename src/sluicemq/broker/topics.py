@@ -170,7 +170,10 @@ class Table(ABC, Generic[Config, Item]):
         for config in news:
             verb = "changed" if config.name in self.table else "created"
             self._set(config)
-            log.info("%s %s: %s", self._kind, verb, config)
+            is_news = not config.name.startswith(RETRY_PREFIX)  # its group has said it
+            log.log(
+                logging.INFO if is_news else logging.DEBUG, "%s %s: %s", self._kind, verb, config
+            )
             self.on_change(config.name)
 
     def remove(self, name: str) -> bool:

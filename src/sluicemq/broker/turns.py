@@ -354,11 +354,9 @@ class Turns:
     def _release(self, answers: Answers) -> None:
         """What was waited for is done: the answers leave, and who waits for messages is woken."""
         if answers.count:
-            for peer, frames in answers.frames.items():
-                if peer in self._outgoing:
-                    self._outgoing[peer] += frames
-                else:
-                    self._outgoing[peer] = frames
+            for peer, frames in answers.frames.items() if self._outgoing else ():
+                frames[:0] = self._outgoing.pop(peer, ())
+            self._outgoing |= answers.frames
             for peer, answer in answers.announcing:
                 self._announce(peer, answer)
             seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count

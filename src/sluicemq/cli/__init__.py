@@ -1,31 +1,30 @@
 """The command `sluice`: one module a group of commands, imported when it is used.
 
 `sluice up` has to be ready in half a second and to stay small, so nothing here may import rich,
-lark or pyarrow before a command needs it. Errors of ours become one sentence with its cure on
-stderr and exit code 1; wrong usage is click's exit code 2.
+lark or pyarrow before a command needs it. How commands end: `ending`.
 """
 
-import contextlib
 import importlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-
-from sluicemq import __version__
-from sluicemq.errors import SluiceError, install_extra
-
-INTERRUPTED: Final = 130
-"""The exit code of a program that Ctrl-C ended, as shells give it."""
 
 try:
     import click
+
+    from sluicemq import __version__
+    from sluicemq.cli import ending
 except ModuleNotFoundError as error:
     if error.name != "click":
         raise
+    from sluicemq.errors import install_extra
+
     raise SystemExit(
         f"The command sluice needs more than the client. {install_extra('server')}"
     ) from None
-except KeyboardInterrupt:  # click handles those that come later
-    raise SystemExit(INTERRUPTED) from None
+except KeyboardInterrupt:  # `ending` handles those that come later
+    sys.stderr.write("sluice: interrupted.\n")
+    raise SystemExit(130) from None
 
 
 class Entry(NamedTuple):
@@ -47,23 +46,25 @@ COMMANDS: Final = {
     "consume": Entry("traffic", "consume", "Receive messages."),
     "message": Entry("message", "message", "Find stored messages by key or id."),
     "trace": Entry("message", "trace", "Show what happened to a message."),
-    "transaction": Entry("message", "transaction", "Undecided transactions: list and decide them."),
+    "transaction": Entry("message", "transaction", "List and decide undecided transactions."),
     "topic": Entry("topic", "topic", "List, create and show topics."),
     "group": Entry("group", "group", "List, create, show and move consumer groups."),
     "consumer": Entry("group", "consumer", "Show what consumers do now."),
     "delay": Entry("message", "delay", "List and cancel delayed messages."),
-    "cluster": Entry("cluster", "cluster", "Brokers and their replicas: show, switch the master."),
-    "mqadmin": Entry("mqadmin", "mqadmin", "RocketMQ's mqadmin by its own names, without Java."),
+    "cluster": Entry("cluster", "cluster", "Show brokers and their replicas; switch the master."),
+    "mqadmin": Entry("mqadmin", "mqadmin", "Run RocketMQ's mqadmin, without Java."),
     "sql": Entry("spark", "sql", "Query topics, archives, dead letters and traces with SQL."),
     "doctor": Entry("explain", "doctor", "Say what is wrong with a cluster, and what cures it."),
     "explain": Entry("explain", "explain", "Say why a message or a group is where it is."),
     "filter": Entry("filter", "filter_group", "Check and try filter expressions."),
-    "pipeline": Entry("spark", "pipeline", "Data pipelines on Spark: run, check, list."),
-    "acl": Entry("acl", "acl", "Access rules: try them, check them, see how they stand."),
+    "pipeline": Entry("spark", "pipeline", "Run, check and list data pipelines on Spark."),
+    "acl": Entry("acl", "acl", "Try and check access rules; see how they stand."),
     "store": Entry("store", "store", "Look into a store directory, without a broker."),
+    "quickstart": Entry("quickstart", "quickstart", "Write a project that runs, to begin with."),
     "install-names": Entry(
         "servers.names", "install_names", "Write mqbroker, mqadmin and the like."
     ),
+    "completion": Entry("completion", "completion", "Print what completes commands in a shell."),
 }
 
 
@@ -79,21 +80,20 @@ class LazyGroup(click.Group):
         entry = self.entries.get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(f"sluicemq.cli.{entry.module}")
+        with ending.importing():
+            module = importlib.import_module(f"sluicemq.cli.{entry.module}")
         command = getattr(module, entry.attribute)
         assert isinstance(command, click.Command)
         return command
 
-
-@contextlib.contextmanager
-def speaking(program: str) -> Iterator[None]:
-    """Errors of ours become one sentence on stderr, with the way to their page, and exit code 1."""
-    try:
-        yield
-    except SluiceError as error:
-        click.echo(f"{program}: {error}", err=True)
-        click.echo(click.style("\n".join(error.__notes__), dim=True), err=True)
-        raise SystemExit(1) from None
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            hint = ending.nearest(name, self.list_commands(ctx))
+            ctx.fail(f"No such command {name!r}. {hint}".rstrip())
+        return super().resolve_command(ctx, args)
 
 
 class _Main(LazyGroup):
@@ -103,9 +103,22 @@ class _Main(LazyGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """As a program, which Ctrl-C ends in order."""
+        ending.run(lambda: self.main(*args, **kwargs))
+
+    def main(self, *args: Any, **extra: Any) -> None:  # type: ignore[override]
+        """Raises SystemExit."""
+        with ending.speaking(extra.get("prog_name") or "sluice"):
+            code = super().main(*args, **extra | {"standalone_mode": False})
+        raise SystemExit(code or 0)
+
     def invoke(self, ctx: click.Context) -> Any:
-        with speaking("sluice"):
-            return super().invoke(ctx)
+        with ending.interruptible(ctx):
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # else the interpreter finds that nobody reads it
 
 
 def _say_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -116,7 +129,7 @@ def _say_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None
         ctx.exit()
 
 
-@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("sluice", cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version,
     help="Show the version and the engine of the hot path, and leave.",

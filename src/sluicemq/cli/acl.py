@@ -36,7 +36,7 @@ _compatible_option = click.option(
 
 @click.group()
 def acl() -> None:
-    """Access rules: try them, check them, see how they stand."""
+    """Try and check access rules; see how they stand."""
 
 
 @acl.command()
@@ -61,7 +61,7 @@ def check(
     host: str,
     as_json: bool,
 ) -> None:
-    """The verdict on a request with a right signature, and the rule that gives it.
+    """Give the verdict on a request with a right signature, and the rule that gives it.
 
     Exit code 1 when it is refused.
     """
@@ -103,7 +103,7 @@ def lint_files(
     online: bool,
     as_json: bool,
 ) -> None:
-    """What is allowed and yet not wise. Exit code 1 when there are findings."""
+    """Find what is allowed and yet not wise. Exit code 1 when there are findings."""
     texts = _texts(path)
     read = read_rules(texts, is_compatible=is_compatible)
     several = [
@@ -125,8 +125,8 @@ def lint_files(
 @acl.command()
 @admin_options
 def status(admin: Admin, as_json: bool) -> None:
-    """How the rules of each running broker stand: since when they are in force, what is wrong with
-    the newest files, who was refused. Needs an admin account."""
+    """Show how the rules of each running broker stand: since when they are in force, what is wrong
+    with the newest files, who was refused. Needs an admin account."""
     for address, state in sorted(admin.access_status().items()):
         if as_json:
             print_json({"broker": address, **state})

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import admin_options, print_json, print_records, print_result
 from sluicemq.client.core.operations.replicas import MASTER
 from sluicemq.client.sync.admin import Admin
@@ -27,7 +28,7 @@ def cluster() -> None:
 @cluster.command("list")
 @admin_options
 def list_brokers(admin: Admin, as_json: bool) -> None:
-    """Every broker with its addresses and whether it can be reached from here."""
+    """List every broker with its addresses and whether it can be reached from here."""
     records = []
     for data in sorted(
         admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
@@ -67,7 +68,7 @@ def _rate(text: str) -> float | None:
 @click.argument("broker")
 @admin_options
 def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
-    """Every counter of BROKER (its name, or host:port)."""
+    """Show every counter of BROKER (its name, or host:port)."""
     address = broker
     if ":" not in broker:
         masters = admin.masters()
@@ -91,7 +92,7 @@ def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
 @cluster.command("status")
 @admin_options
 def status(admin: Admin, as_json: bool) -> None:
-    """Which replica of each broker is master, who is in sync, and how far behind the others are.
+    """Show which replica of each broker is master, who is in sync, how far behind the others are.
 
     With --json one object: `brokers`, a list of broker, id, role, address, epoch, inSync, lagBytes,
     pid (of processes on this machine) and more. Exit code 1 when a broker has no master.
@@ -126,6 +127,7 @@ _broker_option = click.option("--broker", help="Which broker, where there are se
 @admin_options
 def switch(admin: Admin, to: int | None, broker: str | None, as_json: bool) -> None:
     """Make another replica master on purpose, without a failed send."""
+    undecided("sluice cluster status")
     before = admin.switch_master(broker=broker, to=to)
     _await_master(admin, before, as_json=as_json)
 
@@ -151,6 +153,7 @@ def elect(
             f"Replica {broker_id} may lack messages that were acknowledged; they are lost for good "
             "if it becomes master. Go on?", abort=True, err=True,
         )  # fmt: skip
+    undecided("sluice cluster status")
     before = admin.elect_master(broker_id, broker=broker)
     _await_master(admin, before, as_json=as_json)
 

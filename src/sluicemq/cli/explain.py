@@ -56,7 +56,7 @@ def explain() -> None:
 def message(
     admin: Admin, message_id: str, group: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Where the message ID is, and why a consumer group has or has not got it.
+    """Say where the message ID is, and why a consumer group has or has not got it.
 
     What brokers, members, filters, retries and traces tell is put together; what none of them
     tells is said to be unknown.
@@ -99,7 +99,7 @@ def message(
 @click.argument("name")
 @admin_options
 def group(admin: Admin, name: str, as_json: bool) -> None:
-    """Why group NAME is idle or behind; exit code 1 when something was found."""
+    """Say why group NAME is idle or behind; exit code 1 when something was found."""
     found = admin.explain_group(name)
     if as_json:
         print_json(found)

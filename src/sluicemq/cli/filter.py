@@ -21,6 +21,7 @@ import click
 import orjson
 
 from sluicemq.cli import Entry, LazyGroup
+from sluicemq.cli.ending import InputError
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
 
 EXIT_FINDINGS = 1
-EXIT_USAGE = 2
 BLOCK_BYTES = 1 << 18
 # More than a broker keeps: a file of tests has many expressions, and each costs 0.1 ms to compile.
 EXPRESSIONS_KEPT = 20_000
@@ -39,12 +39,6 @@ _RESULTS = {
 }
 _COMPILE_ERROR = orjson.dumps({"result": "compile_error"}) + b"\n"
 _EVALUATION_ERROR = orjson.dumps({"result": "eval_error"}) + b"\n"
-
-
-class InputError(click.ClickException):
-    """The input is not what the command reads."""
-
-    exit_code = EXIT_USAGE
 
 
 class _FilterGroup(LazyGroup):

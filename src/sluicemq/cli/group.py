@@ -10,10 +10,11 @@ heartbeat thread: also when a handler blocks its program, which is when one want
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import (
     admin_options,
     fields,
@@ -36,11 +37,12 @@ from sluicemq.client.core.operations.groups import (
 from sluicemq.client.core.operations.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.topic import CONTRACTS, RETRY_PREFIX, GroupConfig
+from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 
+T = TypeVar("T")
 Record = dict[str, Any]
 SYSTEM_PREFIXES = (
     "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
@@ -72,7 +74,7 @@ def group() -> None:
 @click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
 @admin_options
 def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
-    """The consumer groups that any broker knows."""
+    """List the consumer groups that any broker knows."""
     records = [
         {
             "group": name,
@@ -93,6 +95,7 @@ def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
 @admin_options
 def create(admin: Admin, name: str, retries: int, as_json: bool) -> None:
     """Create or change consumer group NAME on every broker."""
+    undecided(f"sluice group show {name}")
     brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
     text = f"Group {name} is known on {', '.join(brokers)}."
     print_result({"group": name, "brokers": brokers}, text, as_json=as_json)
@@ -114,6 +117,44 @@ def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
     print_result(record, text, as_json=as_json)
 
 
+@group.command("delete")
+@click.argument("name")
+@click.option("-c", "--cluster", help="Only in that cluster.")
+@click.option("--offsets", is_flag=True, help="Its offsets too: it would begin anew.")
+@click.option(
+    "--topics", is_flag=True,
+    help="Its retry and dead-letter topics too, with all messages in them.",
+)  # fmt: skip
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@admin_options
+def delete(
+    admin: Admin, name: str, cluster: str | None, offsets: bool, topics: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Delete the settings of consumer group NAME on every broker, and what the options say.
+
+    Members that are online make it anew where groups are made by themselves.
+    """
+    online = len(admin.group(name).members)
+    with_them = [text for is_asked, text in ((offsets, "offsets"), (topics, "topics")) if is_asked]
+    what = " and ".join(["its settings", *with_them])
+    if not yes:
+        members = f", which {online} members use now" * bool(online)
+        click.confirm(f"Delete {name}{members}: {what}?", abort=True, err=True)
+    undecided("sluice group list")
+    masters = admin.masters(cluster)
+    for address in masters.values():
+        admin.delete_group(address, name, clean_offset=offsets)
+    if topics:
+        for there in {RETRY_PREFIX + name, DLQ_PREFIX + name} & set(admin.topics()):
+            admin.delete_topic(there, cluster=cluster)
+    print_result(
+        {"group": name, "deleted": True, "brokers": list(masters)},
+        f"Group {name} is deleted on {', '.join(masters)}: {what}.",
+        as_json=as_json,
+    )
+
+
 # ----------------------------------------------------------------------------------- show
 
 
@@ -125,7 +166,7 @@ def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
 )  # fmt: skip
 @admin_options
 def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> None:
-    """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
+    """Show members of group NAME with their queues, why some are idle, and lag per queue."""
     report, contracts = admin.group(name), admin.contract(name)
     clients = admin.consumers(name) if report.members else []
     of_proxies = [
@@ -278,7 +319,7 @@ def _print_contract(found: GroupContract) -> None:
 @click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
 @admin_options
 def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_json: bool) -> None:
-    """Unread messages of group NAME (or of all) in each queue, and which are deleted when."""
+    """Count unread messages of group NAME (or of all) in each queue, and which are deleted when."""
     found = [
         item
         for item in admin.lag(name)
@@ -363,7 +404,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     """
     words = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
     time_ms = words[to] if to in words else parse_time(to, "--to")
-    make = admin.plan_reset if dry_run else admin.reset_offsets
+    make = admin.plan_reset if dry_run else _changing(name, admin.reset_offsets)
     _print_changes(name, make(name, topic, time_ms), as_json=as_json, dry_run=dry_run)
 
 
@@ -374,7 +415,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
 @admin_options
 def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
     """Let GROUP skip what it has not read of a topic: the same as `reset --to latest`."""
-    make = admin.plan_reset if dry_run else admin.reset_offsets
+    make = admin.plan_reset if dry_run else _changing(name, admin.reset_offsets)
     _print_changes(name, make(name, topic, LATEST_MS), as_json=as_json, dry_run=dry_run)
 
 
@@ -388,8 +429,13 @@ def clone(
     admin: Admin, source: str, target: str, topic: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Give group TARGET the offsets of group SOURCE: it goes on where SOURCE stands."""
-    make = admin.plan_clone if dry_run else admin.clone_offsets
+    make = admin.plan_clone if dry_run else _changing(target, admin.clone_offsets)
     _print_changes(target, make(source, target, topic), as_json=as_json, dry_run=dry_run)
+
+
+def _changing(name: str, change: T) -> T:
+    undecided(f"sluice group show {name}")
+    return change
 
 
 def _print_changes(name: str, changes: list[OffsetChange], *, as_json: bool, dry_run: bool) -> None:
@@ -417,7 +463,7 @@ def consumer() -> None:
 @click.argument("name", metavar="GROUP")
 @admin_options
 def list_consumers(admin: Admin, name: str, as_json: bool) -> None:
-    """The members of GROUP that are online: id, address, language, version."""
+    """List the members of GROUP that are online: id, address, language, version."""
     records = [
         {
             **_client(client),
@@ -440,7 +486,7 @@ _client_argument = click.argument("client_id", metavar="[CLIENT]", required=Fals
 @_client_argument
 @admin_options
 def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
-    """What CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
+    """Show what CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
     for client, info in _running(admin, name, client_id, stack=False):
         queues = [queue._asdict() | _held(state) for queue, state in sorted(info.queues.items())]
         if as_json:
@@ -476,7 +522,7 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
 @_client_argument
 @admin_options
 def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
-    """The stacks of all threads and tasks of CLIENT of GROUP (or of each member)."""
+    """Print the stacks of all threads and tasks of CLIENT of GROUP (or of each member)."""
     for client, info in _running(admin, name, client_id, stack=True):
         if as_json:
             print_json({"client_id": client.client_id, "group": name, "stack": info.stack})

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from sluicemq.cli.ending import undecided, when_interrupted
 from sluicemq.cli.output import (
     TIME_MAX_MS,
     Access,
@@ -116,7 +117,7 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
 )  # fmt: skip
 @admin_options
 def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> None:
-    """The messages of a topic that bear a key, newest first."""
+    """Find the messages of a topic that bear a key, newest first."""
     found = admin.messages_by_key(topic, key, **options)
     records = [record_of(one) for one in found]
     if not as_json:
@@ -180,7 +181,7 @@ _trace_topic_option = click.option(
 
 @click.group(cls=_Traces)
 def trace() -> None:
-    """What happened to messages: show it of one (`sluice trace ID`), or export it of all.
+    """Show what happened to a message (`sluice trace ID`), or export it of all.
 
     Traces are there when the clients write them, in Python Sluice(…, trace=True).
     """
@@ -240,7 +241,7 @@ def export_traces(
                     found[one.message_id] = stored.properties.get("traceparent", "")
         return found
 
-    async def run() -> int:
+    async def run() -> None:
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             stream = mq.subscribe(topic, group=group, start=begin)
             while messages := await stream.receive_many(EXPORTED_AT_ONCE, timeout_s):
@@ -258,7 +259,6 @@ def export_traces(
                     await one.ack()
                 more = len(messages), len(spans), sum(unread for _, unread in decoded)
                 done.update(zip(done, map(add, done.values(), more), strict=True))
-        return 0
 
     try:
         asyncio.run(until_interrupted(run()))
@@ -329,7 +329,7 @@ def delay() -> None:
 @_count_option(help="Of each broker at most so many, as they come.")
 @admin_options
 def list_waiting(admin: Admin, as_json: bool, **options: Any) -> None:
-    """The messages that wait, those that are due first on top."""
+    """List the messages that wait, those that are due first on top."""
     records: list[dict[str, Any]] = [
         {**_waiting(item), "level": item.level or None, "broker": address}
         for address, items in admin.delayed(**options).items()
@@ -354,6 +354,7 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
             f"{len(meant)} messages with key {key} wait: give a message id, or --yes for all."
         )
     cancelled, late = [], 0
+    when_interrupted(lambda: f"{len(cancelled)} cancelled; `sluice delay list` shows what waits.")
     for address, item in meant:
         try:
             admin.cancel_delayed(address, item.handle)
@@ -365,13 +366,12 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
         result = {"key": key, "cancelled": cancelled, "late": late}
         print_result(result, f"Cancelled: {', '.join(cancelled)}.", as_json=as_json)
     if not cancelled:
-        click.echo(f"No message with key {key} was cancelled.", err=True)
-        raise SystemExit(1)
+        raise click.ClickException(f"no message with key {key} was cancelled.")
 
 
 @click.group()
 def transaction() -> None:
-    """Undecided transactions: list and decide them."""
+    """List and decide undecided transactions."""
 
 
 @transaction.command("list")
@@ -380,7 +380,7 @@ def transaction() -> None:
 @_count_option(help="Of each broker at most so many.")
 @admin_options
 def list_open(admin: Admin, as_json: bool, **options: Any) -> None:
-    """The undecided transactions, the oldest on top."""
+    """List the undecided transactions, the oldest on top."""
     now_ms = admin.clock.now_ms()
     records: list[dict[str, Any]] = [
         {**_open(item), "age_s": round((now_ms - item.began_ms) / 1000, 1), "broker": address}
@@ -401,10 +401,10 @@ def resolve(admin: Admin, transaction_id: str, outcome: str | None, as_json: boo
     """Decide the transaction ID, as its producer would."""
     if outcome is None:
         raise click.UsageError("say --commit or --rollback.")
+    undecided("sluice transaction list")
     address = admin.resolve_transaction(transaction_id, TransactionState[outcome.upper()])
     if as_json or address is not None:
         result = {"id": transaction_id, "outcome": outcome, "broker": address}
         print_result(result, f"{transaction_id}: {outcome} on {address}.", as_json=as_json)
     if address is None:
-        click.echo(f"No broker has an undecided transaction {transaction_id}.", err=True)
-        raise SystemExit(1)
+        raise click.ClickException(f"no broker has an undecided transaction {transaction_id}.")

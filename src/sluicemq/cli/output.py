@@ -1,7 +1,7 @@
 """How commands speak: tables for people, JSON lines for scripts; the options that they share.
 
 With --json a command prints one JSON value a line on stdout and nothing else there. Errors go to
-stderr as one sentence with its cure, exit code 1; wrong usage is click's 2.
+stderr: `ending`.
 """
 
 import functools
@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import orjson
 
+from sluicemq.cli.ending import OptionError, nearest, when_interrupted
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
 from sluicemq.wire.codes import version_name
@@ -99,7 +100,7 @@ class Access:
 
         warning = exposure(SYSTEM_FILES, path)
         if warning is not None:
-            click.echo(f"warning: {warning}", err=True)
+            click.echo(f"sluice: warning: {warning}", err=True)
         return load_credentials(text, path)
 
     def admin(self) -> "Admin":
@@ -128,9 +129,23 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
         names = ("name_servers", "access_key", "secret_key")
         access = Access(**{name: options.pop(name) for name in names if name in options})
         with preset(chosen_tls(tls, files, tls_verify)):
-            return function(*args, access=access, **options)
+            try:
+                return function(*args, access=access, **options)
+            except RouteNotFoundError as error:
+                if hint := _meant(str(error), access, options.values()):
+                    raise RouteNotFoundError(str(error), cure=hint) from None
+                raise
 
     return with_options(*client_options)(command)  # type: ignore[return-value]
+
+
+def _meant(text: str, access: Access, words: Iterable[object]) -> str:
+    """The nearest of the topics that there are, to the word of the command that an error quotes."""
+    with suppress(SluiceError), access.admin() as admin:
+        for word in words:
+            if isinstance(word, str) and repr(word) in text:
+                return nearest(word, admin.topics())
+    return ""
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -165,13 +180,13 @@ def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -
 
 def parse_time(text: str, where: str = "") -> int:
     """Milliseconds since 1970, given as such or as a date. `where` names the option. Raises
-    ConfigurationError."""
+    OptionError."""
     if text.isascii() and text.isdigit():
         return min(int(text), TIME_MAX_MS)
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        raise ConfigurationError(
+        raise OptionError(
             f"{where} {text!r} is no time.".lstrip(),
             cure="Use milliseconds since 1970, or a date: 2013-01-01T00:00.",
         ) from None
@@ -267,7 +282,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in shown:
         table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "0")) or 160
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=width, highlight=False)
+    with console.capture() as drawn:  # rich has an end of its own for readers who are gone
+        console.print(table)
+    click.echo(drawn.get(), nl=False)
 
 
 def _text(value: object) -> str:
@@ -306,12 +324,6 @@ _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
 }  # fmt: skip
 
 
-def show_permission(perm: int) -> str:
-    """Bits as text: `read+write`."""
-    names = [name for bit, name in ((4, "read"), (2, "write"), (1, "inherit")) if perm & bit]
-    return "+".join(names) or "none"
-
-
 def show_body(body: bytes, bytes_max: int) -> str:
     """The beginning as text; what is not text as escapes."""
     text = body[:bytes_max].decode("utf-8", "backslashreplace")
@@ -332,16 +344,17 @@ def byte_progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """A function that takes (bytes done, bytes in all) now and then, and shows a bar with rate and
     time left: on stderr, on terminals only, and after half a second of work, when rich is imported.
+    Ctrl-C says how far it was.
     """
-    if not shown or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    began_s, bar, task = clock.monotonic_s(), None, None
+    is_shown = shown and sys.stderr.isatty()
+    began_s, bar, task, reached = clock.monotonic_s(), None, None, (0, 0)
+    when_interrupted(lambda: f"{what}: {reached[0]:,} of {reached[1]:,} bytes.")
 
     def advance(done: int, total: int) -> None:
-        nonlocal bar, task
+        nonlocal bar, task, reached
+        reached = done, total
         if bar is None:
-            if clock.monotonic_s() - began_s < PROGRESS_AFTER_S:
+            if not is_shown or clock.monotonic_s() - began_s < PROGRESS_AFTER_S:
                 return
             bar = progress_bar("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
             task = bar.add_task(what, total=total)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import orjson
 
+from sluicemq.cli.ending import OptionError
 from sluicemq.cli.output import (
     Access,
     client_options,
@@ -143,19 +144,34 @@ def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
 
         return spark_session("sluice sql", master=master, settings=dict(_SETTINGS), log_level="off")
 
-    # Spark's own words while it starts, and pyspark's log of every error that it raises.
+    with _quiet():
+        pool = ThreadPoolExecutor(2)
+        session: Future[SparkSession] = pool.submit(start)
+        is_ended_in_order = True
+        try:
+            yield session, pool.submit
+        except KeyboardInterrupt:  # the process ends, and the JVM with it
+            is_ended_in_order = False
+            raise
+        finally:
+            pool.shutdown(wait=is_ended_in_order)
+            if is_ended_in_order and session.exception() is None:
+                session.result().stop()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Spark's own words while it starts, pyspark's log of every error that it raises, and
+    py4j's traceback of Ctrl-C, which it writes by the root logger."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     logging.getLogger("SQLQueryContextLogger").disabled = True
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
-    pool = ThreadPoolExecutor(2)
-    session: Future[SparkSession] = pool.submit(start)
+    logging.root.disabled = True
     try:
-        yield session, pool.submit
+        yield
     finally:
-        pool.shutdown(wait=True)
-        if session.exception() is None:
-            session.result().stop()
+        logging.root.disabled = False
 
 
 @contextmanager
@@ -181,7 +197,7 @@ def signed(pair: tuple[str, str] | None) -> dict[str, str]:
 
 
 def moment_ms(text: str | None, option: str) -> int | None:
-    """`6h` ago, milliseconds since 1970 or a date. Raises ConfigurationError."""
+    """`6h` ago, milliseconds since 1970 or a date. Raises OptionError."""
     if text is None:
         return None
     if (ago_ms := parse_ago(text)) is not None:
@@ -191,7 +207,7 @@ def moment_ms(text: str | None, option: str) -> int | None:
     try:
         return moment(text)
     except ValueError:
-        raise ConfigurationError(
+        raise OptionError(
             f"{option} {text!r} is no time.",
             cure="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
         ) from None
@@ -207,14 +223,18 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
         task = bar.add_task("planning", total=None)
         running = pool.submit(work)
         seen: dict[int, tuple[int, int]] = {}
-        while wait_for([running], timeout=PROGRESS_PERIOD_S).not_done:
-            for stage in tracker.getActiveStageIds():
-                about = tracker.getStageInfo(stage)
-                if about is not None:
-                    seen[int(stage)] = (about.numCompletedTasks, about.numTasks)
-            done, total = (sum(pair[at] for pair in seen.values()) for at in (0, 1))
-            if total:
-                bar.update(task, description="tasks", completed=done, total=total)
+        try:
+            while wait_for([running], timeout=PROGRESS_PERIOD_S).not_done:
+                for stage in tracker.getActiveStageIds():
+                    about = tracker.getStageInfo(stage)
+                    if about is not None:
+                        seen[int(stage)] = (about.numCompletedTasks, about.numTasks)
+                done, total = (sum(pair[at] for pair in seen.values()) for at in (0, 1))
+                if total:
+                    bar.update(task, description="tasks", completed=done, total=total)
+        except KeyboardInterrupt:  # the pool waits for its thread
+            frame.sparkSession.sparkContext.cancelAllJobs()
+            raise
         return running.result()
 
 
@@ -222,11 +242,11 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
 
 
 def file_of(form: str, output: str | None) -> str | None:
-    """Where to write; None: stdout. Raises ConfigurationError when the format does not go there."""
+    """Where to write; None: stdout. Raises OptionError when the format does not go there."""
     if form == PARQUET and output is None:
-        raise ConfigurationError("parquet is no text.", cure="Name a directory with --output.")
+        raise OptionError("parquet is no text.", cure="Name a directory with --output.")
     if form == TABLE and output is not None:
-        raise ConfigurationError(
+        raise OptionError(
             "a table goes to the terminal.", cure="Add --format json, csv or parquet."
         )
     return output
@@ -297,7 +317,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
 
 @click.group()
 def pipeline() -> None:
-    """Data pipelines on Spark: run, check and list them."""
+    """Run, check and list data pipelines on Spark."""
 
 
 @pipeline.command("run")
@@ -330,8 +350,8 @@ def run_command(
     if wrong:
         raise click.UsageError(f"--conf is {wrong[0]!r}: write KEY=VALUE.")
     chosen = dict(one.split("=", 1) for one in settings)
-    raise SystemExit(
-        run_file(
+    with _quiet():
+        code = run_file(
             file,
             master=master,
             settings=chosen,
@@ -339,7 +359,7 @@ def run_command(
             as_json=as_json,
             progress=progress,
         )
-    )
+    raise SystemExit(code)
 
 
 @pipeline.command("check")

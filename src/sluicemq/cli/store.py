@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from sluicemq.cli.ending import InputError, OptionError
 from sluicemq.cli.output import (
     as_time,
     byte_progress,
@@ -28,7 +29,7 @@ from sluicemq.cli.output import (
     with_options,
 )
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, SluiceError, StoreError
+from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import lock_holder
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
 EXIT_FINDINGS: Final = 1
-EXIT_UNREADABLE: Final = 2
 SHOWN_MAX: Final = 20
 
 
@@ -89,7 +89,7 @@ def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
 @store_options
 @json_option
 def info(as_json: bool, **place: str) -> None:
-    """What the store in DIR holds, where it begins and ends, and whether a broker runs on it."""
+    """Show what the store in DIR holds, from where to where, and whether a broker runs on it."""
     from sluicemq.store.tools.dump import describe  # noqa: PLC0415
 
     with opened(**place) as layout:
@@ -142,7 +142,7 @@ def _bytes(size: int) -> str:
 @click.option("-s", "--summary", is_flag=True, help="One line a topic.")
 @json_option
 def ls(topic: str | None, summary: bool, as_json: bool, **place: str) -> None:
-    """Topics and queues with their offsets, sizes and times."""
+    """List topics and queues with their offsets, sizes and times."""
     from sluicemq.store.tools.dump import list_queues  # noqa: PLC0415
 
     with opened(**place) as layout:
@@ -232,12 +232,12 @@ def dump(
 def select(
     *, offsets: str | None = None, tags: str | None = None, where: str | None = None, **given: Any
 ) -> "Selection":
-    """The options as a selection. Raises ConfigurationError or FilterSyntaxError."""
+    """The options as a selection. Raises OptionError or FilterSyntaxError."""
     from sluicemq.store.tools.dump import Selection  # noqa: PLC0415
 
     given["offset_min"], given["offset_max"] = parse_range(offsets)
     if tags is not None and where is not None:
-        raise ConfigurationError(
+        raise OptionError(
             "--tags and --where are given.", cure="Write the tags into --where: TAGS IN ('A', 'B')."
         )
     if where is not None:
@@ -255,12 +255,12 @@ def select(
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """`A:B`, `A:`, `:B` or `A`. Raises ConfigurationError."""
+    """`A:B`, `A:`, `:B` or `A`. Raises OptionError."""
     if text is None:
         return None, None
     low, colon, high = text.partition(":")
     if not all(part.isdecimal() or not part for part in (low, high)) or not (low or high):
-        raise ConfigurationError(
+        raise OptionError(
             f"--offsets {text!r} is no range.", cure="Write 10:20, 10: or :20, or one offset."
         )
     first = int(low) if low else None
@@ -290,8 +290,7 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
         ):
             result = verify(layout, progress, 1 << 60 if show_all else 100)
     except SluiceError as error:
-        click.echo(f"sluice: {error}", err=True)
-        raise SystemExit(EXIT_UNREADABLE) from None
+        raise InputError(str(error)) from None
     findings = result.findings
     totals = {name: findings.total(name) for name in ("error", "warning", "note")}
     for found in findings.kept:

@@ -5,16 +5,22 @@ from typing import Any, TypeVar
 
 import click
 
+from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import (
     admin_options,
     print_json,
     print_records,
     print_result,
-    show_permission,
     with_options,
 )
 from sluicemq.client.sync.admin import Admin
-from sluicemq.model.topic import DLQ_PREFIX, MESSAGE_TYPE, MESSAGE_TYPES, RETRY_PREFIX
+from sluicemq.model.topic import (
+    DLQ_PREFIX,
+    MESSAGE_TYPE,
+    MESSAGE_TYPES,
+    RETRY_PREFIX,
+    permission_name,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
@@ -35,7 +41,7 @@ def topic() -> None:
 )
 @admin_options
 def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
-    """The topics of the cluster, with their queues."""
+    """List the topics of the cluster, with their queues."""
     info = admin.cluster_info()
     own = SYSTEM_TOPICS | set(info.brokers) | set(info.clusters)
     records = []
@@ -51,7 +57,7 @@ def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
                 "brokers": len(queues),
                 "read_queues": sum(data.read_queues for data in queues),
                 "write_queues": sum(data.write_queues for data in queues),
-                "permission": show_permission(queues[0].perm) if queues else "",
+                "permission": permission_name(queues[0].perm) if queues else "",
             }
         )
     print_records(records, as_json=as_json, empty="No topics (--all shows system topics).")
@@ -124,6 +130,7 @@ def update(
 
 
 def _change(admin: Admin, name: str, queues: int, as_json: bool, **options: Any) -> None:
+    undecided(f"sluice topic show {name}")
     brokers = admin.create_topic(name, queues=queues, **options)
     print_result(
         {"topic": name, "queues": queues, "brokers": brokers},
@@ -143,7 +150,7 @@ def _change(admin: Admin, name: str, queues: int, as_json: bool, **options: Any)
 @click.argument("name")
 @admin_options
 def show(admin: Admin, name: str, as_json: bool) -> None:
-    """Queues of topic NAME with their offsets, its type and attributes, the groups that read it."""
+    """Show queues and offsets of topic NAME, its type and attributes, the groups that read it."""
     groups = admin.groups_of_topic(name)
     brokers: list[dict[str, Any]] = [
         {
@@ -190,5 +197,6 @@ def delete(admin: Admin, name: str, cluster: str | None, yes: bool, as_json: boo
     admin.route(name)
     if not yes:
         click.confirm(f"Delete {name} with all its messages?", abort=True, err=True)
+    undecided("sluice topic list")
     admin.delete_topic(name, cluster=cluster)
     print_result({"topic": name, "deleted": True}, f"Topic {name} is deleted.", as_json=as_json)

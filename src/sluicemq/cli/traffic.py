@@ -1,7 +1,7 @@
 """`sluice produce` and `sluice consume`: messages from the command line, a pipe or a file, and out.
 
-`produce` sends over one connection; lines of a file or pipe go 1,000 at a time, in the order of the
-lines for each queue, and the last line of output says how many are stored.
+`produce` sends over one connection; lines of a file or pipe go as they come, 1,000 at a time, in
+the order of the lines for each queue, and the last line of output says how many are stored.
 
 `consume` with --group consumes for that group and commits what it printed. Without, it only looks:
 it reads all queues, joins no group and commits nothing, so it disturbs nobody and leaves no trace.
@@ -13,11 +13,13 @@ import itertools
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from sluicemq.cli.ending import OptionError, when_interrupted
 from sluicemq.cli.output import (
     Access,
     body_record,
@@ -33,9 +35,13 @@ from sluicemq.client.aio.pull import READ_GROUP
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start, make_subscription
-from sluicemq.errors import ConfigurationError
+from sluicemq.client.core.requests import SendResult
+from sluicemq.errors import SluiceError
 
+T = TypeVar("T")
 IN_FLIGHT_MAX = 1000
+BLOCK_BYTES = 1 << 16
+SHOWN_MAX = 10
 _STARTS: dict[str, Start] = {"first": "first", "last": "last"}
 TEXT_BYTES_MAX = 200
 _sent = fields(
@@ -57,15 +63,17 @@ _received = fields(
     "-p", "--property", "pairs", multiple=True, metavar="K=V", help="A property; repeat for more."
 )
 @click.option(
-    "--count", type=click.IntRange(1), default=1, show_default=True,
+    "--count", type=click.IntRange(1), metavar="N", default=1, show_default=True,
     help="How often to send BODY; {} in it becomes the number.",
 )  # fmt: skip
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Send each line of a file as a message.",
 )  # fmt: skip
-@click.option("--delay", type=float, help="Deliver so many seconds from now.")
-@click.option("--delay-level", type=int, default=0, help="Deliver after a level of the brokers.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Deliver so long from now.")
+@click.option(
+    "--delay-level", type=int, metavar="LEVEL", default=0, help="Or after a level, 1 to 18."
+)
 @client_options
 @json_option
 def produce(
@@ -84,57 +92,105 @@ def produce(
     Prints one line a message (up to 10, then a sum), with --json one JSON line each.
     """
     options["properties"] = parse_pairs(pairs)
+    chunks, stored = _chunks(body, path, count), 0
+
+    def tell() -> str:
+        return f"{stored:,} messages stored in {topic}."
+
+    def note(result: SendResult) -> None:
+        nonlocal stored
+        if as_json or stored < SHOWN_MAX:
+            _print_sent(result, as_json)
+        stored += 1
+
+    async def run() -> None:
+        async with Sluice(access.name_servers, credentials=access.credentials) as mq:
+            # The first one alone opens the connection; later ones leave in the order they are made.
+            while chunk := _arrived(chunks):
+                for some in (chunk[:1], chunk[1:]) if not stored else (chunk,):
+                    await _all_of([mq.send(topic, one, **options) for one in some], note)
+
+    when_interrupted(tell)
+    try:
+        asyncio.run(run())
+    except SluiceError:
+        if stored and not as_json:
+            click.echo(tell())
+        raise
+    if not as_json and stored != 1:
+        click.echo(tell())
+
+
+def _print_sent(result: SendResult, as_json: bool) -> None:
+    if as_json:
+        print_json(_sent(result))
+        return
+    place = f"{result.queue.broker}/{result.queue.queue_id} offset {result.queue_offset:,}"
+    click.echo(f"{result.message_id}  {place}  {result.status.name}")
+
+
+async def _all_of(sends: list[Coroutine[Any, Any, T]], note: Callable[[T], None]) -> None:
+    """Each result to `note`, also of those under way when Ctrl-C comes. Raises the first error."""
+    work = asyncio.gather(*sends, return_exceptions=True)
+    failures: list[BaseException] = []
+    try:
+        await asyncio.shield(work)
+    finally:
+        for one in await work:
+            if isinstance(one, BaseException):
+                failures.append(one)
+            else:
+                note(one)
+    if failures:
+        raise failures[0]
+
+
+def _chunks(body: str | None, path: Path | None, count: int) -> Iterator[list[bytes]]:
+    """What is to be sent, IN_FLIGHT_MAX bodies at most in each list."""
     if (body is None) == (path is None):
         raise click.UsageError("Give BODY (or - for stdin) or --file, one of the two.")
     if path is not None:
-        bodies = _lines(path.open("rb"))
-    elif body == "-":
-        bodies = _lines(sys.stdin.buffer)
-    else:
-        bodies = (str(body).replace("{}", str(number)).encode() for number in range(count))
-
-    async def run() -> int:
-        sent = 0
-        async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            # The first one alone opens the connection; later ones leave in the order they are made.
-            size = 1
-            while chunk := list(itertools.islice(bodies, size)):
-                size = IN_FLIGHT_MAX
-                for result in await asyncio.gather(
-                    *(mq.send(topic, one, **options) for one in chunk)
-                ):
-                    if as_json:
-                        print_json(_sent(result))
-                    elif sent < 10:
-                        place = f"{result.queue.broker}/{result.queue.queue_id}"
-                        where = f"{place} offset {result.queue_offset:,}"
-                        click.echo(f"{result.message_id}  {where}  {result.status.name}")
-                    sent += 1
-        return sent
-
-    sent = asyncio.run(run())
-    if not as_json and sent != 1:
-        click.echo(f"{sent:,} messages stored in {topic}.")
+        return _lines(path.open("rb"))
+    if body == "-":
+        return _lines(sys.stdin.buffer)
+    numbered = (str(body).replace("{}", str(number)).encode() for number in range(count))
+    return iter(lambda: list(itertools.islice(numbered, IN_FLIGHT_MAX)), [])
 
 
 def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
-    """`k=v` texts as a mapping. Raises ConfigurationError for one without `=`."""
+    """`k=v` texts as a mapping. Raises OptionError for one without `=`."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--property {pair!r} is not NAME=VALUE.", cure="For example: -p origin=JFK."
             )
         found[name] = value
     return found
 
 
-def _lines(stream: Any) -> Iterator[bytes]:
+def _lines(stream: Any) -> Iterator[list[bytes]]:
+    """Lines as they come, for whoever writes them may take his time: IN_FLIGHT_MAX at most."""
+    rest = b""
     with stream:
-        for line in stream:
-            if body := line.rstrip(b"\r\n"):
-                yield body
+        for data in itertools.chain(iter(partial(stream.read1, BLOCK_BYTES), b""), (b"\n",)):
+            *found, rest = (rest + data).split(b"\n")
+            lines = [line for one in found if (line := one.rstrip(b"\r"))]
+            for begin in range(0, len(lines), IN_FLIGHT_MAX):
+                yield lines[begin : begin + IN_FLIGHT_MAX]
+
+
+def _arrived(chunks: Iterator[list[bytes]]) -> list[bytes]:
+    """The next; Ctrl-C ends the wait for it, which the loop's own handler would not."""
+    handler = signal.getsignal(signal.SIGINT)
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return next(chunks, [])
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGINT, handler)
 
 
 # -------------------------------------------------------------------------------- consume
@@ -149,9 +205,11 @@ def _lines(stream: Any) -> Iterator[bytes]:
     "--from", "start", default="first", show_default=True,
     help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
 )  # fmt: skip
-@click.option("--max", "count_max", type=click.IntRange(1), help="Stop after that many messages.")
 @click.option(
-    "--timeout", "timeout_s", type=float, help="Stop when none came for that many seconds."
+    "--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after so many messages."
+)
+@click.option(
+    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Stop when none came for so long."
 )  # fmt: skip
 @client_options
 @json_option
@@ -168,8 +226,10 @@ def consume(
 ) -> None:
     """Print the messages of TOPIC until --max, --timeout or Ctrl-C; exit code 0 in each case."""
     begin = parse_start(start)
+    printed = 0
 
-    async def run() -> int:
+    async def run() -> None:
+        nonlocal printed
         fetch: Callable[..., Awaitable[list[ReceivedMessage]]]
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             if group is not None:
@@ -180,7 +240,6 @@ def consume(
                 reader = mq.lite_pull(READ_GROUP, start=begin, auto_commit=False)
                 await reader.assign(await mq.queues(topic), tags=tags, where=where)
                 fetch = reader.poll
-            printed = 0
             while count_max is None or printed < count_max:
                 wanted = 100 if count_max is None else min(100, count_max - printed)
                 messages = await fetch(count_max=wanted, timeout_s=timeout_s)
@@ -188,35 +247,32 @@ def consume(
                     break
                 for message in messages:
                     _print_message(message, as_json)
+                    printed += 1
                     await message.ack()
                 sys.stdout.flush()
-                printed += len(messages)
-            return printed
 
-    printed = asyncio.run(until_interrupted(run()))
-    if not as_json and printed is not None:
+    asyncio.run(until_interrupted(run()))
+    if not as_json:
         click.echo(f"{printed:,} messages.", err=True)
 
 
-async def until_interrupted(work: Coroutine[None, None, int]) -> int | None:
+async def until_interrupted(work: Coroutine[None, None, None]) -> None:
     """Ctrl-C and SIGTERM end the work in order: offsets are committed, the group is left."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
             loop.add_signal_handler(number, task.cancel)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        return None
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
 
 
 def parse_start(text: str) -> Start:
-    """`first`, `last`, milliseconds or an ISO date. Raises ConfigurationError."""
+    """`first`, `last`, milliseconds or an ISO date. Raises OptionError."""
     try:
         return _STARTS[text] if text in _STARTS else parse_time(text)
-    except ConfigurationError:
-        raise ConfigurationError(
+    except OptionError:
+        raise OptionError(
             f"--from {text!r} is no place to begin.",
             cure="Use first, last, milliseconds since 1970, or a date: 2013-01-01T00:00.",
         ) from None

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from sluicemq.errors import ConfigurationError, MessageKeyMissingError, install_extra
+from sluicemq.hints import unexpected
 from sluicemq.model.message import KEYS, ORIGIN_MESSAGE_ID, TAGS, UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -86,8 +87,11 @@ def idempotent(
         )
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
+        raise TypeError(unexpected(idempotent, unknown[0], sorted(_OPTIONS)))
+    if inspect.isroutine(database):
         raise ConfigurationError(
-            f"idempotent has no option {unknown[0]!r}.", cure=f"Use {', '.join(sorted(_OPTIONS))}."
+            f"idempotent is given {database!r:.60} for a database.",
+            cure="Write @idempotent('orders.db'), with the database in brackets.",
         )
 
     def decorate(handler: Handler) -> Handler:
@@ -160,7 +164,7 @@ def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, An
         name = consumer or message.group
         if not name:
             raise ConfigurationError(
-                f"{message!r} belongs to no consumer group.",
+                f"{message} belongs to no consumer group.",
                 cure="Give consumer='…' to idempotent.",
             )
         known.setdefault((name, message.topic, message_key(message, key)), message)
@@ -197,7 +201,7 @@ def message_key(message: Consumed, key: Key = None) -> str:
     if found is None or found == "":
         what = f"the property {key!r}" if isinstance(key, str) else "a key: the function gave none"
         raise MessageKeyMissingError(
-            f"{message!r} lacks {what}, so nobody can say whether it was consumed before.",
+            f"{message} lacks {what}, so nobody can say whether it was consumed before.",
             cure="Send it with the property, or use a key that all messages have.",
         )
     return str(found)

@@ -29,10 +29,11 @@ cdef enum:
     PULL = 11
     CHUNK_UNITS_MIN = 1024  # as `store.bulk`
     CHUNK_UNITS_MAX = 16384
-    COUNT_MAX = 64  # more are for the reference, which does not copy them
+    COUNT_MAX = 256  # more are for the reference, which does not copy them
     ANSWER_MAX = 1024
     RECORD_BYTES_MIN = 91
 
+count_max = COUNT_MAX
 cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
 
 cdef struct Cut:
@@ -97,12 +98,13 @@ cdef bint cut(const byte *p, Py_ssize_t size, Cut *into) noexcept:
 
 cdef class Plan:
     """What the checks of the reference made of a pull, and the pieces of its answers around next
-    offset, end and begin of the queue, and opaque. `codes` None: all messages."""
+    offset, end and begin of the queue, and opaque. `codes` None: all messages; with a `scan` of
+    columns they are a filter of blocks."""
 
     cdef public object group, topic, queue, config, found_topic, topic_config, members, watch
-    cdef public object model, broker, delivered, codes
+    cdef public object model, broker, delivered, codes, scan
     cdef public long long count_max, bytes_max, scan_max
-    cdef public bint commits
+    cdef public bint commits, any_span
     cdef public tuple answer
 
 
@@ -272,6 +274,7 @@ cdef class Pulls:
             return None
         if plan.codes is None:
             count = self.take(queue, offset, min(plan.count_max, high - offset))
+            count = self.fitting(plan, count)
             next_offset, given = offset + count, None
         else:
             given = self.choose(plan, queue, offset, consumed, low, high)
@@ -288,7 +291,8 @@ cdef class Pulls:
         delivered = plan.delivered
         if given is not None:
             delivered.filtered += next_offset - offset - count
-            delivered.pace.answered(plan.queue[1], given, self.pull.clock.monotonic_s())
+            if not plan.any_span:
+                delivered.pace.answered(plan.queue[1], given, self.pull.clock.monotonic_s())
         delivered.pulled[plan.queue[1]] = next_offset
         delivered.messages_out += count
         delivered.bytes_out += PyBytes_GET_SIZE(answer) - 8 - get32(<byte *>PyBytes_AS_STRING(answer) + 4)
@@ -311,11 +315,21 @@ cdef class Pulls:
             self.offsets[index] = offset + index
         return done
 
+    cdef int fitting(self, Plan plan, int count) noexcept:
+        """How many of the units taken go into one answer; the first one always does."""
+        cdef long long total = 0
+        cdef int index
+        for index in range(count):
+            total += <int>get32(self.units + index * UNIT_BYTES + 8)
+            if total > plan.bytes_max and index:
+                return index
+        return count
+
     cdef Given choose(
         self, Plan plan, queue, long long offset, long long consumed, long long low, long long high
     ):
-        """Takes units by their tag codes, as `store.read` does within the reader's reach; None when
-        the reference has to."""
+        """Takes units by their tag codes or columns, as `store.read` does within the reader's reach;
+        None when the reference has to."""
         cdef long long position = offset, next_offset = -1, held = -1, span, stop, at
         cdef long long end = min(high, offset + plan.scan_max)
         cdef Py_ssize_t index, size
@@ -324,15 +338,25 @@ cdef class Pulls:
         cdef bytes units
         cdef Given given
         pace, queue_id = plan.delivered.pace, plan.queue[1]
-        pace.asked(queue_id, self.pull.clock.monotonic_s())
-        reach = pace.reach(queue_id, offset, consumed if consumed >= 0 else None, False)
-        at, span = reach[0], reach[1]
-        if low <= at < offset and self.take(queue, at, 1):
+        at, span, reach = offset, <long long>1 << 62, None
+        if not plan.any_span:
+            pace.asked(queue_id, self.pull.clock.monotonic_s())
+            reach = pace.reach(queue_id, offset, consumed if consumed >= 0 else None, False)
+            at, span = reach[0], reach[1]
+        source, chunk = plan.scan or self.reader.tag_hits, CHUNK_UNITS_MIN
+        if low <= at < offset and plan.scan is not None:
+            hits = source.at(queue, plan.codes, at, end, chunk)
+            if hits is None:
+                return None
+            offsets = hits.offsets
+            index = bisect_left(offsets, at)
+            if index < len(offsets) and <long long>offsets[index] == at:
+                held = at
+        elif low <= at < offset and self.take(queue, at, 1):
             if <long long>get64(self.units + 12) in plan.codes:
                 held = at
-        tag_hits, chunk = self.reader.tag_hits, CHUNK_UNITS_MIN
         while position < end and next_offset < 0:
-            hits = tag_hits.at(queue, plan.codes, position, end, chunk)
+            hits = source.at(queue, plan.codes, position, end, chunk)
             if hits is None:
                 return None
             offsets, units, stop = hits.offsets, hits.units, min(<long long>hits.stop, end)
@@ -358,6 +382,9 @@ cdef class Pulls:
                 index += 1
             position = stop
             chunk = min(4 * chunk, CHUNK_UNITS_MAX)
+        stop = self.fitting(plan, count)
+        if stop < count:
+            count, next_offset = stop, self.offsets[stop]
         given = Given.__new__(Given)
         given.next_offset = position if next_offset < 0 else next_offset
         given.count, given.held_from, given.is_out_of_reach = count, held, False

@@ -89,7 +89,7 @@ class DescriptorPool:
 
     def __init__(self, limit: int | None = None) -> None:
         """`limit`: None is `maps_max`, as the process may have it at the time."""
-        self.limit = limit
+        self.limit: int | None = limit
         self._holders: OrderedDict[Holder, None] = OrderedDict()
         self._lock = threading.Lock()
         self._wanted = 0

@@ -4,9 +4,11 @@ Names of properties that RocketMQ reserves are constants here, because store, fi
 client all speak of them (facts: spec/remoting.md §11).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from sluicemq.hints import helpful
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 
 KEYS = "KEYS"
@@ -66,12 +68,23 @@ COMPRESSION_ZSTD = 0x200
 COMPRESSION_ZLIB = 0x300
 
 
-@dataclass(frozen=True, slots=True)
+_BODY_SHOWN: Final = 24
+
+
+def glance(tag: str | None, keys: Sequence[str], body: bytes) -> str:
+    """What a person sees of a message beside where it is: tag, keys, how the body begins."""
+    begin, more = bytes(body[:_BODY_SHOWN]), "…" if len(body) > _BODY_SHOWN else ""
+    words = [f" tag {tag}" if tag else "", f" keys {' '.join(keys):.60}" if keys else ""]
+    return f"{''.join(words)} {begin!r}{more} {len(body):,} B"
+
+
+@helpful
+@dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """What a producer sends. `properties` are the user's own; reserved names are refused.
 
     At most one of the last three says when to deliver it: a level of the brokers, ms from now, or
-    ms since 1970.
+    ms since 1970. What breaks a rule raises ConfigurationError when it is sent.
     """
 
     topic: str
@@ -86,8 +99,12 @@ class Message:
     delay_ms: int | None = None
     deliver_at_ms: int | None = None
 
+    def __repr__(self) -> str:
+        return f"<Message to {self.topic}{glance(self.tag, self.keys, self.body)}>"
 
-@dataclass(frozen=True, slots=True)
+
+@helpful
+@dataclass(frozen=True, slots=True, repr=False)
 class StoredMessage:
     """One record of a commit log, decoded. `body` is decompressed when a client made it.
 
@@ -130,3 +147,10 @@ class StoredMessage:
     def message_id(self) -> str:
         """The id the producer gave it, or where it lies when there is none."""
         return self.properties.get(UNIQ_KEY) or self.offset_message_id
+
+    def __repr__(self) -> str:
+        return (
+            f"<StoredMessage {self.message_id} in {self.topic} queue {self.queue_id} of "
+            f"{self.broker or '-'} offset {self.queue_offset}"
+            f"{glance(self.tag, self.keys, self.body)}>"
+        )

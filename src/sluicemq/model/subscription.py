@@ -18,7 +18,7 @@ SQL92 = "SQL92"
 ALL = "*"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Subscription:
     """A topic with an expression. For tags `tags` and `codes` hold the parsed set; both are empty
     for `*` (everything) and for SQL92. `version` is the client's time when it subscribed (ms)."""
@@ -33,6 +33,11 @@ class Subscription:
     @property
     def is_everything(self) -> bool:
         return self.kind == TAG and self.expression == ALL
+
+    def __repr__(self) -> str:
+        name = "where" if self.kind == SQL92 else "tags"
+        what = "everything" if self.is_everything else f"{name}={self.expression!r:.200}"
+        return f"<Subscription to {self.topic}: {what}>"
 
 
 class MessageFilter(Protocol):

@@ -75,6 +75,9 @@ class MessageQueue(NamedTuple):
     broker: str
     queue_id: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker}/{self.queue_id}"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
@@ -102,6 +105,13 @@ class TopicConfig:
     order: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        queues = f"{self.read_queues} queues"
+        if self.read_queues != self.write_queues:
+            queues = f"{self.read_queues} queues to read, {self.write_queues} to write"
+        words = [queues, permission_name(self.perm), *["strict order"] * self.order]
+        return _told(self.name, words, self.attributes)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
@@ -122,6 +132,22 @@ class GroupConfig:
     attributes: Mapping[str, str] = field(default_factory=dict)
     retry_policy: Mapping[str, Any] | None = None
     """RocketMQ's JSON of it; None is the standard one."""
+
+    def __str__(self) -> str:
+        words = [f"{self.retry_times_max} retries"]
+        words += ["may not consume"] * (not self.consume_enable)
+        words += ["in order"] * self.consume_message_orderly
+        return _told(self.name, words, self.attributes)
+
+
+def permission_name(perm: int) -> str:
+    """Bits as text: `read+write`."""
+    names = [name for bit, name in ((4, "read"), (2, "write"), (1, "inherit")) if perm & bit]
+    return "+".join(names) or "none"
+
+
+def _told(name: str, words: list[str], attributes: Mapping[str, str]) -> str:
+    return f"{name} ({', '.join([*words, *(f'{k}={v}' for k, v in attributes.items())])})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Channel:
         on_close: OnClose | None = None,
     ) -> None:
         self.address = address
-        self.closed = False
+        self.closed: bool = False
         self.local: Host | None = None
         self._on_request = on_request
         self._on_close = on_close

@@ -5,6 +5,7 @@ Its application runs in those threads and must only read what the loop changes. 
 reasons.
 """
 
+import errno
 import logging
 import socket
 import threading
@@ -68,7 +69,8 @@ def expose(
     metrics: Application | None = None,
 ) -> tuple[int, Callable[[], None]] | None:
     """Opens the port of the probes, where every other path is `metrics`; 404 without. Returns it
-    with a function that closes it. None, with a warning in the log, when it cannot be had."""
+    with a function that closes it. In the place of a port that is taken, another broker's on this
+    machine say, a free one, with a warning in the log; None when there is none to be had."""
     host = config.metrics_host or (LOOPBACK if config.is_protected else config.listen_address)
     probes = {"/health": health, "/ready": readiness}
 
@@ -83,12 +85,23 @@ def expose(
         return ["\n".join(reasons or ["ok"]).encode() + b"\n"]
 
     what = "metrics" if metrics is not None else "probes"
+    asked = config.metrics_port
     try:
-        port, close = serve(host, config.metrics_port, answer)
+        try:
+            port, close = serve(host, asked, answer)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            port, close = serve(host, 0, answer)
+            log.warning(
+                "port %d is taken: %s at the free port %d. Choose one with --metrics-port or "
+                "metricsPromExporterPort.", asked, what, port,
+            )  # fmt: skip
     except OSError as error:
         log.warning(
-            "no %s: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
-            "or metricsExporterType=DISABLE.", what, config.metrics_port, error,
+            "no %s: port %d cannot be had (%s). Choose another with --metrics-port or "
+            "metricsPromExporterPort, or set metricsExporterType=DISABLE.",
+            what, asked, error.strerror,
         )  # fmt: skip
         return None
     log.info("%s at http://%s/%s", what, join(host, port), "metrics" if metrics else "health")

@@ -18,7 +18,7 @@ apart and stores ordinary records with consecutive queue offsets.
 import importlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -331,9 +331,12 @@ def decode_records(
     return messages
 
 
-def split_records(data: Buffer, broker: str = "") -> list[tuple[int, int, bytes | StoredMessage]]:
+def split_records(
+    data: Buffer, broker: str = "", tags: Collection[str] = ()
+) -> list[tuple[int, int, bytes | StoredMessage]]:
     """The same for who need not look into them yet: queue offset and size of each, and its bytes,
-    for `decode_record`. What may still fail is decoded now: compressed bodies. HOT.
+    for `decode_record`; with `tags` only of those that have one of them. What may still fail is
+    decoded now: compressed bodies. HOT.
 
     Raises ProtocolError as `decode_records` does.
     """
@@ -346,15 +349,31 @@ def split_records(data: Buffer, broker: str = "") -> list[tuple[int, int, bytes 
             properties = topic + 1 + data[topic]
             stop = properties + 2 + _SHORT.unpack_from(data, properties)[0]
         except (struct.error, IndexError):
-            size = magic = queue_offset = sys_flag = length = stop = 0
+            size = magic = queue_offset = sys_flag = length = properties = stop = 0
         if magic == MAGIC_V1 and stop - offset == size and not sys_flag & _ODD and length >= 0:
-            found.append((queue_offset, size, bytes(data[offset:stop])))
+            plain = bytes(data[offset:stop])
+            if not tags or _tag(plain, properties + 2 - offset) in tags:
+                found.append((queue_offset, size, plain))
         else:
             record = decode_record(data, offset, broker=broker)
             stop = offset + record.size_bytes
-            found.append((record.queue_offset, record.size_bytes, record))
+            if not tags or record.tag in tags:
+                found.append((record.queue_offset, record.size_bytes, record))
         offset = stop
     return found
+
+
+def _tag(record: bytes, begin: int) -> str | None:
+    """Of a record whose properties begin there. HOT."""
+    start = record.rfind(b"\x02TAGS\x01", begin) + 6
+    if start < 6:
+        if not record.startswith(b"TAGS\x01", begin):
+            return None
+        start = begin + 5
+    end = record.find(b"\x02", start)
+    if end == start:  # counts as none, and does not hide an earlier one
+        return decode_properties(record[begin:]).get(TAGS)
+    return str(record[start:] if end < 0 else record[start:end], "utf-8", "replace")
 
 
 def body_of(record: bytes | StoredMessage) -> bytes:
@@ -368,11 +387,7 @@ def tag_of(record: bytes | StoredMessage) -> str | None:
     """The tag of what `split_records` has found."""
     if not isinstance(record, bytes):
         return record.tag
-    properties = record[properties_slice(record)]
-    found = value_of(properties, b"TAGS")
-    if found == b"":  # counts as none, and does not hide an earlier one
-        return decode_properties(properties).get(TAGS)
-    return None if found is None else str(found, "utf-8", "replace")
+    return _tag(record, properties_slice(record).start)
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:
@@ -485,7 +500,8 @@ def _digits(crc: int) -> bytes:
 
 BATCH_FIXED_BYTES = BATCH_HEAD.size + _SHORT.size
 COPIED_BYTES_MAX = 256 * 1024
-_pack_head, _unpack_head = BATCH_HEAD.struct.pack, BATCH_HEAD.struct.unpack_from
+_pack_head = BATCH_HEAD.struct.pack
+_unpack_lengths = BATCH_HEAD.only("size", "flag", "body_length").unpack_from
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
@@ -515,14 +531,14 @@ def decode_batch(
     """
     is_small = len(body) <= COPIED_BYTES_MAX
     source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
-    unpack_head, unpack_length = _unpack_head, _SHORT.unpack_from
+    unpack_head, unpack_length = _unpack_lengths, _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
     end = len(body)
     messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
     at = 0
     while at < end:
         try:
-            size, _, _, flag, body_length = unpack_head(source, at)
+            size, flag, body_length = unpack_head(source, at)
             start = at + head_bytes
             body_end = start + body_length
             if body_length < 0:
@@ -533,7 +549,9 @@ def decode_batch(
         next_at = body_end + 2 + properties_length
         if properties_length < 0 or next_at - at != size or next_at > end:
             raise _bad(at)
-        own = bytes(source[body_end + 2 : next_at])
+        own = source[body_end + 2 : next_at]
+        if not is_small:
+            own = bytes(own)
         tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
         if behind:
             own = own + behind if own[-1:] == b"\x02" or not own else b"%b\x02%b" % (own, behind)

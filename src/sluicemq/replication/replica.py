@@ -407,7 +407,8 @@ class Replica:
             member: term.in_sync.get(member) or claims[member].incarnation
             for member in sorted(ids | {self._id})
         }
-        log.info("in sync: %s, before: %s", sorted(in_sync), sorted(term.in_sync))
+        now, before = (", ".join(map(str, sorted(ids))) for ids in (in_sync, term.in_sync))
+        log.info("in sync: replicas %s; before: %s", now, before)
         self._begin(self._carry(term._replace(in_sync=in_sync)))
 
     async def _carry(self, state: State) -> None:

@@ -1,332 +1,226 @@
-"""Messages, results and choices in RocketMQ's words, and the producers: `start`, use, `shutdown`;
-every method blocks.
+"""What every class with RocketMQ's names has: `start`, use, `shutdown`; and the producers. Every
+method blocks.
 
-    producer.send(message, selector=SelectMessageQueueByHash(), arg=order_id)
-
-The same argument leads to the same queue as with the Java class, as long as the topic has as many
-queues: text and whole numbers are hashed as Java hashes them.
+    producer.send(message)                            # waits
+    producer.send(message, Callback())                # returns at once
+    producer.send(message, SelectMessageQueueByHash(), order_id)
+    producer.send([message, another])                 # a batch
 
     class Listener(TransactionListener):
-        def execute_local_transaction(self, message, arg):
+        def execute_local_transaction(self, msg, arg):
             return LocalTransactionState.COMMIT_MESSAGE
-        def check_local_transaction(self, message):
+        def check_local_transaction(self, msg):
             return LocalTransactionState.UNKNOW
 
     producer = TransactionMQProducer("my_group")
     producer.set_transaction_listener(Listener())
 
-The local transaction runs in the caller's thread, checks in threads of their own.
+The local transaction runs in the caller's thread, checks in threads of their own, or in those of
+`set_executor_service`. `send` takes Java's overloads by position and its options by name.
 """
 
 import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
+from sluicemq.client.aio.cluster import Admin
 from sluicemq.client.aio.producer import Producer, Transaction
-from sluicemq.client.aio.pull import PullResult as CorePullResult
-from sluicemq.client.aio.received import of_record
 from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.core import sending as core_sending
 from sluicemq.client.core import transactions as core
-from sluicemq.client.core.consuming import first_topic
-from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
+from sluicemq.client.core.sending import choose_by
 from sluicemq.client.core.transactions import TransactionState
-from sluicemq.client.threaded import Portal, blocking
+from sluicemq.client.threaded import Portal
 from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError, SluiceError
-from sluicemq.model import message as model
-from sluicemq.model.ids import java_hash
-from sluicemq.model.message import StoredMessage
-from sluicemq.model.subscription import SQL92, TAG
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
+from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.net.tls import Tls
+from sluicemq.rocketmq.choices import (
+    AclClientRPCHook,
+    AllocateMessageQueueStrategy,
+    MessageQueueSelector,
+    Selector,
+    SendCallback,
+)
+from sluicemq.rocketmq.messages import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    MessageQueue,
+    QueryResult,
+    SendResult,
+    TransactionSendResult,
+    queues_of,
+)
+from sluicemq.rocketmq.names import Gets, Given, Sets, Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
+Sent = Message | Sequence[Message]
+_ANY_TOPIC: Final = "TBW102"
 
 
-class SendStatus(Enum):
-    """How far a stored message got."""
+class ClientOptions(TypedDict, total=False):
+    """What every constructor takes by name. `namesrv_addr`: `host:port;host:port`; without it
+    NAMESRV_ADDR, or this machine. `credentials`: (access key, secret key)."""
 
-    SEND_OK = 0
-    FLUSH_DISK_TIMEOUT = 10
-    SLAVE_NOT_AVAILABLE = 11
-    FLUSH_SLAVE_TIMEOUT = 12
-
-
-class ConsumeConcurrentlyStatus(Enum):
-    """What a listener returns; None counts as success."""
-
-    CONSUME_SUCCESS = 0
-    RECONSUME_LATER = 1
+    namesrv_addr: str | None
+    credentials: tuple[str, str] | None
+    tls: Tls | bool | None
 
 
-class ConsumeFromWhere(Enum):
-    """Where a group without a committed offset begins."""
+class Client(Settings, Generic[T]):
+    """The life of every class here, which has an asyncio client on a loop of its own, and Java's
+    MQAdmin: topics, offsets, stored messages."""
 
-    CONSUME_FROM_LAST_OFFSET = "last"
-    CONSUME_FROM_FIRST_OFFSET = "first"
-    CONSUME_FROM_TIMESTAMP = "timestamp"
-
-
-class MessageModel(Enum):
-    """Whether a group shares the queues, or each of its consumers reads all."""
-
-    CLUSTERING = "CLUSTERING"
-    BROADCASTING = "BROADCASTING"
-
-
-@dataclass(frozen=True, slots=True)
-class MessageSelector:
-    """An expression and its kind: `MessageSelector.by_sql("a > 3")`, `.by_tag("A || B")`."""
-
-    expression: str
-    expression_type: str = TAG
-
-    @staticmethod
-    def by_sql(expression: str) -> "MessageSelector":
-        return MessageSelector(expression, SQL92)
-
-    @staticmethod
-    def by_tag(expression: str) -> "MessageSelector":
-        return MessageSelector(expression, TAG)
-
-
-def sets(name: str) -> Callable[[Any, Any], None]:
-    """A setter: RocketMQ's way to say `object.name = value`."""
-    return lambda owner, value: setattr(owner, name, value)
-
-
-class Message:
-    """A message under construction."""
-
+    @overload
     def __init__(
         self,
-        topic: str,
-        body: bytes | str = b"",
-        *,
-        tags: str | None = None,
-        keys: str | Sequence[str] = (),
-    ) -> None:
-        self.topic = topic
-        self.body = body.encode() if isinstance(body, str) else bytes(body)
-        self.tags = tags
-        self.keys = keys.split() if isinstance(keys, str) else list(keys)
-        self.properties: dict[str, str] = {}
-        self.flag = 0
-        self.wait_store_msg_ok = True
-        self.delay_time_level = 0
-        self.sharding_key: str | None = None
-        self.transaction_id: str | None = None
-        """Set when it is sent in a transaction."""
-        self.delay_time_ms: int | None = None
-        self.deliver_time_ms: int | None = None
+        group: str = ...,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None: ...
 
-    set_tags = sets("tags")
-    set_flag = sets("flag")
-    set_wait_store_msg_ok = sets("wait_store_msg_ok")
-    set_delay_time_level = sets("delay_time_level")
-    set_delay_time_ms = sets("delay_time_ms")
-    set_deliver_time_ms = sets("deliver_time_ms")
-
-    def set_keys(self, keys: str) -> None:
-        """Several keys are separated by spaces."""
-        self.keys = keys.split()
-
-    def set_body(self, body: bytes | str) -> None:
-        self.body = body.encode() if isinstance(body, str) else bytes(body)
-
-    def set_delay_time_sec(self, seconds: int) -> None:
-        self.delay_time_ms = seconds * 1000
-
-    def put_user_property(self, name: str, value: str) -> None:
-        self.properties[name] = value
-
-    def frozen(self) -> model.Message:
-        """The same as SluiceMQ's own value."""
-        return model.Message(
-            self.topic,
-            self.body,
-            self.tags,
-            tuple(self.keys),
-            dict(self.properties),
-            self.flag,
-            self.wait_store_msg_ok,
-            self.sharding_key,
-            self.delay_time_level,
-            self.delay_time_ms,
-            self.deliver_time_ms,
-        )
-
-
-class MessageExt:
-    """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
-
-    __slots__ = ("_attempt", "record")
-
-    def __init__(self, record: StoredMessage, attempt: int = 1) -> None:
-        self.record = record
-        self._attempt = attempt
-
-    tags: str | None = of_record("tag")
-    body: bytes = of_record("body")
-    flag: int = of_record("flag")
-    msg_id: str = of_record("message_id")
-    offset_msg_id: str = of_record("offset_message_id")
-    transaction_id: str = of_record("message_id")
-    queue_id: int = of_record("queue_id")
-    broker_name: str = of_record("broker")
-    queue_offset: int = of_record("queue_offset")
-    born_timestamp: int = of_record("born_time_ms")
-    store_timestamp: int = of_record("store_time_ms")
-
-    @property
-    def topic(self) -> str:
-        """That it was sent to, also when it comes from the retry topic."""
-        return first_topic(self.record)
-
-    @property
-    def keys(self) -> str:
-        return " ".join(self.record.keys)
-
-    @property
-    def born_host(self) -> str:
-        return str(self.record.born_host)
-
-    @property
-    def reconsume_times(self) -> int:
-        """Redeliveries by the broker and by this process."""
-        return self.record.reconsume_times + self._attempt - 1
-
-    @property
-    def properties(self) -> dict[str, str]:
-        return dict(self.record.properties)
-
-    def get_user_property(self, name: str) -> str | None:
-        return self.record.properties.get(name)
-
-    def __repr__(self) -> str:
-        return (
-            f"<message {self.msg_id} of {self.topic} queue {self.queue_id} "
-            f"offset {self.queue_offset} {len(self.body)} B>"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """What became of a sent message."""
-
-    send_status: SendStatus
-    msg_id: str
-    offset_msg_id: str
-    message_queue: MessageQueue
-    queue_offset: int
-    recall_handle: str | None = None
-
-    @staticmethod
-    def of(result: CoreSendResult) -> "SendResult":
-        return SendResult(
-            SendStatus(result.status.value),
-            result.message_id,
-            result.offset_message_id,
-            result.queue,
-            result.queue_offset,
-            result.recall_handle,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PullResult:
-    """What a pull brought, and where to go on."""
-
-    pull_status: PullStatus
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
-    msg_found_list: list[MessageExt]
-
-    @staticmethod
-    def of(result: CorePullResult) -> "PullResult":
-        found = [MessageExt(record) for record in result.messages]
-        return PullResult(
-            result.status, result.next_offset, result.offset_min, result.offset_max, found
-        )
-
-
-class SelectMessageQueueByHash:
-    """The queue by the hash of `arg`: a text, or a whole number of 64 bits."""
-
-    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-        del message
-        if isinstance(arg, str):
-            hashed = java_hash(arg)
-        elif not isinstance(arg, int) or not -(2**63) <= arg < 2**63:
-            raise ConfigurationError(
-                f"the selector's argument is {arg!r}.", cure="Use a text or a whole number."
-            )
-        elif -(2**31) <= arg < 2**31:
-            hashed = int(arg)
-        else:
-            hashed = (arg ^ (arg >> 32)) & 0xFFFFFFFF
-            hashed -= (1 << 32) if hashed & 0x80000000 else 0
-        return queues[abs(hashed) % len(queues)]
-
-
-class Client(Generic[T]):
-    """`set_namesrv_addr`, `start`, `shutdown` of every class here, which has an asyncio client on a
-    loop of its own; the second and third argument switch traces on, as in Java: True, and perhaps a
-    topic."""
-
+    @overload
     def __init__(
         self,
         group: str,
+        rpc_hook: AclClientRPCHook | None,
         enable_msg_trace: bool = False,
         customized_trace_topic: str | None = None,
-        *,
+        **options: Unpack[ClientOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        group: str,
+        rpc_hook: AclClientRPCHook | None,
+        strategy: AllocateMessageQueueStrategy,
+        /,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(self, rpc_hook: AclClientRPCHook, /, **options: Unpack[ClientOptions]) -> None: ...
+
+    def __init__(
+        self,
+        group: Any = None,
+        *given: Any,
+        rpc_hook: AclClientRPCHook | None = None,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
         namesrv_addr: str | None = None,
         credentials: tuple[str, str] | None = None,
         tls: Tls | bool | None = None,
     ) -> None:
-        """`namesrv_addr`: `host:port;host:port`; without it NAMESRV_ADDR, or this machine."""
-        self.group = group
-        self._trace = (customized_trace_topic or True) if enable_msg_trace else False
-        self._name_servers = namesrv_addr
-        self._credentials = credentials
-        self._tls = tls
+        """As in Java: a group, a hook that signs, who reads what (of push and lite pull consumers),
+        whether traces are written and to which topic."""
+        arguments = Given(group, *given)
+        self.group = arguments.take(str) or self.group
+        hook = arguments.take(AclClientRPCHook) or rpc_hook
+        if strategy := arguments.take(AllocateMessageQueueStrategy):  # type: ignore[type-abstract]
+            setattr(self, "allocate_message_queue_strategy", strategy)  # noqa: B010 - if it has one
+        traces = arguments.take(bool)
+        self.enable_msg_trace = enable_msg_trace if traces is None else traces
+        topic = None if traces is None else arguments.take(str)
+        self.customized_trace_topic = topic or customized_trace_topic
+        arguments.end(
+            type(self).__name__,
+            "The order is: group, AclClientRPCHook (no other hook is supported), whether to trace, "
+            "a topic for traces. A namespace stands before the names: 'prod%group'.",
+        )
+        self.namesrv_addr = namesrv_addr
+        self.use_tls = tls
+        self._credentials = credentials if hook is None else hook.session_credentials
         self._portal: Portal | None = None
         self._sluice: Sluice | None = None
         self._client: T | None = None
 
+    group = ""
+    namesrv_addr: str | None = None
+    use_tls: Tls | bool | None = None
+    enable_msg_trace = False
+    customized_trace_topic: str | None = None
     instance_name = "DEFAULT"
     """Two broadcasting consumers of one group on one machine need two."""
+    unit_name: str | None = None
+    """Goes to the instance's name, as in Java."""
     offsets_directory: str | None = None
-    set_namesrv_addr = sets("_name_servers")
-    set_instance_name = sets("instance_name")
-    set_use_tls = sets("_tls")
+    set_namesrv_addr = Sets[str | None]()
+    set_use_tls = Sets[Tls | bool | None]()
+    set_enable_trace = Sets[bool]("enable_msg_trace")
+    set_enable_msg_trace = Sets[bool]()
+    set_trace_topic = Sets[str | None]("customized_trace_topic")
+    set_customized_trace_topic = Sets[str | None]()
+    set_instance_name = Sets[str]()
+    set_unit_name = Sets[str | None]()
+    get_namesrv_addr = Gets[str | None]()
+    get_instance_name = Gets[str]()
+
+    _at_any_time: ClassVar[frozenset[str]] = frozenset()
+    """What may be set while it runs."""
+
+    def _check(self, name: str, default: Any, value: Any) -> None:
+        super()._check(name, default, value)
+        if getattr(self, "_client", None) is not None and name not in self._at_any_time:
+            raise ConfigurationError(
+                f"{type(self).__name__} runs: {name} would change nothing.",
+                cure="Set it before start().",
+            )
 
     def set_credentials(self, access_key: str, secret_key: str) -> None:
         """Signs every request."""
         self._credentials = (access_key, secret_key)
+
+    def set_vip_channel_enabled(self, vip_channel_enabled: bool) -> None:
+        """Brokers are asked at their own port, never at the one two below. Raises
+        ConfigurationError for True."""
+        if vip_channel_enabled:
+            raise ConfigurationError(
+                "there is no VIP channel here.",
+                cure="Leave it out: a broker serves the same at both ports.",
+            )
 
     def start(self) -> None:
         """Begins to work; once."""
         if self._portal is not None:
             raise ConfigurationError("this client runs already.", cure="Call start() once.")
         self._portal = Portal(f"sluicemq {self.group}")
+        unit = f"@{self.unit_name}" if self.unit_name else ""
         try:
             self._sluice = self._portal.run(
                 Sluice,
-                self._name_servers,
+                self.namesrv_addr,
                 credentials=self._credentials,
-                trace=self._trace,
-                tls=self._tls,
-                instance=self.instance_name,
+                trace=(self.customized_trace_topic or True) if self.enable_msg_trace else False,
+                tls=self.use_tls,
+                instance=f"{self.instance_name}{unit}",
                 offsets_directory=self.offsets_directory,
             )
             self._client = self._portal.call(self._make(self._sluice))
@@ -344,6 +238,12 @@ class Client(Generic[T]):
         """Calls a method of the asyncio client, and waits."""
         portal, client = self._on_loop()
         return portal.run(method, client, *given, **named)
+
+    def _ask(self, operation: Callable[[Admin], Coroutine[Any, Any, R]]) -> R:
+        """An operation of the asyncio client's admin."""
+        portal, _ = self._on_loop()
+        assert self._sluice is not None
+        return portal.call(operation(self._sluice.admin))
 
     def _on_loop(self) -> tuple[Portal, T]:
         if self._portal is None or self._client is None:
@@ -367,80 +267,241 @@ class Client(Generic[T]):
     def __exit__(self, *error: object) -> None:
         self.shutdown()
 
+    def __repr__(self) -> str:
+        state = "running" if self._portal is not None else "not running"
+        return f"<{type(self).__name__} {self.group} {state}>"
+
+    # --------------------------------------------------------------------------- Java's MQAdmin
+
+    @overload
+    def create_topic(self, topic: str, queue_num: int = 8, /) -> None: ...
+
+    @overload
+    def create_topic(self, key: str, new_topic: str, queue_num: int, /) -> None: ...
+
+    def create_topic(self, key: str, *given: Any) -> None:
+        """Creates a topic on every master. Java's key may stand before it: TBW102, which means just
+        that. Raises ConfigurationError for another key."""
+        arguments = Given(*given)
+        topic = arguments.take(str) or key
+        queue_num = arguments.take(int) or 8
+        if arguments.next is not None or (topic is not key and key != _ANY_TOPIC):
+            raise ConfigurationError(
+                f"create_topic cannot make {topic!r} of {(key, *given)}.",
+                cure="Give the topic and how many queues it has; it is created on every master.",
+            )
+        self._ask(lambda admin: admin.create_topic(topic, queues=queue_num))
+
+    def search_offset(self, mq: Queue, timestamp: int) -> int:
+        """The first offset stored at that time (ms since 1970) or later."""
+        return self._ask(lambda admin: admin.offset_by_time(mq, timestamp))
+
+    def min_offset(self, mq: Queue) -> int:
+        """The first stored offset."""
+        return self._ask(lambda admin: admin.offset_min(mq))
+
+    def max_offset(self, mq: Queue) -> int:
+        """The offset that the next message will get."""
+        return self._ask(lambda admin: admin.offset_max(mq))
+
+    def earliest_msg_store_time(self, mq: Queue) -> int:
+        """When the oldest message there was stored, ms since 1970; -1 when there is none."""
+        return self._ask(lambda admin: admin.earliest_time(mq))
+
+    @overload
+    def view_message(self, offset_msg_id: str, /) -> MessageExt: ...
+
+    @overload
+    def view_message(self, topic: str, msg_id: str, /) -> MessageExt: ...
+
+    def view_message(self, first: str, msg_id: str | None = None) -> MessageExt:
+        """The message with this id: `offset_msg_id`, or `msg_id` of a topic. Raises
+        MessageNotFoundError."""
+        topic, wanted = (None, first) if msg_id is None else (first, msg_id)
+        return MessageExt(self._ask(lambda admin: admin.message_by_id(wanted, topic=topic)))
+
+    def query_message(
+        self, topic: str, key: str, max_num: int, begin: int, end: int
+    ) -> QueryResult:
+        """Up to `max_num` messages with the key, stored from `begin` to `end` (ms since 1970)."""
+        found = self._ask(
+            lambda admin: admin.messages_by_key(
+                topic, key, begin_ms=begin, end_ms=end, count_max=max_num
+            )
+        )
+        return QueryResult([MessageExt(record) for record in found])
+
 
 class DefaultMQProducer(Client[Producer]):
-    """Sends messages. `send` waits; with `callback` it returns at once; a list is a batch."""
+    """Sends messages. Times are milliseconds. The settings hold from the next send on when they
+    are set after start; `compress_msg_body_over_howmuch` has to be set before."""
 
-    send_msg_timeout_ms = 10_000
+    group = "DEFAULT_PRODUCER"
+    send_msg_timeout = 10_000
     retry_times_when_send_failed = 2
     retry_times_when_send_async_failed = 0
     retry_another_broker_when_not_store_ok = False
     compress_msg_body_over_howmuch = 4096
+    set_producer_group = Sets[str]("group")
+    set_send_msg_timeout = Sets[int]()
+    set_retry_times_when_send_failed = Sets[int]()
+    set_retry_times_when_send_async_failed = Sets[int]()
+    set_retry_another_broker_when_not_store_ok = Sets[bool]()
+    set_compress_msg_body_over_howmuch = Sets[int]()
+    get_producer_group = Gets[str]("group")
+    get_send_msg_timeout = Gets[int]()
+    get_retry_times_when_send_failed = Gets[int]()
+    get_retry_times_when_send_async_failed = Gets[int]()
 
-    def __init__(
-        self, producer_group: str = "DEFAULT_PRODUCER", *trace: Any, **options: Any
-    ) -> None:
-        super().__init__(producer_group, *trace, **options)
+    _at_any_time = frozenset({
+        "send_msg_timeout", "retry_times_when_send_failed", "retry_times_when_send_async_failed",
+        "retry_another_broker_when_not_store_ok",
+    })  # fmt: skip
+    _checks: core.TransactionListener | None = None
 
     async def _make(self, sluice: Sluice) -> Producer:
-        return sluice.producer(self.group, **self._options())
+        return sluice.producer(
+            self.group,
+            compress_from_bytes=self.compress_msg_body_over_howmuch,
+            listener=self._checks,
+        )
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "timeout_ms": self.send_msg_timeout_ms,
-            "retries": self.retry_times_when_send_failed,
-            "retries_async": self.retry_times_when_send_async_failed,
-            "retry_unsafe": self.retry_another_broker_when_not_store_ok,
-            "compress_from_bytes": self.compress_msg_body_over_howmuch,
-        }
+    def _tuned(self) -> tuple[Portal, Producer]:
+        """The asyncio producer with the settings of now, and its loop."""
+        portal, producer = self._on_loop()
+        producer.sender.timeout_ms = self.send_msg_timeout
+        producer.sender.retries = self.retry_times_when_send_failed
+        producer.sender.retry_unsafe = self.retry_another_broker_when_not_store_ok
+        return portal, producer
 
-    fetch_publish_message_queues = blocking(Producer.queues)
+    def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
+        return queues_of(self._run(Producer.queues, topic))
 
     def recall_message(self, topic: str, recall_handle: str) -> str:
         """Takes a timed message back; returns its id. The topic stands in the handle as well."""
         return self._run(Producer.recall, recall_handle)
 
+    @overload
     def send(
         self,
-        message: Message | Sequence[Message],
+        message: Sent,
+        timeout: int | None = None,
+        /,
         *,
-        queue: MessageQueue | None = None,
-        selector: Callable[[Sequence[MessageQueue], Message, Any], MessageQueue] | None = None,
+        queue: Queue | None = None,
+        selector: Selector | None = None,
         arg: Any = None,
         timeout_ms: int | None = None,
-    ) -> SendResult:
-        """Sends and waits; for a list (a batch) the result is that of its first message."""
-        options: dict[str, Any] = {"queue": queue, "timeout_ms": timeout_ms}
-        if not isinstance(message, Message):
-            frozen = [one.frozen() for one in message]
-            return SendResult.of(self._run(Producer.send_batch, frozen, **options)[0])
-        if selector is not None:
-            choose = selector
-            options["selector"] = lambda queues, _: choose(queues, message, arg)
-        return SendResult.of(self._run(Producer.send, message.frozen(), **options))
+    ) -> SendResult: ...
 
-    def send_async(
+    @overload
+    def send(self, message: Sent, queue: Queue, timeout: int | None = None, /) -> SendResult: ...
+
+    @overload
+    def send(
+        self, message: Message, selector: Selector, arg: Any, timeout: int | None = None, /
+    ) -> SendResult: ...
+
+    @overload
+    def send(
+        self, message: Sent, callback: SendCallback, timeout: int | None = None, /
+    ) -> None: ...
+
+    @overload
+    def send(
+        self, message: Sent, queue: Queue, callback: SendCallback, timeout: int | None = None, /
+    ) -> None: ...
+
+    @overload
+    def send(
+        self, message: Message, selector: Selector, arg: Any, callback: SendCallback,
+        timeout: int | None = None, /,
+    ) -> None: ...  # fmt: skip
+
+    def send(
+        self,
+        message: Sent,
+        *given: Any,
+        queue: Queue | None = None,
+        selector: Selector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult | None:
+        """Sends and waits. With a callback it returns at once, and calls it later on the client's
+        thread; a message that breaks a rule raises here. For a list (a batch) the result is that of
+        its first message. Times are milliseconds."""
+        arguments = Given(*given)
+        queue = arguments.take(Queue) or queue
+        if _selects(arguments.next):
+            selector, arg = arguments.pair("a selector", "its argument")
+        callback = arguments.take(SendCallback)  # type: ignore[type-abstract]
+        timeout_ms = arguments.take(int) or timeout_ms
+        arguments.end("send", _SENDS)
+        if isinstance(message, Message):
+            sending = self._send_one(message, queue, selector, arg, timeout_ms, callback)
+        else:
+            sending = self._send_batch(message, queue, selector, timeout_ms)
+        if callback is None:
+            return SendResult.of(self._on_loop()[0].call(sending))
+        self._on_loop()[0].submit(sending).add_done_callback(partial(_answer, callback))
+        return None
+
+    def _send_one(
         self,
         message: Message,
-        on_success: Callable[[SendResult], None],
-        on_exception: Callable[[SluiceError], None],
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Returns at once; one of the two is called later, on the client's thread."""
-        portal, producer = self._on_loop()
+        queue: Queue | None,
+        selector: Selector | None,
+        arg: Any,
+        timeout_ms: int | None,
+        callback: SendCallback | None,
+    ) -> Coroutine[Any, Any, CoreSendResult]:
+        portal, producer = self._tuned()
+        frozen = message.frozen()
+        if callback is None:
+            choose = None if selector is None else _chooser(selector, message, arg)
+            return producer.send(frozen, queue=queue, selector=choose, timeout_ms=timeout_ms)
+        if selector is not None:
+            queue = self._choose(selector, message, arg)
+        outgoing = portal.run(producer.sender.ready, frozen)
+        retries = self.retry_times_when_send_async_failed
+        return producer.cluster.run(producer.sender.send(outgoing, queue, timeout_ms, retries))
 
-        def done(result: CoreSendResult | None, error: SluiceError | None) -> None:
-            if result is not None:
-                on_success(SendResult.of(result))
-            elif error is not None:
-                on_exception(error)
+    def _send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: Queue | None,
+        selector: Selector | None,
+        timeout_ms: int | None,
+    ) -> Coroutine[Any, Any, CoreSendResult]:
+        if selector is not None or not all(isinstance(one, Message) for one in messages):
+            raise ConfigurationError(
+                f"send got {messages!r} and the selector {selector!r}.",
+                cure="A batch is a list of Message, and goes to one queue: name it, or none.",
+            )
+        _, producer = self._tuned()
+        frozen = [one.frozen() for one in messages]
+        return _first(producer.send_batch(frozen, queue=queue, timeout_ms=timeout_ms))
 
-        portal.run(producer.send_soon, done, message.frozen(), timeout_ms=timeout_ms)
+    def _choose(self, selector: Selector, message: Message, arg: Any) -> Queue:
+        queues = self._run(Producer.queues, message.topic)
+        return choose_by(_chooser(selector, message, arg), queues, message.frozen())
 
-    def send_oneway(self, message: Message) -> None:
+    @overload
+    def send_oneway(self, message: Message, queue: Queue | None = None, /) -> None: ...
+
+    @overload
+    def send_oneway(self, message: Message, selector: Selector, arg: Any, /) -> None: ...
+
+    def send_oneway(self, message: Message, *given: Any) -> None:
         """Does not wait for the broker: the message may get lost."""
-        self._run(Producer.send_oneway, message.frozen())
+        arguments = Given(*given)
+        queue = arguments.take(Queue)
+        if _selects(arguments.next):
+            selector, arg = arguments.pair("a selector", "its argument")
+            queue = self._choose(selector, message, arg)
+        arguments.end("send_oneway", "After the message: a queue, or a selector and its argument.")
+        self._run(Producer.send_oneway, message.frozen(), queue=queue)
 
     def request(self, message: Message, timeout_ms: int = 3000) -> Message:
         """Sends a request and waits for its reply. Raises RequestTimeoutError."""
@@ -458,19 +519,34 @@ class DefaultMQProducer(Client[Producer]):
         message_id = f"{request.msg_id}R"
         portal.call(self._sluice.cluster.send_reply(request.record, data, message_id))
 
-    def create_topic(self, topic: str, queue_num: int = 8) -> None:
-        """Creates a topic on every master."""
-        portal, _ = self._on_loop()
-        assert self._sluice is not None
-        portal.call(self._sluice.admin.create_topic(topic, queues=queue_num))
+
+_SENDS: Final = (
+    "After the message come, each if it is there: a queue, or a selector and its argument; a "
+    "SendCallback; a time-out in ms."
+)
 
 
-class LocalTransactionState(Enum):
-    """How a local transaction stands, in RocketMQ's spelling."""
+async def _first(results: Awaitable[Sequence[R]]) -> R:
+    return (await results)[0]
 
-    COMMIT_MESSAGE = "commit"
-    ROLLBACK_MESSAGE = "rollback"
-    UNKNOW = "unknown"
+
+def _selects(value: Any) -> bool:
+    return isinstance(value, MessageQueueSelector) or callable(value)
+
+
+def _chooser(selector: Selector, message: Message, arg: Any) -> core_sending.Selector:
+    select = selector.select if isinstance(selector, MessageQueueSelector) else selector
+    return lambda queues, _: select(queues_of(queues), message, arg)
+
+
+def _answer(callback: SendCallback, done: Future[CoreSendResult]) -> None:
+    error = done.exception()
+    if error is None:
+        callback.on_success(SendResult.of(done.result()))
+    elif isinstance(error, SluiceError):
+        callback.on_exception(error)
+    else:
+        raise error
 
 
 _STATES: Final = {
@@ -485,33 +561,24 @@ class TransactionListener(ABC):
     """Runs local transactions and says how they ended; None counts as UNKNOW."""
 
     @abstractmethod
-    def execute_local_transaction(
-        self, message: Message, arg: Any
-    ) -> LocalTransactionState | None: ...
+    def execute_local_transaction(self, msg: Message, arg: Any) -> LocalTransactionState | None:
+        """The half message is stored: do the work it tells of."""
 
     @abstractmethod
-    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionSendResult:
-    """What became of the half message, and how the local transaction ended."""
-
-    send_result: SendResult
-    transaction_id: str
-    local_transaction_state: LocalTransactionState
+    def check_local_transaction(self, msg: MessageExt) -> LocalTransactionState | None:
+        """A broker asks how the work ended."""
 
 
 class _Checks(core.TransactionListener):
     """RocketMQ's listener as the asyncio producer asks it."""
 
-    def __init__(self, listener: TransactionListener) -> None:
+    def __init__(self, listener: TransactionListener, executor: Executor | None) -> None:
         self._listener = listener
+        self._executor = executor
 
     async def check(self, message: StoredMessage) -> TransactionState | None:
-        found = MessageExt(message)
-        state = await asyncio.to_thread(self._listener.check_local_transaction, found)
-        return _state(state)
+        check, loop = self._listener.check_local_transaction, asyncio.get_running_loop()
+        return _state(await loop.run_in_executor(self._executor, check, MessageExt(message)))
 
 
 def _state(state: LocalTransactionState | None) -> TransactionState:
@@ -521,18 +588,19 @@ def _state(state: LocalTransactionState | None) -> TransactionState:
 class TransactionMQProducer(DefaultMQProducer):
     """A producer of messages that become visible when a local transaction commits."""
 
-    _listener: TransactionListener | None = None
-    set_transaction_listener = sets("_listener")
+    transaction_listener: TransactionListener | None = None
+    executor_service: Executor | None = None
+    """Where checks run; None is a pool of this client."""
+    set_transaction_listener = Sets[TransactionListener]()
+    set_executor_service = Sets[Executor | None]()
 
-    def _options(self) -> dict[str, Any]:
-        if self._listener is None:
+    async def _make(self, sluice: Sluice) -> Producer:
+        if not isinstance(self.transaction_listener, TransactionListener):
             raise ConfigurationError(
                 "the producer has no TransactionListener.",
                 cure="Call set_transaction_listener before start.",
             )
-        return {**super()._options(), "listener": _Checks(self._listener)}
-
-    async def _make(self, sluice: Sluice) -> Producer:
+        self._checks = _Checks(self.transaction_listener, self.executor_service)
         producer = await super()._make(sluice)
         with contextlib.suppress(RouteNotFoundError):  # the first send makes it known
             await producer.answer_checks()
@@ -541,24 +609,32 @@ class TransactionMQProducer(DefaultMQProducer):
     def send_message_in_transaction(
         self, message: Message, arg: Any = None
     ) -> TransactionSendResult:
-        """Stores the half message, executes the local transaction, commits or rolls back."""
-        portal, producer = self._on_loop()
-        assert self._listener is not None
+        """Stores the half message, executes the local transaction, commits or rolls back. The
+        property CHECK_IMMUNITY_TIME_IN_SECONDS says when a broker may ask at the earliest."""
+        portal, producer = self._tuned()
+        assert self.transaction_listener is not None
+        frozen, after_s = message.frozen(), message.properties.get(CHECK_IMMUNITY)
+        if after_s is not None:
+            kept = {name: v for name, v in frozen.properties.items() if name != CHECK_IMMUNITY}
+            frozen = replace(frozen, properties=kept)
+        after = None if after_s is None else int(after_s)
 
         async def begin() -> Transaction:
-            return await producer.transaction(message.frozen()).__aenter__()
+            return await producer.transaction(frozen, check_after_s=after).__aenter__()
 
         transaction = portal.call(begin())
         message.transaction_id = transaction.transaction_id
         try:
-            transaction.state = _state(self._listener.execute_local_transaction(message, arg))
+            transaction.state = _state(
+                self.transaction_listener.execute_local_transaction(message, arg)
+            )
         except Exception:  # noqa: BLE001 -- the listener's own code: the broker will ask
             _log.exception("the local transaction %s failed", transaction.transaction_id)
             transaction.unknown()
         portal.call(transaction.__aexit__(None, None, None))
         assert transaction.send_result is not None
-        return TransactionSendResult(
-            SendResult.of(transaction.send_result),
-            transaction.transaction_id,
-            _NAMES[transaction.state],
+        return TransactionSendResult.of(
+            transaction.send_result,
+            transaction_id=transaction.transaction_id,
+            local_transaction_state=_NAMES[transaction.state],
         )

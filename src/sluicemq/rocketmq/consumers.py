@@ -7,10 +7,12 @@ one with `orderly=True`) of the messages, or of the messages and a context:
     consumer.register_message_listener(listener)
 """
 
+import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sluicemq.client.aio.consumer import PushConsumer
@@ -21,32 +23,31 @@ from sluicemq.client.core.consuming import Start
 from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
 from sluicemq.model.subscription import SQL92
-from sluicemq.model.topic import MessageQueue, Strategy
-from sluicemq.rocketmq.clients import (
-    Client,
+from sluicemq.model.topic import MessageQueue as Queue
+from sluicemq.model.topic import Strategy
+from sluicemq.rocketmq.choices import AllocateMessageQueueStrategy
+from sluicemq.rocketmq.clients import Client
+from sluicemq.rocketmq.messages import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
+    ConsumeOrderlyStatus,
     MessageExt,
     MessageModel,
+    MessageQueue,
     MessageSelector,
     PullResult,
-    sets,
+    queues_of,
 )
+from sluicemq.rocketmq.names import Gets, Sets, Strict
 
+T = TypeVar("T")
 G = TypeVar("G", PushConsumer, LitePullConsumer)
 MIB = 1024 * 1024
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
-class ConsumeOrderlyStatus(Enum):
-    """What an orderly listener returns; None counts as success."""
-
-    SUCCESS = 0
-    SUSPEND_CURRENT_QUEUE_A_MOMENT = 1
-
-
 @dataclass(slots=True)
-class ConsumeConcurrentlyContext:
+class ConsumeConcurrentlyContext(Strict):
     """`delay_level_when_next_consume`: 0 the ladder, n a level of the broker, -1 dead letters.
     `ack_index`: after CONSUME_SUCCESS the index of the last message that is done; those behind it
     come again."""
@@ -55,34 +56,44 @@ class ConsumeConcurrentlyContext:
     delay_level_when_next_consume: int = 0
     ack_index: int = 2**31 - 1
 
+    set_delay_level_when_next_consume = Sets[int]()
+    set_ack_index = Sets[int]()
+    get_message_queue = Gets[MessageQueue]()
+
 
 @dataclass(slots=True)
-class ConsumeOrderlyContext:
+class ConsumeOrderlyContext(Strict):
     """`suspend_current_queue_time_millis`: how long the queue rests; -1 as the consumer says."""
 
     message_queue: MessageQueue
     suspend_current_queue_time_millis: int = -1
 
+    set_suspend_current_queue_time_millis = Sets[int]()
+    get_message_queue = Gets[MessageQueue]()
 
-class MessageListenerConcurrently:
+
+class MessageListenerConcurrently(ABC):
     """Messages of a queue in any order, several at a time."""
 
+    @abstractmethod
     def consume_message(
-        self, messages: list[MessageExt], context: ConsumeConcurrentlyContext
+        self, msgs: list[MessageExt], context: ConsumeConcurrentlyContext
     ) -> ConsumeConcurrentlyStatus | None:
-        raise NotImplementedError
+        """Up to `consume_message_batch_max_size` messages of one queue."""
 
 
-class MessageListenerOrderly:
+class MessageListenerOrderly(ABC):
     """Messages of a queue one after the other."""
 
+    @abstractmethod
     def consume_message(
-        self, messages: list[MessageExt], context: ConsumeOrderlyContext
+        self, msgs: list[MessageExt], context: ConsumeOrderlyContext
     ) -> ConsumeOrderlyStatus | None:
-        raise NotImplementedError
+        """Up to `consume_message_batch_max_size` messages of one queue, in their order."""
 
 
 Listener = MessageListenerConcurrently | MessageListenerOrderly | Callable[..., Any]
+_OBJECTS = MessageListenerConcurrently | MessageListenerOrderly
 _AGAIN = frozenset({
     ConsumeConcurrentlyStatus.RECONSUME_LATER, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT,
 })  # fmt: skip
@@ -93,7 +104,7 @@ class Listening:
 
     def __init__(self, listener: Listener, *, orderly: bool) -> None:
         self.is_orderly = orderly or isinstance(listener, MessageListenerOrderly)
-        if isinstance(listener, MessageListenerConcurrently | MessageListenerOrderly):
+        if isinstance(listener, _OBJECTS):
             self._function: Callable[..., Any] = listener.consume_message
         else:
             self._function = listener
@@ -106,7 +117,7 @@ class Listening:
     def __call__(self, messages: list[ReceivedMessage]) -> None:
         """Raises RetryLaterError when the listener wants messages again."""
         kind = ConsumeOrderlyContext if self.is_orderly else ConsumeConcurrentlyContext
-        context = kind(messages[0].queue)
+        context = kind(MessageQueue(*messages[0].queue))
         given = [MessageExt(message.record, message.attempt) for message in messages]
         status = self._function(given, context) if self._takes_context else self._function(given)
         if status in _AGAIN:
@@ -128,29 +139,52 @@ def _later(
     return RetryLaterError(suspend_s=suspend_s)
 
 
-class _GroupClient(Client[G]):
+class _Consumer(Client[T]):
+    """What all consumers have."""
+
+    set_consumer_group = Sets[str]("group")
+    get_consumer_group = Gets[str]("group")
+
+    def fetch_subscribe_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic, sorted. Raises RouteNotFoundError."""
+        return queues_of(self._ask(lambda admin: admin.queues(topic)))
+
+
+class _GroupClient(_Consumer[G]):
     """What push and lite pull consumers share: model, strategy, thresholds, where to begin."""
 
     message_model = MessageModel.CLUSTERING
     """CLUSTERING: the group shares the queues. BROADCASTING: every consumer reads all."""
-    allocate_message_queue_strategy: str | Strategy = "average"
-    """A name, or a function of client id, queues and members."""
+    allocate_message_queue_strategy: str | Strategy | AllocateMessageQueueStrategy = "average"
+    """A name, an object, or a function of client id, queues and members."""
     consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    consume_timestamp_ms = 0
-    """Milliseconds since 1970; 0 is half an hour before the start."""
+    consume_timestamp = ""
+    """As Java writes it, in the time of this machine: "20260131235900"; "" is half an hour before
+    the start."""
     pull_batch_size = 32
     pull_threshold_for_queue = 1000
     pull_threshold_size_for_queue = 100
+    """MiB."""
     pull_threshold_for_topic = -1
     pull_threshold_size_for_topic = -1
     consume_max_span = 2000
-    set_message_model = sets("message_model")
-    set_allocate_message_queue_strategy = sets("allocate_message_queue_strategy")
-    set_consume_from_where = sets("consume_from_where")
+    set_message_model = Sets[MessageModel]()
+    set_allocate_message_queue_strategy = Sets[str | Strategy | AllocateMessageQueueStrategy]()
+    set_consume_from_where = Sets[ConsumeFromWhere]()
+    set_consume_timestamp = Sets[str]()
+    set_pull_batch_size = Sets[int]()
+    set_pull_threshold_for_queue = Sets[int]()
+    set_pull_threshold_size_for_queue = Sets[int]()
+    set_pull_threshold_for_topic = Sets[int]()
+    set_pull_threshold_size_for_topic = Sets[int]()
+    get_message_model = Gets[MessageModel]()
+    get_consume_from_where = Gets[ConsumeFromWhere]()
+    get_consume_timestamp = Gets[str]()
+    get_pull_batch_size = Gets[int]()
 
-    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
-        super().__init__(consumer_group, *trace, **options)
-        self._topics: dict[str, MessageSelector] = {}
+    @functools.cached_property
+    def _topics(self) -> dict[str, MessageSelector]:
+        return {}
 
     def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more."""
@@ -163,14 +197,18 @@ class _GroupClient(Client[G]):
         topic_count, topic_size = self.pull_threshold_for_topic, self.pull_threshold_size_for_topic
         start: Start = "first"
         if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-            half_an_hour_ago = sluice.cluster.clock.now_ms() - _HALF_AN_HOUR_MS
-            start = self.consume_timestamp_ms or half_an_hour_ago
+            start = sluice.cluster.clock.now_ms() - _HALF_AN_HOUR_MS
+            if self.consume_timestamp:
+                start = _time_of(self.consume_timestamp)
         elif self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             start = "last"
+        allocate = self.allocate_message_queue_strategy
+        if isinstance(allocate, AllocateMessageQueueStrategy):
+            allocate = allocate.core(self.group)
         return {
             "start": start,
             "broadcast": self.message_model is MessageModel.BROADCASTING,
-            "allocate": self.allocate_message_queue_strategy,
+            "allocate": allocate,
             "young_from_first": True,
             "pull_count": self.pull_batch_size,
             "span_max": self.consume_max_span,
@@ -190,13 +228,22 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
     fails is logged and dropped.
     """
 
+    consume_thread_min: int | None = None
+    """At most `consume_thread_max`, as in Java; threads are made when they are needed."""
     consume_thread_max = 20
     consume_message_batch_max_size = 1
     max_reconsume_times = -1
     suspend_current_queue_time_millis = 1000
-    set_max_reconsume_times = sets("max_reconsume_times")
-    set_suspend_current_queue_time_millis = sets("suspend_current_queue_time_millis")
-    set_consume_message_batch_max_size = sets("consume_message_batch_max_size")
+    persist_consumer_offset_interval = 5000
+    set_consume_thread_min = Sets[int | None]()
+    set_consume_thread_max = Sets[int]()
+    set_consume_message_batch_max_size = Sets[int]()
+    set_max_reconsume_times = Sets[int]()
+    set_suspend_current_queue_time_millis = Sets[int]()
+    set_persist_consumer_offset_interval = Sets[int]()
+    set_consume_concurrently_max_span = Sets[int]("consume_max_span")
+    get_consume_message_batch_max_size = Gets[int]()
+    get_max_reconsume_times = Gets[int]()
     _listening: Listening | None = None
 
     def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
@@ -210,6 +257,11 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
     def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
         """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
         (and a context) that returns a status."""
+        if isinstance(listener, type) or not (callable(listener) or isinstance(listener, _OBJECTS)):
+            raise ConfigurationError(
+                f"the listener would be {listener!r}.",
+                cure="Give an object of a listener's class, or a function.",
+            )
         self._listening = Listening(listener, orderly=orderly)
 
     def start(self) -> None:
@@ -218,6 +270,13 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
             raise ConfigurationError(
                 "the consumer has no listener, or no topic.",
                 cure="Call subscribe and register_message_listener before start.",
+            )
+        least = 1 if self.consume_thread_min is None else self.consume_thread_min
+        if not 1 <= least <= self.consume_thread_max:
+            raise ConfigurationError(
+                f"consume_thread_min is {self.consume_thread_min}, "
+                f"consume_thread_max is {self.consume_thread_max}.",
+                cure="The first one is 1 or more, the second one is not less.",
             )
         super().start()
 
@@ -232,6 +291,7 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
             max_reconsume_times=None if times_max == -1 else times_max,
             suspend_s=min(max(self.suspend_current_queue_time_millis, 10), 30_000) / 1000,
             batch_max=self.consume_message_batch_max_size,
+            commit_period_s=self.persist_consumer_offset_interval / 1000,
             prefetch_count=self.pull_threshold_for_queue,
             prefetch_bytes=self.pull_threshold_size_for_queue * MIB,
             **self._limits(sluice),
@@ -249,7 +309,12 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
     auto_commit_interval_millis = 5000
     poll_timeout_millis = 5000
     topic_metadata_check_interval_millis = 30_000
-    set_auto_commit = sets("auto_commit")
+    set_auto_commit = Sets[bool]()
+    set_auto_commit_interval_millis = Sets[int]()
+    set_poll_timeout_millis = Sets[int]()
+    set_topic_metadata_check_interval_millis = Sets[int]()
+    set_consume_max_span = Sets[int]()
+    is_auto_commit = Gets[bool]("auto_commit")
 
     def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
         """Before or after start, also with another expression than before; queues are shared with
@@ -276,15 +341,13 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         """Between start and shutdown."""
         return self._portal is not None and self._client is not None
 
-    def assign(
-        self, queues: Sequence[MessageQueue], expression: str | MessageSelector = "*"
-    ) -> None:
+    def assign(self, queues: Sequence[Queue], expression: str | MessageSelector = "*") -> None:
         """Reads exactly these queues."""
         self._run(LitePullConsumer.assign, queues, **_filter(_selector(expression)))
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now."""
-        return self._on_loop()[1].assignment
+        return queues_of(self._on_loop()[1].assignment)
 
     def poll(self, timeout_ms: int | None = None) -> list[MessageExt]:
         """The next messages, [] when none came in time (`poll_timeout_millis`)."""
@@ -293,19 +356,29 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         polled = self._run(poll, wait_ms / 1000, count_max=self.pull_batch_size)
         return [MessageExt(message.record, message.attempt) for message in polled]
 
-    commit = commit_sync = blocking(LitePullConsumer.commit)
+    def commit_sync(self, offsets: Mapping[Queue, int] | None = None, persist: bool = True) -> None:
+        """Everything polled so far, or these offsets; returns when it is stored. Raises
+        ConfigurationError for `persist=False`: brokers keep offsets, or nobody does."""
+        if not persist:
+            raise ConfigurationError("a commit always persists.", cure="Leave persist out.")
+        self._run(LitePullConsumer.commit, offsets)
+
+    commit = commit_sync
     pause = blocking(LitePullConsumer.pause)
     resume = blocking(LitePullConsumer.resume)
     seek = blocking(LitePullConsumer.seek)
     seek_to_begin = blocking(LitePullConsumer.seek_to_begin)
     seek_to_end = blocking(LitePullConsumer.seek_to_end)
-    fetch_message_queues = blocking(LitePullConsumer.queues)
 
-    def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
+    def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic, for `assign`."""
+        return self.fetch_subscribe_message_queues(topic)
+
+    def offset_for_timestamp(self, queue: Queue, timestamp_ms: int) -> int:
         """The first offset stored at that time or later."""
         return self._run(LitePullConsumer.offset_for_time, queue, timestamp_ms)
 
-    def commit_async(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+    def commit_async(self, offsets: Mapping[Queue, int] | None = None) -> None:
         """The same without waiting."""
         portal, consumer = self._on_loop()
         portal.soon(consumer.commit_soon, offsets)
@@ -317,35 +390,35 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         looks every `topic_metadata_check_interval_millis`."""
         portal, consumer = self._on_loop()
         period_s = self.topic_metadata_check_interval_millis / 1000
-        portal.run(consumer.on_queues, topic, listener, period_s=period_s)
 
-    def committed(self, queue: MessageQueue) -> int:
+        def changed(topic: str, queues: list[Queue]) -> None:
+            listener(topic, queues_of(queues))
+
+        portal.run(consumer.on_queues, topic, changed, period_s=period_s)
+
+    def committed(self, queue: Queue) -> int:
         """The committed offset, -1 when there is none."""
         offset = self._run(LitePullConsumer.committed, queue)
         return -1 if offset is None else offset
 
 
-class DefaultMQPullConsumer(Client[PullConsumer]):
+class DefaultMQPullConsumer(_Consumer[PullConsumer]):
     """Raw pulls: the program says queue and offset, and keeps the offsets.
 
     `update_consume_offset` stores an offset for the group at the broker, at once.
     """
 
     broker_suspend_max_time_millis = 20_000
+    set_broker_suspend_max_time_millis = Sets[int]()
 
     async def _make(self, sluice: Sluice) -> PullConsumer:
         return sluice.pull_consumer(self.group)
 
-    fetch_subscribe_message_queues = blocking(PullConsumer.queues)
     update_consume_offset = blocking(PullConsumer.commit)
-
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at that time or later."""
-        return self._run(PullConsumer.offset_for_time, queue, timestamp_ms)
 
     def pull(
         self,
-        queue: MessageQueue,
+        queue: Queue,
         expression: str | MessageSelector,
         offset: int,
         max_nums: int = 32,
@@ -360,7 +433,7 @@ class DefaultMQPullConsumer(Client[PullConsumer]):
 
     def pull_block_if_not_found(
         self,
-        queue: MessageQueue,
+        queue: Queue,
         expression: str | MessageSelector,
         offset: int,
         max_nums: int = 32,
@@ -369,22 +442,24 @@ class DefaultMQPullConsumer(Client[PullConsumer]):
         wait_s = self.broker_suspend_max_time_millis / 1000
         return self.pull(queue, expression, offset, max_nums, wait_s=wait_s)
 
-    def fetch_consume_offset(self, queue: MessageQueue) -> int:
+    def fetch_consume_offset(self, queue: Queue) -> int:
         """What was stored, -1 when there is nothing."""
         offset = self._run(PullConsumer.committed, queue)
         return -1 if offset is None else offset
 
-    def min_offset(self, queue: MessageQueue) -> int:
-        """The first stored offset."""
-        return self._run(PullConsumer.offsets, queue)[0]
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
-        return self._run(PullConsumer.offsets, queue)[1]
-
     def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
         """The group gets the message again, by its retry topic."""
         self._run(PullConsumer.send_back, message.record, delay_level)
+
+
+def _time_of(text: str) -> int:
+    """Milliseconds since 1970. Raises ConfigurationError."""
+    try:
+        return int(datetime.strptime(text, "%Y%m%d%H%M%S").timestamp() * 1000)  # noqa: DTZ007
+    except ValueError:
+        raise ConfigurationError(
+            f"consume_timestamp is {text!r}.", cure='Write it as "20260131235900".'
+        ) from None
 
 
 def _selector(expression: str | MessageSelector) -> MessageSelector:

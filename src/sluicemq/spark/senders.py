@@ -227,7 +227,7 @@ class Sender:
                 if found is None:
                     raise RouteNotFoundError(
                         f"the topic {topic!r} has no queue {queue_id} that can be written to.",
-                        cure=f"It has {sorted(by_id)}.",
+                        cure=f"It has {', '.join(map(str, sorted(by_id))) or 'none'}.",
                     )
             self._queues[place] = found
         return self._queues[place]

@@ -5,6 +5,11 @@ Nothing here is needed where a session exists already.
 """
 
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +24,7 @@ DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
 }
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+TOLD_AFTER_S: Final = 1.0
 LOG_FILE: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -31,10 +37,22 @@ def spark_session(
 ) -> Any:
     """A `SparkSession` on this machine, with `DEFAULTS` and `settings`.
 
-    `log_level` (off, error, warn …): the JVM logs that much, and starts without a word. None:
-    Spark's own log, and its words about it. Where a JVM runs already it makes no difference.
+    `log_level` (off, error, warn …): the JVM logs that much, and starts without a word but ours on
+    a terminal. None: Spark's own log, and its words about it. Where a JVM runs already it makes no
+    difference.
     Raises ConfigurationError when there is no Java (see `jvm.ensure_java`).
     """
+    if log_level is None:
+        return _started(name, master, settings, log_level)
+    # Ctrl-C in the middle of pyspark's own start would leave a JVM behind: it waits for one here.
+    pool = ThreadPoolExecutor(1)
+    with _told():
+        starting = pool.submit(_started, name, master, settings, log_level)
+        pool.shutdown(wait=False)
+        return starting.result()
+
+
+def _started(name: str, master: str, settings: dict[str, str] | None, log_level: str | None) -> Any:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - starts nothing, but takes a second
 
     ensure_java(quiet=log_level is not None)
@@ -49,6 +67,28 @@ def spark_session(
     for key, value in (DEFAULTS | settings).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A dim line on a terminal, gone when Spark is there, when that takes longer than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    line = threading.Timer(TOLD_AFTER_S, _show, ["\x1b[2mstarting Spark…\x1b[0m"])
+    line.daemon = True
+    line.start()
+    try:
+        yield
+    finally:
+        line.cancel()
+        line.join()
+        _show("\r\x1b[K")
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def fresh(frame: Any) -> Any:

@@ -13,13 +13,11 @@ record that stands in several queues) ends the columns before it, and the caller
 alone. So columns can only be too short, never wrong. Tags that are not plain (beyond ASCII, twice,
 delayed messages) are read by the scalar code, row by row.
 
-Units have 20 bytes, and their tag code in the last 8 (big-endian, a 32-bit hash with its sign
-extended). So the low words stand 20 bytes apart, aligned to 4 in a mapped file: `find_codes`
-compares them in the machine's own order with a code whose bytes are swapped. Hits are then checked
-with the high words, which differ only for other kinds of numbers (times of delayed messages). A
-pull takes 32 of the hits of a chunk, and the next one goes on behind them: the hits of a reader's
-chunk are kept for it (`TagHits`), so no unit is looked at twice. Messages that were sent in batches
-lie side by side in the log: a bulk read takes such runs whole (`runs_of`).
+Units have 20 bytes, and their tag code in the last 8 (big-endian). `find_codes` compares those in
+the machine's own order with a code whose bytes are swapped. A pull takes 32 of the hits of a chunk,
+and the next one goes on behind them: the hits of a reader's chunk are kept for it (`TagHits`), so
+no unit is looked at twice. Messages that were sent in batches lie side by side in the log: a bulk
+read takes such runs whole (`runs_of`).
 
 NumPy is imported with this module, and this module when there is much to read: an idle broker does
 without.
@@ -45,6 +43,7 @@ from sluicemq.record.layout import (
     NAME_END,
     RECORD_BEGIN,
     RECORD_BYTES_MIN,
+    UNIT,
     VALUE_END,
 )
 from sluicemq.record.table import (
@@ -74,8 +73,7 @@ _DISPATCH: Final = np.uint64(int.from_bytes(b"DISPATCH"))
 _TAG_BYTES_MAX: Final = 40
 """Longer ones are hashed singly."""
 _WHOLE_UNIT: Final = np.dtype(f"V{UNIT_BYTES}")
-_LOW_WORD: Final = 16
-_HIGH_WORD: Final = 12
+_CODE_AT: Final = UNIT.at("code")
 
 
 # --- records
@@ -286,32 +284,20 @@ def find_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
     count = len(units) // UNIT_BYTES
     if not count or not codes:
         return np.empty(0, np.intp)
-    low = _words(units, count, _LOW_WORD)
+    # As they lie there, without copying, 20 bytes apart.
+    found = np.ndarray((count,), np.int64, buffer=units, offset=_CODE_AT, strides=(UNIT_BYTES,))
     first, *others = map(_as_stored, codes)
-    hits = low == first
+    hits = found == first
     for code in others:
-        np.logical_or(hits, low == code, out=hits)
-    indices = np.flatnonzero(hits)
-    if not len(indices):
-        return indices
-    # The sign extension: all ones for a negative hash, all zeros for another.
-    high = _words(units, count, _HIGH_WORD)[indices]
-    negative = (low[indices] & _SIGN) != 0
-    found: NDArray[np.intp] = indices[high == np.where(negative, 0xFFFFFFFF, 0)]
-    return found
+        np.logical_or(hits, found == code, out=hits)
+    return np.flatnonzero(hits)
 
 
-def _words(units: Units, count: int, offset: int) -> NDArray[np.uint32]:
-    """One 32-bit word of each unit, as it lies there, without copying."""
-    return np.ndarray((count,), np.uint32, buffer=units, offset=offset, strides=(UNIT_BYTES,))
-
-
-def _as_stored(code: int) -> int:
-    """The low word of a code as this machine reads it from big-endian bytes."""
-    return int.from_bytes((code & 0xFFFFFFFF).to_bytes(4, "big"), sys.byteorder)
-
-
-_SIGN: Final = _as_stored(0x80000000)
+def _as_stored(code: int) -> np.int64:
+    """A code as this machine reads it from big-endian bytes."""
+    return np.int64(
+        int.from_bytes(code.to_bytes(8, "big", signed=True), sys.byteorder, signed=True)
+    )
 
 
 class Hits(NamedTuple):

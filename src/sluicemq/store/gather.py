@@ -38,13 +38,22 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from sluicemq import engine
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.subscription import MessageFilter
-from sluicemq.record.layout import MAGICS, RECORD_BYTES_MIN, RECORD_HEAD
+from sluicemq.record.layout import (
+    CRC_MASK,
+    HOST_BITS,
+    MAGIC_V1,
+    MAGICS,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD,
+)
 from sluicemq.store.log import LOST_CODE, CommitLog, explain, records_from
 from sluicemq.store.queues import (
     BLANK_SIZE,
@@ -57,6 +66,7 @@ from sluicemq.store.queues import (
     Unit,
     Units,
 )
+from sluicemq.store.segments import Segment
 
 PULL_SPAN_MAX: Final = 2000
 """How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as
@@ -83,11 +93,55 @@ COLUMNS_MIN: Final = 256
 MEND_BYTES_MAX: Final = 16 << 20
 """So much of the log is searched for the message of a wrong unit."""
 _HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
+_unpack_whole: Final = RECORD_HEAD.only(
+    "size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag",
+    "store_time", "body_length",
+).unpack_from  # fmt: skip
 _NOTHING: Final = memoryview(b"")
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
-_SEVERAL: Final = [struct.Struct(">" + count * "qi8x").unpack for count in range(1, 65)]
-"""Positions and sizes of so many units in turn."""
+
+
+def are_whole(
+    units: Units, offsets: Sequence[int], segment: Segment, queue: Queue, lost_code: int
+) -> bool:
+    """Are the records of the units, which stand at these offsets of the queue, all common ones,
+    whole, and in one file of the log? False where each has to be looked at. HOT; as the compiled
+    engine has it."""
+    view, base, topic, queue_id = segment.view(), segment.base, queue.topic_part, queue.queue_id
+    room = base + len(view) - RECORD_BYTES_MIN
+    for (position, size, code), offset in zip(_unpack_units(units), offsets, strict=True):
+        if code == lost_code or not base <= position <= room or size < RECORD_BYTES_MIN:
+            return False
+        at = position - base
+        length, magic, crc, number, at_offset, place, flags, time_ms, body_length = _unpack_whole(
+            view, at
+        )
+        begin = at + RECORD_HEAD.size
+        end = begin + body_length
+        behind = bytes(view[end : at + size])
+        properties = len(topic) + 2
+        if (
+            (length, magic, number, at_offset) != (size, MAGIC_V1, queue_id, offset)
+            or place != position
+            or flags & HOST_BITS
+            or not time_ms
+            or not 0 <= body_length <= size - RECORD_BYTES_MIN
+            or crc32(view[begin:end]) & CRC_MASK != crc
+            or at + size > len(view)
+            or not behind.startswith(topic)
+            or int.from_bytes(behind[properties - 2 : properties], "big")
+            != len(behind) - properties
+            or b"\0" in behind[properties:]
+        ):
+            return False
+    return True
+
+
+@cache
+def _several(count: int) -> Callable[[Units], tuple[int, ...]]:
+    """Reads positions and sizes of so many units in turn."""
+    return struct.Struct(">" + count * "qi8x").unpack
 
 
 class Soundness:
@@ -128,12 +182,10 @@ class Soundness:
         Raises StoreDamagedError when the whole queue is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
-        is_quick = is_whole and segment is not None and not self._log.requires_checksum
-        if (
-            is_quick and engine.pulls is not None
-            and engine.pulls.are_whole(units, offsets, segment, queue, LOST_CODE)
-        ):  # fmt: skip
-            return units
+        if is_whole and segment is not None and not self._log.requires_checksum:
+            look = are_whole if engine.pulls is None else engine.pulls.are_whole
+            if look(units, offsets, segment, queue, LOST_CODE):
+                return units
         suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
         if not is_whole and segment is not None and len(suspects) >= COLUMNS_MIN:
             from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy: bulk reads
@@ -377,7 +429,7 @@ class Gather:
         """All of a few units, when nothing stands in the way: they have room, one file of the log
         holds them, none is blank. 0 when something does, and nothing has changed then. HOT."""
         count, room = len(units) // UNIT_BYTES, self.bytes_max - self.size_bytes
-        if not 0 < count <= self.room or count > len(_SEVERAL):
+        if not 0 < count <= self.room:
             return 0
         first = _first_position(units)[0]
         if not self._base <= first < self._limit:
@@ -386,7 +438,7 @@ class Gather:
                 return 0
             self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         view, base = self._view, self._base
-        numbers = _SEVERAL[count - 1](units)
+        numbers = _several(count)(units)
         starts, sizes = numbers[::2], numbers[1::2]
         size, end = sum(sizes), starts[-1] + sizes[-1]
         if max(sizes) == BLANK_SIZE or size > room or end > self._limit:

@@ -16,6 +16,8 @@ match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB
 of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
+Only who asks for more than 32 gets up to 256 from memory, in the same 256 KiB: a pull costs a round
+trip however little it brings, and Java's consumers ask for 32.
 With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
 match it has not consumed: a pull names the offset up to which everything is consumed.
 """
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
+from sluicemq.config.settings import PULL_COUNT
 from sluicemq.files import memory_bytes
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
@@ -139,6 +142,9 @@ class LogReader:
         self._judged = JudgedRecords()
         self._by_key = queues.by_key
         self.config = config
+        few = config.max_transfer_count_memory
+        self.near_max = (few, config.pull_count_max or few)
+        """Messages of an answer from memory: to who asks for PULL_COUNT, to who asks for more."""
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
@@ -199,7 +205,7 @@ class LogReader:
             # Usually all of it is near: no look-up then.
             unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
-                count_max = min(count_max, config.max_transfer_count_memory)
+                count_max = min(count_max, self.near_max[count_max > PULL_COUNT])
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
@@ -356,6 +362,11 @@ class LogReader:
         if not hasattr(type(message_filter), "vectorised"):
             return None  # the instance's is asked only with columns: it may have to be compiled
         return self.columns.ready_for(queue.topic)
+
+    def scan_known(self, message_filter: MessageFilter) -> "ColumnScan | None":
+        """Where verdicts of a filter by columns are found again; None where there are none."""
+        has_columns = hasattr(type(message_filter), "vectorised") and not self._has_extension
+        return self.columns.scan if has_columns and self.columns is not None else None
 
     def selector(self, message_filter: MessageFilter) -> Select:
         """How a filter chooses among units: by their codes, or by the records."""

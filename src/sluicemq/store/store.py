@@ -147,7 +147,7 @@ class Store:
         """What the next mark says, and the queues that have to be written before."""
         self.is_flushing = False
         """Whether another `tick` would write more of them."""
-        self._checkpoint_end = self.recovered.end
+        self._checkpoint_end = self._seen_end = self.recovered.end
         self._marked: tuple[int, ...] | None = None
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
@@ -437,6 +437,8 @@ class Store:
         """
         now, config = self._clock.monotonic_s(), self._config
         self.keys.tick(self.writer.last_time_ms)
+        end, self._seen_end = self._seen_end, self._log.records_end
+        is_quiet = end == self._seen_end
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
             if len(self._queues.dirty) <= SYNC_EACH_MAX:  # else those that are long are written
@@ -447,10 +449,11 @@ class Store:
             except OSError as error:  # it is made when it is needed
                 logger.warning("the next file of the log cannot be made yet: %s", error)
         files = len(self._queues.unsynced) + len(self._queues.dirty)
-        # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely.
+        # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely, unless
+        # there is nobody.
         interval_ms = (
             config.consume_queue_flush_thorough_interval_ms
-            if config.flush_sync or files > SYNC_EACH_MAX
+            if not is_quiet and (config.flush_sync or files > SYNC_EACH_MAX)
             else config.flush_thorough_interval_ms
         )
         grown = self._log.records_end - self._checkpoint_end
@@ -656,7 +659,8 @@ class Store:
         self._checkpoint_now()
 
     def close(self) -> None:
-        """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked.
+        """Everything to disk, a mark, no `abort`, unlocked. Raises StoreError or OSError after a
+        disk error, before or now: then only unlocked.
 
         Without room for the queues the log is safe all the same, and the next start adds the rest.
         """
@@ -664,22 +668,22 @@ class Store:
             return
         self._is_closed = True
         try:
-            if self._log.failure is None:
-                self.commit()
-                if (end := self._log.records_end) < self._log.written_offset:
-                    # Of what a master wrote, the beginning of a record goes: it is sent again.
-                    for found in sweep_records(self._log, end, self._log.written_offset):
-                        end = found.end
-                    self._log.cut(min(self._log.skip_blank(end), self._log.written_offset))
-                self.keys.finish(self.writer.last_time_ms)
-                self._flush(list(self._queues.dirty))
-                self._log.sync()
+            self._log.check()
+            self.commit()
+            if (end := self._log.records_end) < self._log.written_offset:
+                # Of what a master wrote, the beginning of a record goes: it is sent again.
+                for found in sweep_records(self._log, end, self._log.written_offset):
+                    end = found.end
+                self._log.cut(min(self._log.skip_blank(end), self._log.written_offset))
+            self.keys.finish(self.writer.last_time_ms)
+            self._flush(list(self._queues.dirty))
+            self._log.sync()
+            self._make_checkpoint()
+            if not self._queues.dirty:  # else the next start looks at everything
+                self._request_checkpoint(self._state())
                 self._make_checkpoint()
-                if not self._queues.dirty:  # else the next start looks at everything
-                    self._request_checkpoint(self._state())
-                    self._make_checkpoint()
-                    if self._marked is not None:
-                        remove_abort(self._files, self._abort_path)
+                if self._marked is not None:
+                    remove_abort(self._files, self._abort_path)
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)
             raise

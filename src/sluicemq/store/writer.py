@@ -36,6 +36,7 @@ from sluicemq.record.layout import (
     MAGIC_V2,
     PROPERTIES_BYTES_MAX,
     RECORD_HEAD,
+    Layout,
 )
 from sluicemq.store.index.index import KnownKeys
 from sluicemq.store.log import BLANK_BYTES, ZEROS_NEVER_STORED, CommitLog
@@ -52,6 +53,13 @@ _UNCOMMON: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HOSTS_IPV4: Final = 2 * HOST_BYTES_IPV4
 _CODE_BYTES: Final = 8
 _pack_head: Final = RECORD_HEAD.struct.pack
+_COMMON: Final = RECORD_HEAD.part("sys_flag", "prepared_offset")
+_pack_common: Final = _COMMON.struct.pack
+_pack_own: Final = Layout(
+    *RECORD_HEAD.part("size", "physical_offset").fields, ("common", f"V{_COMMON.size}"),
+    ("body_length", "i4"),
+).struct.pack  # fmt: skip
+"""The head of a record again, what all messages of a batch have in common in one piece."""
 _pack_length: Final = struct.Struct(">h").pack
 _pack_unit: Final = UNIT.pack
 _crc32: Final = zlib.crc32
@@ -222,15 +230,16 @@ class Writer(TurnState):
         positions: list[int] = []
         add = records.extend
         try:
+            common = _pack_common(sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0)
             for flag, body, properties, tag_code in parts:
                 body_bytes = len(body)
                 properties_bytes = len(properties)
                 if properties_bytes > PROPERTIES_BYTES_MAX or b"\0" in properties:
                     self._check(body_bytes, properties)
                 size = fixed_bytes + body_bytes + properties_bytes
-                head = _pack_head(
-                    size, magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
-                    sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0, body_bytes,
+                head = _pack_own(
+                    size, magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position, common,
+                    body_bytes,
                 )  # fmt: skip
                 add((head, body, topic_part, _pack_length(properties_bytes), properties))
                 units.append(_pack_unit(position, size, tag_code))

@@ -17,14 +17,15 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 
 from sluicemq.broker.server import SWEEP_S, Broker
-from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.aio.sluice import ClientOptions, Sluice
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.hints import helpful, hinting
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.network import SOCKETS, MemoryNetwork, Network
 from sluicemq.testing.files import CrashableFiles
@@ -106,10 +107,11 @@ class InlineExecutor(Executor):
         return future
 
 
+@helpful
 class EmbeddedSluice(Sluice):
     """A client of an embedded cluster; `servers` is the cluster, `clock` its time."""
 
-    def __init__(self, servers: "Servers", **options: Any) -> None:
+    def __init__(self, servers: "Servers", **options: Unpack[ClientOptions]) -> None:
         super().__init__(
             servers.name_server_address,
             clock=servers.clock,
@@ -132,6 +134,7 @@ class EmbeddedSluice(Sluice):
         return clock
 
 
+@helpful
 class Servers:
     """A name server and brokers by name, to be stopped and started in a test."""
 
@@ -148,7 +151,7 @@ class Servers:
         each broker has one beside it."""
         self.clock = clock
         self.network = network
-        self.settings = dict(settings or {})
+        self.settings: dict[str, str] = dict(settings or {})
         self.brokers: dict[str, Broker] = {}
         self.files: dict[str, Files] = {}
         """What each broker's files lie in; survives the broker."""
@@ -268,7 +271,7 @@ class Servers:
         await self.stop_broker(name)
         return await self.start_broker(name, **settings)
 
-    def client(self, **options: Any) -> EmbeddedSluice:
+    def client(self, **options: Unpack[ClientOptions]) -> EmbeddedSluice:
         """Another client (the arguments of `Sluice`), closed with the cluster at the latest."""
         client = EmbeddedSluice(self, **options)
         self._clients.append(client)
@@ -293,6 +296,7 @@ class Servers:
         return self.files[name]
 
 
+@hinting
 @contextlib.asynccontextmanager
 async def embedded(
     *,
@@ -301,7 +305,7 @@ async def embedded(
     proxy: bool = False,
     store: str | Path | None = None,
     settings: Mapping[str, str] | None = None,
-    **client: Any,
+    **client: Unpack[ClientOptions],
 ) -> AsyncIterator[EmbeddedSluice]:
     """A name server, a broker and a client of them, for the time of the block.
 
@@ -312,6 +316,10 @@ async def embedded(
     Raises ConfigurationError for unknown keys, for a clock in a loop that is not asyncio's, and for
     a proxy that nobody can reach or that lacks its package.
     """
+    if clock is not None and not isinstance(clock, VirtualClock):
+        raise ConfigurationError(
+            f"the clock is {clock!r:.60}.", cure="Give a VirtualClock(), or None for real time."
+        )
     if proxy and not tcp:
         raise ConfigurationError(
             "clients of gRPC reach a proxy by TCP alone.",

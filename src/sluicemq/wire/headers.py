@@ -139,7 +139,7 @@ PULL_LITE = 0x10
 
 @request(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)
 class PullMessageRequest:
-    """`bulk` is SluiceMQ's own: megabytes, not messages."""
+    """Our own are `bulk` (megabytes, not messages) and `any_span` (matches however far apart)."""
 
     group: str = text("consumerGroup")
     topic: str = text("topic")
@@ -157,6 +157,7 @@ class PullMessageRequest:
     proxy_forward_client_id: str | None = text("proxyFrowardClientId", default=None)
     broker: str | None = text("bname", default=None)
     bulk: bool | None = boolean("sluiceBulk", default=None)
+    any_span: bool | None = boolean("sluiceAnySpan", default=None)
 
 
 @answer(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)
@@ -326,8 +327,7 @@ class TopicRequest:
 
 @request(Code.GET_ALL_TOPIC_CONFIG)
 class GetAllTopicsRequest:
-    """The paging fields are newer than 5.3.3 and optional (spec/admin.md §1); an answer
-    without its field is complete."""
+    """The paging fields are newer (spec/admin.md §1); an answer without its field is complete."""
 
     topic_sequence: int | None = int32("topicSeq", default=None)
     topic_count_max: int | None = int32("maxTopicNum", default=None)

@@ -191,8 +191,8 @@ def test_the_cluster_is_shown(sluice, cluster):
         (["group", "show", "nosuch"], 1, "no broker knows the group 'nosuch'"),
         (["cluster", "show", "nosuch"], 1, "The name server knows: broker-a"),
         (["consume", "t", "--where", "n > 'x'"], 1, "character 5"),
-        (["consume", "t", "--from", "yesterday"], 1, "2013-01-01T00:00"),
-        (["produce", "t", "x", "-p", "novalue"], 1, "NAME=VALUE"),
+        (["consume", "t", "--from", "yesterday"], 2, "2013-01-01T00:00"),
+        (["produce", "t", "x", "-p", "novalue"], 2, "NAME=VALUE"),
         (["produce", "t", "x", "--tag", "a|b"], 1, "contains '|'"),
         (["produce", "t", "x", "--access-key", "only"], 1, "SLUICE_SECRET_KEY"),
         (["produce", "t"], 2, "Give BODY"),
@@ -274,7 +274,7 @@ def test_what_cannot_be_found_is_said_with_its_cure(sluice):
     result = sluice("message", "query", "-t", "t", "-k", "two words")
     assert (result.exit_code, "separated by spaces" in result.stderr) == (1, True)
     result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "soon")
-    assert (result.exit_code, "--begin 'soon' is no time" in result.stderr) == (1, True)
+    assert (result.exit_code, "--begin 'soon' is no time" in result.stderr) == (2, True)
     result = sluice("message", "query", "-t", "nowhere", "-k", "k")
     assert (result.exit_code, "nowhere" in result.stderr) == (1, True)
     result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "9", "--end", "8")

@@ -151,5 +151,5 @@ def test_wrong_usage_is_said_before_spark_starts() -> None:
     from sluicemq.cli import main
 
     done = CliRunner().invoke(main, ["sql", "select 1", "--format", "parquet"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "--output" in done.output

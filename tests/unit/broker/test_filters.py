@@ -193,3 +193,16 @@ def test_the_shape_of_the_bitmap_is_rocketmqs() -> None:
 )
 def test_murmur_hashes_are_the_published_ones(text: str, code: int) -> None:
     assert murmur3_64(text.encode()) == code
+
+
+def test_columns_are_made_of_a_topic_from_a_heartbeat_with_sql92_on(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    heartbeat(client, T=None)
+    assert not broker.store.columns.is_wanted
+    heartbeat(client, T=("a > 1", 2))
+    assert broker.store.columns.is_wanted
+    broker = restarted(broker)
+    assert not broker.store.columns.is_wanted  # its consumers may not come back
+    heartbeat(broker.connect(), T=("a > 1", 2))
+    assert broker.store.columns.is_wanted

@@ -1,5 +1,7 @@
 """A heartbeat that comes again costs a look, and does what a first one would: nothing more."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -7,9 +9,10 @@ from hypothesis import given
 from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.broker.consume import heartbeat
 from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
-from sluicemq.wire.frames import Command
+from sluicemq.wire.frames import Command, encode
 
 SAID = [
     (("T", "A", TAG),), (("T", "B", TAG),), (("T", "n > 1", SQL92),),
@@ -142,3 +145,46 @@ def test_the_second_one_is_known_and_counts(
         assert (answer.code, answer.fields) == (0, settled.fields)
         assert not broker.core.consumers.expire(120_000)
         assert not broker.core.producers.expire(120_000)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_quick"),
+    [({}, True), ({"flag": 2}, False), ({"fields": {"a": "b"}}, False), ({"version": 1}, False)],
+)
+def test_the_quick_way_answers_the_same_and_takes_nothing_else(
+    broker: SteppedBroker, client: SteppedClient, said: dict[str, Any], is_quick: bool
+) -> None:
+    beat = Heartbeat("c", ("P",), (ConsumerData("G", subscriptions=(Subscription("T"),)),), 7)
+    body = bodies.encode_heartbeat(beat)
+    for _ in range(2):  # the group is made by the first one
+        client.call(34, {}, body)
+    taken: list[bool] = []
+    quick, seen = broker.dispatcher.quick, []
+
+    def watched(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        taken.append(known(header, body, peer))
+        return taken[-1]
+
+    known = quick[34]
+    for quick[34] in (watched, lambda *_: False):
+        client.log.clear()
+        command = Command(34, said.get("fields", {}), body, 77)
+        command.flag, command.version = said.get("flag", 0), said.get("version", 479)
+        client.feed(command)
+        seen.append([encode(it) for it in client.log])
+    assert taken == [is_quick]
+    assert seen[0] == seen[1]
+
+
+def test_a_heartbeat_of_many_groups_waits_for_its_turn(
+    client: SteppedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = tuple(ConsumerData(f"G{number}") for number in range(heartbeat.QUICK_GROUPS_MAX + 1))
+    body = bodies.encode_heartbeat(Heartbeat("c", (), groups, 7))
+    for _ in range(2):
+        client.call(34, {}, body)
+    monkeypatch.setattr(heartbeat.Heartbeats, "_take_in", None)
+    written = client.writes
+    client.feed(client.request(34, {}, body))
+    assert client.log[-1].code == 0
+    assert client.writes == written, "the quick way writes by itself"

@@ -142,17 +142,27 @@ def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_a_port_in_use_is_a_warning(
+def test_in_the_place_of_a_port_in_use_a_free_one_is_taken_and_said(
     broker: SteppedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         caplog.set_level(logging.WARNING)
-        assert serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=port)) is None
-    assert str(port) in caplog.text
-    assert "metricsPromExporterPort" in caplog.text
+        opened = serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=port))
+    assert opened is not None
+    found, close = opened
+    close()
+    assert found not in (0, port)
+    assert f"port {port} is taken: metrics at the free port {found}. " in caplog.text
+    assert "--metrics-port" in caplog.text
+
+
+def test_without_an_address_of_this_machine_there_are_no_metrics(
+    broker: SteppedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = BrokerConfig(metrics_host="192.0.2.1", metrics_port=0)
+    assert serve(BrokerCollector(lambda: broker.core), config) is None
+    assert "no metrics: port 0 cannot be had" in caplog.text
 
 
 def test_rates_are_differences_of_samples() -> None:

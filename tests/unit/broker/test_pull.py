@@ -1,7 +1,9 @@
 """Pulls: the order of checks, what the store's answer becomes, filters, waiting, bulk."""
 
 import dataclasses
+from typing import Any
 
+import orjson
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
@@ -11,7 +13,7 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
-from sluicemq.wire.frames import Command
+from sluicemq.wire.frames import Command, encode
 
 OK, NO_PERMISSION, NO_TOPIC, NOT_FOUND, RETRY, MOVED = 0, 16, 17, 19, 20, 21
 PARSE_FAILED, NO_SUBSCRIPTION, NOT_LATEST, NO_GROUP, NO_FILTER, INVALID = 23, 24, 25, 26, 27, 29
@@ -80,9 +82,56 @@ def test_361_is_a_pull_too(client: SteppedClient) -> None:
     assert client.call(361, pull_fields(sysFlag=0x14)).code == OK
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_taken"),
+    [
+        ({}, True),
+        ({"maxMsgNums": 3, "offset": 7}, True),
+        ({"subscription": "B"}, True),
+        ({"subscription": "nobody"}, True),
+        ({"subscription": "n > 3", "expressionType": SQL92}, False),
+        ({"sysFlag": 0x5, "commitOffset": 2}, True),
+        ({"offset": 40}, False),
+        ({"offset": -1}, False),
+        ({"queueId": 1}, False),
+        ({"topic": "missing"}, False),
+        ({"consumerGroup": "new"}, False),
+        ({"sysFlag": 0}, False),
+        ({"queueOffset": "x"}, False),
+        ({"sluiceBulk": "true"}, False),
+    ],
+)
+def test_the_quick_way_answers_as_the_usual_one(
+    broker: SteppedBroker, client: SteppedClient, changed: dict[str, Any], is_taken: bool
+) -> None:
+    fill(client, 40, tags="AB")
+    core, usual = broker.core, broker.dispatcher.handlers[11]
+    client.call(11, pull_fields(maxMsgNums=1))  # makes the group
+    command = client.request(11, pull_fields(**changed))
+    delivered, sums = core.delivered["T", "G"], []
+
+    def counts() -> list[int]:
+        return [delivered.messages_out, delivered.bytes_out, delivered.filtered, core.pull.found]
+
+    client.log.clear()
+    begin = counts()
+    assert core.pull.pull_quick(orjson.loads(encode(command)[8:]), b"", client.peer) == is_taken
+    sums.append([now - before for now, before in zip(counts(), begin, strict=True)])
+    kept = dict(delivered.pulled), core.offsets.snapshot()
+    if not is_taken:
+        assert (client.log, sums) == ([], [[0, 0, 0, 0]])
+        return
+    begin = counts()
+    answer = usual(command, client.peer)
+    sums.append([now - before for now, before in zip(counts(), begin, strict=True)])
+    assert encode(client.log[0]) == answer
+    assert sums[0] == sums[1]
+    assert kept == (delivered.pulled, core.offsets.snapshot())
+
+
 def test_an_ordinary_pull_is_limited_to_32_messages_and_256_kib(client: SteppedClient) -> None:
     fill(client, 40)
-    assert len(numbers(client.call(11, pull_fields(maxMsgNums=1000)))) == 32
+    assert len(numbers(client.call(11, pull_fields(maxMsgNums=32)))) == 32
     fill(client, 8, body=bytes(60_000))
     assert len(numbers(client.call(11, pull_fields(offset=40)))) == 4
 
@@ -94,7 +143,7 @@ def test_a_bulk_pull_has_the_limit_that_it_asks_for(client: SteppedClient) -> No
     some = client.call(11, many | {"maxMsgBytes": 65_536})
     assert 40 < len(numbers(some)) < 65
     assert len(some.body) <= 65_536
-    assert len(numbers(client.call(11, many | {"sluiceBulk": "false"}))) == 32
+    assert len(numbers(client.call(11, many | {"sluiceBulk": "false", "maxMsgNums": 32}))) == 32
 
 
 @pytest.mark.parametrize("takes_pieces", [False, True])

@@ -4,10 +4,13 @@ import json
 import logging
 import subprocess
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sluicemq.cli import main
 from sluicemq.cli.servers.logs import JsonLines, LogConfig, log_options_of, of_logback
 from sluicemq.errors import ConfigurationError
 
@@ -60,7 +63,7 @@ def test_a_record_is_one_object_whatever_is_in_it() -> None:
 def test_processes_below_log_alike_to_a_file_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = logging.FileHandler(tmp_path / "up.log")
+    handler = RotatingFileHandler(tmp_path / "up.log", maxBytes=2000, backupCount=3)
     handler.setFormatter(JsonLines())
     root = logging.RootLogger(logging.WARNING)
     root.addHandler(handler)
@@ -68,7 +71,7 @@ def test_processes_below_log_alike_to_a_file_of_their_own(
     monkeypatch.setattr(logging.Logger, "root", root)
     assert log_options_of("broker-a") == [
         "--log-level", "warning", "--log-format", "json", "--log-file",
-        f"{tmp_path}/up.log.broker-a",
+        f"{tmp_path}/up.log.broker-a", "--log-size", "2000", "--log-kept", "3",
     ]  # fmt: skip
     handler.close()
 
@@ -86,3 +89,22 @@ def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert json.loads(path.read_text().splitlines()[-1])["message"] == "line 199"
     assert all(it.stat().st_size <= 2000 for it in path.parent.iterdir())
+
+
+def test_a_server_that_does_not_start_says_why_in_its_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "broker.log"
+    options = ["--log-file", str(path), "--log-format", "json", "--log-size", "1MB"]
+    told = subprocess.run(
+        [sys.executable, "-m", "sluicemq", "broker", "-c", "/nonexistent/b.conf", *options],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert told.returncode == 1
+    said = json.loads(path.read_text())
+    assert (said["level"], told.stderr) == ("error", f"sluice: {said['message']}\n")
+
+
+@pytest.mark.parametrize("size", ["", "0", "12 parsecs"])
+def test_a_size_that_is_none_is_wrong_usage(size: str) -> None:
+    told = CliRunner().invoke(main, ["broker", "--log-size", size])
+    assert told.exit_code == 2
+    assert "write 64MB, 1GB or a number of bytes." in told.output

@@ -1,7 +1,9 @@
 """The group of commands: names without imports, errors as sentences."""
 
+import ast
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +20,15 @@ from sluicemq.config import BrokerConfig, StoreConfig
 SOURCE = Path(__file__).parents[3] / "src"
 
 
+HEAVY = {"asyncio", "logging", "numpy", "orjson", "prometheus_client", "pyarrow", "pyspark", "rich",
+         "ssl", "uvloop", "yaml"}  # fmt: skip
+
+
 def test_help_lists_every_command_and_imports_none() -> None:
     code = (
         "import sys\nfrom sluicemq.cli import main\n"
         "try: main(['--help'])\n"
-        "except SystemExit: print(sorted(m for m in sys.modules if 'sluicemq.cli.' in m))"
+        "except SystemExit: print(sorted(sys.modules))"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30,
@@ -31,7 +37,59 @@ def test_help_lists_every_command_and_imports_none() -> None:
     for name, entry in COMMANDS.items():
         assert f"  {name} " in found.stdout
         assert entry.summary in found.stdout
-    assert found.stdout.endswith("[]\n")
+    imported = set(ast.literal_eval(found.stdout.splitlines()[-1]))
+    ours = {name for name in imported if name.startswith("sluicemq")}
+    assert ours == {"sluicemq", "sluicemq.cli", "sluicemq.cli.ending", "sluicemq.errors"}
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["topci"], "'topic'"), (["group", "delte"], "'delete'"), (["consum"], "'consume'")],
+)
+def test_a_command_that_is_nearly_one_is_named(words: list[str], meant: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    said, help_line = result.stderr.splitlines()
+    assert said.startswith(f"sluice: No such command {words[-1]!r}. Did you mean ")
+    assert meant in said
+    assert help_line == f"See {' '.join(['sluice', *words[:-1]])} --help."
+
+
+def test_an_option_that_is_nearly_one_is_named() -> None:
+    result = CliRunner().invoke(main, ["topic", "create", "t", "--queus", "3"])
+    assert (result.exit_code, "'--queues'" in result.stderr) == (2, True)
+
+
+def test_the_command_of_a_name_is_the_prefix() -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main.main(["bogus"], prog_name="mqbroker")
+    assert leaving.value.code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert (result.exit_code, "_SLUICE_COMPLETE" in result.output) == (0, True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_takes_the_script_and_completes_commands(tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(CliRunner().invoke(main, ["completion", "bash"]).output)
+    program = tmp_path / "sluice"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sluicemq "$@"\n')
+    program.chmod(0o755)
+    ask = (
+        f"source {script}; COMP_WORDS=(sluice topic cr); COMP_CWORD=2; "
+        f"_sluice_completion {program}; echo ${{COMPREPLY[@]}}"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    told = subprocess.run(
+        ["bash", "-c", f"bash -n {script} && {ask}"],
+        capture_output=True, text=True, check=True, timeout=60, env=environment,
+    )  # fmt: skip
+    assert told.stdout == "create\n", told.stderr
 
 
 @pytest.mark.parametrize("name", ["up", "nameserver", "broker"])

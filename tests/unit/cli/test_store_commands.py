@@ -159,18 +159,20 @@ def test_dump_goes_on_behind_damage_and_says_so(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "code", "text"),
     [
-        (["--offsets", "x"], "no range"),
-        (["--since", "yesterday"], "no time"),
-        (["--tags", "a", "--where", "a = 1"], "--tags and --where"),
-        (["--where", "a ="], "a ="),
-        (["--where", "a = 1 b"], "ends before character 7"),
+        (["--offsets", "x"], 2, "no range"),
+        (["--since", "yesterday"], 2, "no time"),
+        (["--tags", "a", "--where", "a = 1"], 2, "--tags and --where"),
+        (["--where", "a ="], 1, "a ="),
+        (["--where", "a = 1 b"], 1, "ends before character 7"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(root: Path, options: list[str], text: str) -> None:
+def test_a_wrong_option_is_one_sentence(
+    root: Path, options: list[str], code: int, text: str
+) -> None:
     result = run("dump", root, *options)
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert text in result.stderr
     assert "Traceback" not in result.output
 
@@ -256,6 +258,24 @@ def test_progress_is_shown_on_a_terminal_only(
         for done in range(1 << 18, (1 << 21) + 1, 1 << 18):
             progress(done, 1 << 21)
     assert "verifying" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["verify", "repair", "backup"])
+def test_ctrl_c_says_how_far_the_walk_was(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    def walk(_first: object, second: object = None, *_: object, **named: Any) -> None:
+        progress = named.get("progress", second)
+        progress(1_000, 5_000)
+        raise KeyboardInterrupt
+
+    name = {"backup": "back_up"}.get(word, word)
+    monkeypatch.setattr(f"sluicemq.store.tools.{word}.{name}", walk)
+    more = [str(tmp_path / "backup")] if word == "backup" else []
+    result = run(word, root, *more)
+    assert result.exit_code == 130
+    what = {"verify": "verifying", "repair": "reading the log", "backup": "reading the log"}[word]
+    assert result.stderr == f"sluice: interrupted: {what}: 1,000 of 5,000 bytes.\n"
 
 
 # --- backup and restore

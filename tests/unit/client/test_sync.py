@@ -33,6 +33,7 @@ from sluicemq.rocketmq import (
     DefaultMQProducer,
     DefaultMQPushConsumer,
     MessageSelector,
+    SendCallback,
     SendStatus,
 )
 from sluicemq.rocketmq import Message as RocketMessage
@@ -293,6 +294,17 @@ def test_blocking_lite_pull(fake_thread):
 # ------------------------------------------------------------------------ RocketMQ's names
 
 
+class Callback(SendCallback):
+    def __init__(self, done):
+        self.done = done
+
+    def on_success(self, send_result):
+        self.done.set()
+
+    def on_exception(self, e):
+        raise e
+
+
 def test_migrants_find_their_producer(fake_thread):
     fake_thread.topics["t"] = 4
     producer = DefaultMQProducer("p")
@@ -307,7 +319,7 @@ def test_migrants_find_their_producer(fake_thread):
     chosen = producer.send(message, selector=lambda queues, one, arg: queues[arg], arg=2)
     assert chosen.message_queue.queue_id == 2
     done = threading.Event()
-    producer.send_async(message, lambda result: done.set(), lambda error: None)
+    producer.send(message, Callback(done))
     assert done.wait(5)
     producer.send_oneway(message)
     producer.send([RocketMessage("t", "a"), RocketMessage("t", "b")])

@@ -183,7 +183,7 @@ def test_matches_far_apart_end_a_pull_as_without_columns(
     fill(bench, 3000)
     for expression in ("n = 3", "city = 'bj'"):
         for consumed in (0, 5, 500):
-            args = ("T", 0, 900, 4000, None)
+            args = ("T", 0, 900, 32, None)
             for reach in (Reach(consumed), Reach(consumed, 400, is_patient=True)):
                 fast = bench.store.reader.read(*args, by_columns(expression), 1 << 20, reach)
                 slow = bench.store.reader.read(*args, Records(expression), 2000, reach)
@@ -524,7 +524,7 @@ def test_what_a_filter_has_found_is_kept_for_the_next_one_up_to_a_limit(
     monkeypatch.setattr(columns_scan, "_PARTS_ROWS_MAX", 200)
     for number in range(9):
         same(bench.store, f"n > {number}")
-    scan = bench.store.columns._scan
+    scan = bench.store.columns.scan
     assert scan._parts_rows == sum(map(columns_scan._weight, scan._parts.values())) <= 200
     bench.store.delete_topic("T")
     assert (len(scan._parts), scan._parts_rows) == (0, 0)

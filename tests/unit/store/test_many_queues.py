@@ -271,5 +271,23 @@ def test_mark_of_many_files_comes_seldom(bench: Any, monkeypatch: pytest.MonkeyP
         bench.send(b"a", queue_id=queue_id)
     ticked(store, 30, bench)
     assert len(store._queues.dirty) == QUEUES, "in memory: no file is written for a message"
+    bench.send(b"b")
     ticked(store, 31, bench)
     assert not store._queues.dirty
+
+
+def test_many_files_are_written_when_nothing_comes(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "SYNC_EACH_MAX", 50)
+    store = bench.open(consume_queue_flush_pages_min=2)
+    for queue_id in range(QUEUES):
+        bench.send(b"a", queue_id=queue_id)
+    ticked(store, 10, bench)
+    assert len(store._queues.dirty) == QUEUES
+    ticked(store, 1, bench)
+    assert not store._queues.dirty
+    store.sync()
+    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    assert mark is not None
+    assert mark.units == QUEUES

@@ -1,12 +1,15 @@
 """Damage that a start or a reader notices: told from a power loss, mended, or refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sluicemq import engine
 from sluicemq.errors import StoreDamagedError
+from sluicemq.model.ids import tag_code
 from sluicemq.store import gather as sound
-from sluicemq.store.log import read_scanned
+from sluicemq.store.log import LOST_CODE, read_scanned
 
 LOG = "/store/commitlog/" + "0" * 20
 
@@ -121,3 +124,33 @@ def test_queue_with_the_units_of_another_one_is_refused_and_built_anew_by_the_ne
     bench.reopen()
     assert bench.store.recovered.is_rebuilt
     assert bench.bodies(queue_id=1) == [b"1-%d" % n for n in range(200)]
+
+
+def test_what_is_common_and_whole_is_seen_at_once_and_nothing_else(bench: Any) -> None:
+    store = bench.open()
+    bench.send(b"body" * 9, b"other", tag="t")
+    queue = store.reader._by_key["T", 0]
+    units, log = bytes(queue.units(0, 2)), bench.files.content(LOG)
+    position, size, _ = sound.UNIT.unpack_from(units, 20)
+    looks = [sound.are_whole] + ([] if engine.pulls is None else [engine.pulls.are_whole])
+
+    def verdict(data: bytes, units: bytes = units, at: int = 0, lost_code: int = LOST_CODE) -> bool:
+        segment = SimpleNamespace(base=0, view=lambda: memoryview(data))
+        found = {look(units, [at, at + 1], segment, queue, lost_code) for look in looks}
+        assert len(found) == 1, "both engines say the same"
+        return found.pop()
+
+    assert verdict(log)
+    assert not verdict(log, at=1)
+    assert not verdict(log, lost_code=tag_code("t"))
+    assert not verdict(log[: position + size - 1])
+    for at in range(20, 32):
+        changed = bytearray(units)
+        changed[at] ^= 1
+        assert not verdict(log, bytes(changed))
+    for at in range(size):
+        for byte in (log[position + at] ^ 4, 0, 255):
+            data = bytearray(log)
+            data[position + at] = byte
+            is_seen = read_scanned(memoryview(data), position, 0, check_crc=True) is not None
+            assert is_seen or not verdict(bytes(data)), at

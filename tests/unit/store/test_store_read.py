@@ -122,9 +122,25 @@ def test_count_limit(bench: Any) -> None:
 def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: Any) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24)
     bench.send(*[b"x"] * 40)
-    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(32))
+    assert found(store.reader.read("T", 0, 0, 32)) == list(range(32))
     bench.send(*[b"x" * 100_000] * 4, topic="A")
-    assert found(store.reader.read("A", 0, 0, 1000)) == [0, 1]
+    assert found(store.reader.read("A", 0, 0, 32)) == [0, 1]
+
+
+def test_who_asks_for_more_than_32_messages_gets_up_to_256_in_256_kib(bench: Any) -> None:
+    store = bench.open(commit_log_file_bytes=1 << 24, max_transfer_count_memory=16)
+    bench.send(*[b"x"] * 300)
+    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(256))
+    assert found(store.reader.read("T", 0, 0, 33)) == list(range(33))
+    assert found(store.reader.read("T", 0, 0, 32)) == list(range(16))
+    bench.send(*[b"x" * 2000] * 256, topic="A")
+    assert len(found(store.reader.read("A", 0, 0, 1000))) == 262_144 // 2092
+
+
+def test_a_store_may_keep_to_rocketmqs_count(bench: Any) -> None:
+    store = bench.open(pull_count_max=0)
+    bench.send(*[b"x"] * 40)
+    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(32))
 
 
 def test_ordinary_pull_of_what_is_on_disk_gets_8_messages_or_64_kib(bench: Any) -> None:

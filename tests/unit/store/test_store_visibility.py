@@ -127,7 +127,8 @@ def test_failed_fsync_is_final(bench: Any) -> None:
     with pytest.raises(StoreError, match="refuses writes"):
         bench.append(b"later")
     assert store.queue_offsets("T", 0) == (0, 0)
-    store.close()
+    with pytest.raises(StoreError, match="refuses writes"):
+        store.close()  # who stops it hears that it is not in order
     assert bench.files.exists("/store/abort"), "the next start has to recover"
     bench.open()
     bench.send(b"again")

@@ -87,8 +87,8 @@ def test_defaults_stand_for_what_is_absent_and_unknown_fields_are_ignored() -> N
     assert header == GetMaxOffsetRequest(topic="T", queue_id=3, committed=True, broker=None)
 
 
-def test_the_pull_header_has_our_own_field_last() -> None:
-    assert wire_names(PullMessageRequest)[-1] == "sluiceBulk"
+def test_the_pull_header_has_our_own_fields_last() -> None:
+    assert wire_names(PullMessageRequest)[-2:] == ("sluiceBulk", "sluiceAnySpan")
 
 
 def test_every_table_entry_is_a_known_code_and_a_declared_header() -> None:

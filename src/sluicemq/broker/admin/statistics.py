@@ -186,7 +186,9 @@ class Statistics:
         if readable is None:
             return answer
         self.groups.forbid(group, topic, is_forbidden=not readable)
-        log.info("%s: group %s reads %s: %s", peer.remote, group, topic, readable)
+        log.info(
+            "%s: group %s %s read %s", peer.remote, group, "may" if readable else "may not", topic
+        )
         write = self.groups.document.take()
         assert write is not None, "it has just changed"
 

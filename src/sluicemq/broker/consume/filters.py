@@ -22,7 +22,7 @@ murmur3 (128 bits, x64, seed 0) of `group#topic` gives two numbers, their sums g
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from sluicemq.broker.documents import Document
@@ -110,11 +110,14 @@ class Watch:
 
 
 class ConsumerFilters:
-    """Group -> topic -> filter."""
+    """Group -> topic -> filter. `on_alive` hears of each topic that members filter by SQL92."""
 
-    def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, files: Files, clock: Clock, on_alive: Callable[[str], None]
+    ) -> None:
         config = settings.broker
         self._clock = clock
+        self._on_alive = on_alive
         self._shape = bloom_shape(config.filter_groups_expected, config.filter_error_percent)
         self._kept_ms = config.filter_kept_ms
         self.table: dict[str, dict[str, ConsumerFilter]] = {}
@@ -199,6 +202,8 @@ class ConsumerFilters:
 
     def _put(self, item: ConsumerFilter) -> None:
         self.table.setdefault(item.group, {})[item.topic] = item
+        if not item.is_dead:
+            self._on_alive(item.topic)
         self.document.changed = True
 
 

@@ -10,12 +10,12 @@ again, where nothing that it depends on has changed since, only moves the time o
 """
 
 import logging
+import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from hashlib import blake2b
-from typing import Final
+from functools import cache, partial
+from typing import Any, Final
 
 from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import (
@@ -39,7 +39,7 @@ from sluicemq.filter.subscriptions import (
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.net.dispatch import Peer
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -56,6 +56,10 @@ LANES_FIELD = "sluiceLanes"
 REPEATED: Final = "repeated heartbeat"
 """The label of a connection."""
 UNKNOWN_MAX = 1024
+QUICK_GROUPS_MAX: Final = 16
+"""A heartbeat of more waits for its turn, as other requests do."""
+OPAQUE_MAX: Final = 0x7FFFFFFF
+_PREFIX: Final = struct.Struct(">II")
 BODY_INLINE_BYTES: Final = 64 * 1024
 """Larger heartbeats take milliseconds to read."""
 
@@ -63,14 +67,20 @@ BODY_INLINE_BYTES: Final = 64 * 1024
 @dataclass(slots=True, eq=False)
 class Repeated:
     """The last heartbeat of a connection, which would change nothing if it came again; of its
-    body the digest, for there may be ten thousand."""
+    body the hash, for there may be ten thousand."""
 
-    body: bytes
+    body: int
     fields: dict[str, str] | None
     version: int
-    answer: dict[str, str]
+    start: bytes
+    """Header of the answer, with a place for the number of the request."""
     consumers: list[Standing]
     producers: list[tuple[str, Member]]
+
+    def answer_to(self, opaque: int) -> bytes:
+        """The frame."""
+        start = self.start % opaque
+        return _PREFIX.pack(4 + len(start), len(start)) + start
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +96,30 @@ class Heartbeats:
     unknown: set[str] = field(default_factory=set)
     """Groups that the log has named."""
 
-    def heartbeat(self, command: Command, peer: Peer) -> Command | Postponed:
+    def heartbeat(self, command: Command, peer: Peer) -> bytes | Postponed:
         """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
-        if self._repeats(command, peer):
-            return Command(ResponseCode.SUCCESS, dict(peer.labels[REPEATED].answer))
+        last: Repeated | None = peer.labels.get(REPEATED)
+        if last is not None and self._repeats(
+            last, command.fields, command.version, command.body, peer
+        ):
+            return last.answer_to(command.opaque)
         return Postponed(self._take_in(command, peer))
+
+    def heartbeat_again(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        """34. HOT: the last one of its connection once more; False for all else."""
+        last: Repeated | None = peer.labels.get(REPEATED)
+        opaque, flag = header.get("opaque"), header.get("flag")
+        if (
+            last is None
+            or flag != 0
+            or opaque.__class__ is not int
+            or not 0 <= opaque <= OPAQUE_MAX
+            or len(last.consumers) + len(last.producers) > QUICK_GROUPS_MAX
+            or not self._repeats(last, header.get("extFields"), header.get("version"), body, peer)
+        ):
+            return False
+        peer.write(last.answer_to(opaque))
+        return True
 
     def _take_in(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
         """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
@@ -139,7 +168,7 @@ class Heartbeats:
         ]
         peer.labels.pop(REPEATED, None)
         if not (changed or creates or refusal):
-            self._remember(command, peer, answer, standings, producers)
+            self._remember(command, peer, response, standings, producers)
         if refusal:  # Java logs it with each heartbeat; our client raises it
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates else answer
@@ -148,7 +177,7 @@ class Heartbeats:
         self,
         command: Command,
         peer: Peer,
-        answer: Command,
+        answer: HeartbeatResponse,
         standings: Sequence[Standing | None],
         producers: Sequence[tuple[str, Member | None]],
     ) -> None:
@@ -157,15 +186,15 @@ class Heartbeats:
         found = [standing for standing in standings if standing is not None]
         if (len(found), len(members)) == (len(standings), len(producers)):
             peer.labels[REPEATED] = Repeated(
-                _digest(command), command.fields, command.version, answer.fields or {}, found,
+                hash(bytes(command.body)), command.fields, command.version, _start(answer), found,
                 members,
             )  # fmt: skip
 
-    def _repeats(self, command: Command, peer: Peer) -> bool:
+    def _repeats(
+        self, last: Repeated, fields: Any, version: Any, body: bytes | memoryview, peer: Peer
+    ) -> bool:
         """Is it the last one again, with nothing to do but to note the time? HOT."""
-        last: Repeated | None = peer.labels.get(REPEATED)
-        said = command.fields, command.version
-        if last is None or (last.fields, last.version) != said or last.body != _digest(command):
+        if last.fields != fields or last.version != version or last.body != hash(bytes(body)):
             return False
         for standing in last.consumers:
             name = standing.group.name
@@ -234,5 +263,8 @@ class Heartbeats:
         return Postponed(steps())
 
 
-def _digest(command: Command) -> bytes:
-    return blake2b(command.body, digest_size=16).digest()
+@cache
+def _start(response: HeartbeatResponse) -> bytes:
+    request = Command(0, opaque=OPAQUE_MAX)
+    frame = finish_answer(Command(ResponseCode.SUCCESS, encode_header(response)), request)
+    return frame[_PREFIX.size :].replace(b"%d" % OPAQUE_MAX, b"%d")

@@ -100,8 +100,8 @@ class OffsetAdmin:
                 for queue_id in queue_ids
             }
         log.info(
-            "%s resets group %s on %s: %s", peer.remote, header.group, topic.name,
-            {queue.queue_id: offset for queue, offset in found.items()},
+            "%s resets group %s of topic %s: %s", peer.remote, header.group, topic.name,
+            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in found.items()),
         )  # fmt: skip
         if is_ours:
             self._move(header.group, found)

@@ -13,8 +13,9 @@ shorter one, unless offsetCheckInSlave says so. Whoever is not behind is sent ba
 while that is there (spec/ha.md §4). With sluiceConsensus it waits with them instead: clients whose
 routes are old take it for the master, and would ask it again and again.
 
-`sluiceBulk=true` is our own: the answer holds up to `maxMsgBytes` (at most
-sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
+Two fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
+`maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the matches
+that the reader has in hand may lie as far apart as they like (`delivered`).
 """
 
 import struct
@@ -39,21 +40,24 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
+from sluicemq.config.settings import PULL_COUNT
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer, Run
-from sluicemq.store.gather import PostponedError, Reach
+from sluicemq.net.limits import Shares
+from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
 from sluicemq.store.log import LOST_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
-from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
 from sluicemq.wire.headers import PullMessageRequest
 
+ANY_SPAN: Final = "sluiceAnySpan"
 COMMIT_OFFSET: Final = 0x1
 SUSPEND: Final = 0x2
 SUBSCRIPTION: Final = 0x4
@@ -65,6 +69,7 @@ BULK_BYTES_MIN: Final = 65_536
 PIECES_BYTES_MIN: Final = 512 * 1024
 """So large an answer is not copied together: fresh memory for it costs more than sending it."""
 
+FIELDS_PLAIN_MAX: Final = 32
 _PREFIX: Final = struct.Struct(">II")
 # Bytes, not text: formatting them takes 60 % of the time.
 _ANSWER: Final = (
@@ -163,6 +168,7 @@ class Pull:
     background: Background
     delivered: Deliveries
     filters: RequestFilters
+    shares: Shares
     has_master: Callable[[], bool] = lambda: False
     """Of a slave: does it follow a master now?"""
     found: int = 0
@@ -210,6 +216,52 @@ class Pull:
         peer.write_pieces(pieces)
         return None
 
+    def pull_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        """11. HOT: a plain pull where there are messages; False for all else, which goes to `pull`.
+        It has its share of the time, as any request."""
+        shares = self.shares
+        try:
+            reading = Reading(header["extFields"], peer)
+            fields, opaque, offset = reading.fields, header["opaque"], reading.offset
+            queue = self.store.writer.by_key.get(reading.queue)
+            if (
+                queue is None
+                or not queue.offset_min <= offset < queue.visible_offset
+                or reading.group not in self.groups.table
+                or reading.group in self._lanes
+                or self.offsets.resets.table
+                or "sluiceBulk" in fields
+                or len(fields) > FIELDS_PLAIN_MAX
+                or header["flag"] != 0
+                or opaque.__class__ is not int
+                or not 0 <= opaque <= 0x7FFFFFFF
+                or (shares.is_tight and shares.has_to_wait(peer))
+            ):
+                return False
+            begin_s = shares.now_s()
+            self._check(reading)
+            if reading.filter is not None and reading.filter.reads_properties:
+                return False
+            consumed = int(fields["commitOffset"]) if reading.sys_flag & COMMIT_OFFSET else -1
+            reading.consumed = consumed if consumed >= 0 else None
+        except (PullRefusedError, PostponedError, KeyError, TypeError, ValueError):
+            return False
+        if consumed >= 0:
+            self.offsets.commit(reading.group, *reading.queue, consumed)
+        result = self._read(reading, offset)
+        if result.status is _FOUND:
+            pieces = self._found(reading, opaque, result)
+            if result.size_bytes < PIECES_BYTES_MIN:
+                peer.write(b"".join(pieces))
+            else:
+                peer.write_pieces(pieces)
+        elif (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND:
+            return False  # it may wait
+        else:
+            peer.write(self._not_found(reading, opaque, code, result))
+        shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
+        return True
+
     def compile(self, sends: Callable[..., int]) -> Run:
         """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
         if engine.pulls is None:
@@ -222,36 +274,43 @@ class Pull:
 
     def _remember(self, missed: tuple[bytes, bytes], reading: Reading, command: Command) -> None:
         """What the checks have made of this pull, the compiled engine need not find out again: when
-        it is the one that it missed, plain, and filters by tags at most."""
+        it is the one that it missed, and plain."""
         key, header = missed
         values, wanted, config = orjson.loads(header), reading.filter, self.settings.broker
-        codes = None if wanted is None else self.store.reader.codes_alone(wanted)
+        assert engine.pulls is not None, "it has missed the pull"
+        reader, store = self.store.reader, self.store.reader.config
+        count_max = min(max(reading.count_max, 1), reader.near_max[reading.count_max > PULL_COUNT])
+        codes = None if wanted is None else reader.codes_alone(wanted)
+        scan = None if wanted is None or codes is not None else reader.scan_known(wanted)
         if (
             [values[name] for name in ("opaque", "flag", "extFields")]
             != [command.opaque, 0, command.fields]
-            or (wanted is not None and codes is None)
+            or (wanted is not None and codes is None and scan is None)
             or reading.bytes_max is not None
+            or count_max > engine.pulls.count_max
             or config.slave_read
             or reading.group in self._lanes
             or reading.group not in self.groups.table
         ):
             return
-        assert engine.pulls is not None, "it has missed the pull"
         plan = engine.pulls.Plan()
         plan.group, plan.topic, plan.queue = reading.group, reading.topic, reading.queue
         plan.config = self.groups.table[reading.group]
         plan.found_topic = self.topics.table[reading.topic]
         plan.topic_config, plan.broker = plan.found_topic.config, config
-        plan.delivered, plan.codes = reading.delivered, codes
+        plan.delivered, plan.scan = reading.delivered, scan
+        plan.codes = codes if scan is None else wanted.vectorised  # type: ignore[union-attr]
+        plan.any_span = ANY_SPAN in reading.fields
         if not reading.sys_flag & SUBSCRIPTION:
             plan.members = self.consumers.groups[reading.group]
             plan.watch = plan.members.watches[reading.topic]
             plan.model = plan.members.message_model
-        store = self.store.reader.config
         plan.commits = bool(reading.sys_flag & COMMIT_OFFSET)
-        plan.count_max = min(max(reading.count_max, 1), store.max_transfer_count_memory, 64)
+        plan.count_max = count_max
         plan.bytes_max = min(store.max_transfer_bytes_memory, PIECES_BYTES_MIN - 1)
-        plan.scan_max = min(store.filter_scan_units_max, TAG_SCAN_MAX)
+        plan.scan_max = store.filter_scan_units_max
+        if scan is None:
+            plan.scan_max = min(plan.scan_max, TAG_SCAN_MAX)
         group_flag, topic_flag = reading.flags
         text = _ANSWER % (0, 0, group_flag, *_MARKS[:3], topic_flag, _MARKS[3], b"FOUND")
         for mark in _MARKS:
@@ -469,7 +528,7 @@ class Pull:
         """HOT."""
         delivered, message_filter, consumed = reading.delivered, reading.filter, reading.consumed
         count = reading.count_max if reading.count_max > 0 else 1
-        reach = room = place = None
+        reach = room = place = pace = None
         if reading.group in self._lanes:
             lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
             place = lane.place(reading.queue) if lane is not None else None
@@ -481,9 +540,13 @@ class Pull:
                 count = min(count, room)
             reach = None if consumed is None else Reach(consumed)
         elif message_filter is not None and reading.bytes_max is None:
-            if not is_parked:
-                delivered.pace.asked(reading.queue_id, self.clock.monotonic_s())
-            reach = delivered.pace.reach(reading.queue_id, offset, consumed, is_parked)
+            if ANY_SPAN in reading.fields:
+                reach = Reach(offset, NO_LIMIT)
+            else:
+                pace = delivered.pace
+                if not is_parked:
+                    pace.asked(reading.queue_id, self.clock.monotonic_s())
+                reach = pace.reach(reading.queue_id, offset, consumed, is_parked)
         result = self.store.reader.read(
             reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
             room, reach, may_postpone=place is None,
@@ -492,8 +555,8 @@ class Pull:
         delivered.filtered += scanned - result.count
         if place is not None:
             note(place, offset, result)
-        elif reach is not None:
-            delivered.pace.answered(reading.queue_id, result, self.clock.monotonic_s())
+        elif pace is not None:
+            pace.answered(reading.queue_id, result, self.clock.monotonic_s())
         is_sure = result.is_sure and place is None  # a rule of a lane is more than one expression
         if scanned and not is_sure and message_filter and message_filter.reads_properties:
             delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)

@@ -240,15 +240,15 @@ class Intake:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not parts:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        if any(name in body for name in _NOT_IN_BATCH):
-            for _, _, stored, _ in parts:
+        properties = [stored for _, _, stored, _ in parts]
+        joined = b"".join(properties)
+        if any(name in joined for name in _NOT_IN_BATCH):
+            for stored in properties:
                 refuse_in_batch(text.as_dict(stored.decode("utf-8", "replace")))
-        sizes = [len(stored) for _, _, stored, _ in parts]
-        self.check_properties(max(sizes))
+        self.check_properties(max(map(len, properties)))
         positions, offset = self._writer.append_batch(topic.name, queue_id, parts, *origin)
-        self._count(topic, Counter([len(one) for _, one, _, _ in parts]), sum(sizes))
+        self._count(topic, Counter([len(one) for _, one, _, _ in parts]), len(joined))
         if topic.name == STAGING_TOPIC:
-            properties = [stored for _, _, stored, _ in parts]
             self.on_staged(queue_id, offset, properties, [one for _, one, _, _ in parts])
         wanted = positions[:ids_max]
         return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset

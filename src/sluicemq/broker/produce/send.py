@@ -99,6 +99,11 @@ log = logging.getLogger(__name__)
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _REQUEST: Final = (0, FLAG_ONEWAY)
+_needs_care: Final = re.compile(
+    "\x02(?:DELAY|TRAN_MSG|TIMER_|TRACE_ON|MSG_REGION|CLUSTER|POP_CK|__SHARDINGKEY"
+    "|WAIT\x01(?!true\x02))"
+).search
+"""Of properties, each behind the end of another: does a name stand there that is not plain?"""
 _VALUE: Final = re.compile(rb"(?<!%)%[bd]")
 """A place in an answer."""
 _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
@@ -337,15 +342,7 @@ class Send:
             if (
                 topic.is_special
                 or not 0 <= queue_id < topic.queues
-                or "\x02DELAY" in names
-                or "\x02TRAN_MSG" in names
-                or "\x02TIMER_" in names
-                or "\x02TRACE_ON" in names
-                or "\x02MSG_REGION" in names
-                or "\x02CLUSTER" in names
-                or "\x02POP_CK" in names
-                or "\x02__SHARDINGKEY" in names
-                or names.count("\x02WAIT\x01") != names.count("\x02WAIT\x01true\x02")
+                or _needs_care(names)
                 or fields.get("m", "false") != "false"
                 or fields.get("j", "0") != "0"
             ):

@@ -99,7 +99,7 @@ def console(
 
 @console.group("account")
 def account() -> None:
-    """Accounts of the console: who may sign in, and what they may do."""
+    """Say who may sign in to the console, and what they may do."""
 
 
 @account.command("add")
@@ -126,7 +126,7 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
 @accounts_option
 @json_option
 def list_accounts(path: str | None, as_json: bool) -> None:
-    """Names and roles."""
+    """List names and roles."""
     known = Accounts(path or default_path()).all().values()
     records: list[dict[str, Any]] = [
         {"name": one.name, "role": one.role.name.lower()} for one in known

@@ -23,9 +23,10 @@ from typing import Any, Final, TypeVar
 import click
 import orjson
 
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.net.limits import LogLimit
 
+log = logging.getLogger("sluicemq.cli")
 F = TypeVar("F", bound=Callable[..., Any])
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -90,11 +91,15 @@ def start_log(config: LogConfig) -> None:
 
 def log_options_of(name: str) -> list[str]:
     """The options for a process below this one to log as it does; a file has one writer."""
+    from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - not for one process
+
     found = ["--log-level", logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()]
     for handler in logging.getLogger().handlers:
         found += ["--log-format", "json" if isinstance(handler.formatter, JsonLines) else "text"]
         if isinstance(handler, logging.FileHandler):
             found += ["--log-file", f"{handler.baseFilename}.{name}"]
+        if isinstance(handler, RotatingFileHandler):
+            found += ["--log-size", str(handler.maxBytes), "--log-kept", str(handler.backupCount)]
     return found
 
 
@@ -127,12 +132,12 @@ def of_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig
         path = _resolved(appender.findtext("file", "").strip(), known)
         if Path(path).name != f"{name}.log":
             continue
-        size = _SIZE.fullmatch(appender.findtext(".//maxFileSize", "").strip())
+        size = _bytes_of(appender.findtext(".//maxFileSize", ""))
         kept = appender.findtext(".//maxIndex", "").strip()
         return replace(
             config,
             path=path,
-            bytes_max=int(size[1]) * _UNITS[(size[2] or "").upper()] if size else config.bytes_max,
+            bytes_max=size or config.bytes_max,
             kept=int(kept) if kept.isdigit() else config.kept,
         )
     return config
@@ -156,6 +161,20 @@ def _resolved(text: str, known: Mapping[str, str]) -> str:
     return text
 
 
+def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (size := _bytes_of(text)):
+        raise click.BadParameter("write 64MB, 1GB or a number of bytes.")
+    return size
+
+
+def _bytes_of(text: str) -> int:
+    """`500MB`; 0 for a text that is none."""
+    found = _SIZE.fullmatch(text.strip())
+    return int(found[1]) * _UNITS[(found[2] or "").upper()] if found else 0
+
+
 def log_options(name: str) -> Callable[[F], F]:
     """The options of a server's log, which starts before the command runs."""
 
@@ -167,15 +186,28 @@ def log_options(name: str) -> Callable[[F], F]:
             log_format: str,
             log_file: str | None,
             log_config: str | None,
+            log_size: int | None,
+            log_kept: int | None,
             **named: Any,
         ) -> Any:
             config = LogConfig()
             if log_config is not None:
                 home = os.environ | {"user.home": str(Path.home())}
                 config = of_logback(Path(log_config).read_text("utf-8"), name, home)
-            level, path = log_level or config.level, log_file or config.path
-            start_log(replace(config, level=level, form=log_format, path=path))
-            return function(*arguments, **named)
+            said = {
+                "level": log_level, "path": log_file, "bytes_max": log_size, "kept": log_kept,
+            }  # fmt: skip
+            given: dict[str, Any] = {
+                name: value for name, value in said.items() if value is not None
+            }
+            config = replace(config, form=log_format, **given)
+            start_log(config)
+            try:
+                return function(*arguments, **named)
+            except SluiceError as error:
+                if config.path:  # stderr has it too
+                    log.error("%s", error)
+                raise
 
         for option in _OPTIONS:
             start = option(start)
@@ -190,8 +222,16 @@ _OPTIONS: Final = (
         help="RocketMQ's logback.xml: level and file are read from it.",
     ),
     click.option(
+        "--log-kept", envvar="SLUICE_LOG_KEPT", type=click.IntRange(1),
+        help="So many full files are kept beside it (10).",
+    ),
+    click.option(
+        "--log-size", envvar="SLUICE_LOG_SIZE", callback=_size, metavar="SIZE",
+        help="When the file is full: 64MB, 1GB (128MB).",
+    ),
+    click.option(
         "--log-file", envvar="SLUICE_LOG_FILE", type=click.Path(dir_okay=False),
-        help="Log to this file instead of stderr; ten old ones of 128 MiB are kept.",
+        help="Log to this file instead of stderr; it is replaced when it is full.",
     ),
     click.option(
         "--log-format", envvar="SLUICE_LOG_FORMAT", type=click.Choice(FORMATS), default="text",

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import contextlib
 from typing import Any
 
 import click
@@ -42,7 +43,8 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
         ) from error
     server = server_of(access.admin, SYSTEM_CLOCK)
     if not http:
-        server.run("stdio")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run("stdio")
         return
     import uvicorn  # noqa: PLC0415 - comes with the extra
 
@@ -52,9 +54,10 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
     app = SignedIn(inner, accounts, is_open=host in LOOPBACKS)
     click.echo(f"ready mcp=http://{host}:{port}/mcp")
     # Who asks is who connects: what a header says of it anybody may write.
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", server_header=False, proxy_headers=False
-    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.run(
+            app, host=host, port=port, log_level="warning", server_header=False, proxy_headers=False
+        )
 
 
 class SignedIn:

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import click
 
-from sluicemq.cli import main, speaking
+from sluicemq.cli import main
+from sluicemq.cli.ending import run, speaking
 from sluicemq.config.keys import Part
 from sluicemq.errors import ConfigurationError
 
@@ -150,6 +151,14 @@ def _print_settings(part: Part, path: str | None) -> None:
     raise SystemExit(0)
 
 
+def _call(name: str) -> None:
+    command = NAMES[name]
+    with speaking(name):
+        if isinstance(command, click.Command):
+            raise SystemExit(command.main(prog_name=name, standalone_mode=False) or 0)
+        command()
+
+
 NAMES: Final[Mapping[str, Callable[..., Any]]] = {
     "mqnamesrv": mqnamesrv,
     "mqbroker": mqbroker,
@@ -160,5 +169,4 @@ NAMES: Final[Mapping[str, Callable[..., Any]]] = {
 
 if __name__ == "__main__":
     chosen = sys.argv.pop(1)
-    with speaking(chosen):
-        NAMES[chosen]()
+    run(lambda: _call(chosen))

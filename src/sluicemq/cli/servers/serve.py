@@ -101,7 +101,7 @@ _config_option = click.option(
     help="A file in RocketMQ's format (key = value).",
 )  # fmt: skip
 _host_option = click.option("--host", "bindAddress", help="Address to listen at.")
-_port_option = functools.partial(click.option, type=click.IntRange(0, 65535))
+_port_option = functools.partial(click.option, type=click.IntRange(0, 65535), metavar="PORT")
 _store_option = click.option(
     "--store", "storePathRootDir", type=click.Path(file_okay=False), help="Directory of the store."
 )
@@ -113,12 +113,16 @@ _proxy_port_option = _port_option(
     "--proxy-port", "grpcServerPort",
     help="Port of the proxy for gRPC clients (8081); 0 takes a free one.",
 )  # fmt: skip
+_metrics_port_option = _port_option(
+    "--metrics-port", METRICS_KEY,
+    help="Port of the metrics, /health and /ready (5557); 0, or one that is taken: a free one.",
+)  # fmt: skip
 _brokers_option = click.option(
-    "--brokers", type=click.IntRange(1, 26),
+    "--brokers", type=click.IntRange(1, 26), metavar="N",
     help="So many brokers, broker-a, …, processes of their own, which share the load.",
 )  # fmt: skip
 _replicas_option = click.option(
-    "--replicas", type=click.IntRange(2, 9),
+    "--replicas", type=click.IntRange(2, 9), metavar="N",
     help="So many brokers of one name, processes of their own, which fail over; for a trial.",
 )  # fmt: skip
 _console_option = click.option(
@@ -135,7 +139,7 @@ _console_option = click.option(
 @_port_option("--port", "listenPort", help="Port to listen at (9876); 0 takes a free one.")
 @_port_option(
     "--metrics-port", METRICS_KEY,
-    help="Port of /health and /ready (5556); 0 takes a free one.",
+    help="Port of /health and /ready (5556); 0, or one that is taken: a free one.",
 )  # fmt: skip
 @log_options("namesrv")
 def nameserver(path: str | None, **keys: Any) -> None:
@@ -162,7 +166,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
 @click.option("-n", "--nameserver", "namesrvAddr", help="Name servers, host:port;host:port.")
 @click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
 @_proxy_port_option
-@_port_option("--metrics-port", METRICS_KEY, help="Port of the metrics (5557); 0 takes a free one.")
+@_metrics_port_option
 @click.option(
     "--consensus", "sluiceConsensus", help="Who says which replica is master: etcd://host:port,…"
 )
@@ -198,6 +202,7 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
 )  # fmt: skip
 @_port_option("--broker-port", "listenPort", help="Port of the broker (10911); 0 takes a free one.")
 @_proxy_port_option
+@_metrics_port_option
 @click.option("--no-proxy", is_flag=True, help="Do not serve gRPC clients.")
 @_store_option
 @_read_only_option
@@ -274,6 +279,7 @@ def up(
 )  # fmt: skip
 @_host_option
 @_port_option("--port", "grpcServerPort", help="Port to listen at (8081); 0 takes a free one.")
+@_metrics_port_option
 @log_options("proxy")
 def proxy(access: Access, path: str | None, **keys: Any) -> None:
     """Run a proxy for gRPC clients before a cluster, ours or RocketMQ's, until SIGTERM or Ctrl-C.
@@ -284,7 +290,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     text = _read_file(path) if path else ""
-    if keys["grpcServerPort"] == 0 and METRICS_KEY not in text:
+    if keys["grpcServerPort"] == 0 and METRICS_KEY not in text and keys[METRICS_KEY] is None:
         keys = keys | {METRICS_KEY: 0}
     config, warnings = load_proxy_config(
         text, overrides=_given(keys) | _tls_file("", Part.PROXY), path=path or ""
@@ -311,7 +317,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
 @server_options
 @json_option
 def status(address: str, access: Access, as_json: bool) -> None:
-    """Clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
+    """Show clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
     found = proxy_status(address, access.credentials)
     if as_json:
         print_json(found)
@@ -571,7 +577,7 @@ def _given(keys: Mapping[str, Any]) -> dict[str, str]:
 
 def _beside_others(keys: dict[str, Any], text: str) -> dict[str, Any]:
     """Servers on free ports are many on one machine: their metrics take free ports too."""
-    if keys["listenPort"] == 0 and METRICS_KEY not in text and keys.get(METRICS_KEY) is None:
+    if keys["listenPort"] == 0 and METRICS_KEY not in text and keys[METRICS_KEY] is None:
         return keys | {METRICS_KEY: 0}
     return keys
 

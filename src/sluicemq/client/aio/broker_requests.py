@@ -283,7 +283,7 @@ class Direct(QueueReader):
         reading = Reading(cluster, group, ConsumeOptions())
         super().__init__(reading, queue, Subscription(record.topic), Feed(), record.queue_offset)
         self.in_flight.add([(record.queue_offset, record.size_bytes)], record.queue_offset + 1)
-        self.is_rejected = False
+        self.is_rejected: bool = False
 
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
-from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations import topics
 from sluicemq.client.core.replies import send_reply
@@ -59,32 +59,32 @@ class Cluster(AsyncioShell):
         self.client_id = client_id
         """Said with requests that concern a member of a group: its heartbeats go another way."""
         self.directory = Directory(name_servers, clock)
-        self.name_servers = self.directory.name_servers
-        self.routes = self.directory.routes
-        self.credentials = Credentials.of(credentials)
+        self.name_servers: tuple[str, ...] = self.directory.name_servers
+        self.routes: Routes = self.directory.routes
+        self.credentials: Credentials | None = Credentials.of(credentials)
         self.timeout_s = timeout_s
-        self.poll_s = SUSPEND_TIMEOUT_MS / 1000
+        self.poll_s: float = SUSPEND_TIMEOUT_MS / 1000
         """How long a pull waits at the broker for messages."""
         self.clock = clock
         self._pool = ChannelPool(clock=clock, connect=connect)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.on_moved: Callable[[OffsetMoved], None] | None = None
         """Called when a broker has sent a consumer to another place of a queue."""
-        self.offset_files = OffsetFiles(INSTANCE)
+        self.offset_files: OffsetFiles = OffsetFiles(INSTANCE)
         """Where broadcasting groups keep their offsets."""
         self.trace: Tracing | None = None
         """Notes what producers and consumers do, when that is wanted."""
 
-    route = operation(Directory.route)
-    write_queues = operation(Directory.write_queues)
-    ask = operation(Directory.ask)
-    ask_master = operation(Directory.ask_master)
-    send_reply = operation(send_reply)
-    queues = operation(topics.queues)
-    offset_min = operation(topics.offset_min)
-    offset_max = operation(topics.offset_max)
-    offsets = operation(topics.offsets)
-    offset_by_time = operation(topics.offset_by_time)
+    route: Final = operation(Directory.route)
+    write_queues: Final = operation(Directory.write_queues)
+    ask: Final = operation(Directory.ask)
+    ask_master: Final = operation(Directory.ask_master)
+    send_reply: Final = operation(send_reply)
+    queues: Final = operation(topics.queues)
+    offset_min: Final = operation(topics.offset_min)
+    offset_max: Final = operation(topics.offset_max)
+    offsets: Final = operation(topics.offsets)
+    offset_by_time: Final = operation(topics.offset_by_time)
 
     def alone(self, key: str) -> asyncio.Lock:
         """One task at a time asks for the route of a topic."""
@@ -136,6 +136,8 @@ class Cluster(AsyncioShell):
 class Admin(AdminOperations, AsyncioShell):
     """Administration over the connections of a `Sluice`. Raises the errors of `sluicemq.errors`."""
 
+    route: Final = operation(Directory.route)
+
     def __init__(self, cluster: Cluster) -> None:
         self.directory: Directory = cluster.directory
         self._cluster = cluster
@@ -151,6 +153,9 @@ class Admin(AdminOperations, AsyncioShell):
     def alone(self, key: str) -> asyncio.Lock:
         """As its `Sluice` does."""
         return self._cluster.alone(key)
+
+    def __repr__(self) -> str:
+        return f"<Admin at {self._cluster!r}>"
 
 
 _log = logging.getLogger("sluicemq.client")

@@ -22,8 +22,10 @@ from sluicemq.client.aio.members import Memberships
 from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import Feed, OrderedFeed, ReceivedMessage
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription, retry_delay_s
+from sluicemq.client.core.names import check_number
 from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
+from sluicemq.hints import helpful
 from sluicemq.model.subscription import Subscription
 
 _log = logging.getLogger("sluicemq.client")
@@ -32,6 +34,7 @@ Handler = Callable[[Any], Awaitable[Any] | Any]
 BATCH_MAX: Final = 1024
 
 
+@helpful
 class MessageStream:
     """The messages of one topic for one group; made by `Sluice.subscribe`.
 
@@ -49,7 +52,7 @@ class MessageStream:
         subscription: Subscription,
     ) -> None:
         self.group = group
-        self.subscription = subscription
+        self.subscription: Subscription = subscription
         self._groups = groups
         self._options = options
         self._feed: Feed | None = None
@@ -81,6 +84,9 @@ class MessageStream:
     ) -> list[ReceivedMessage]:
         """Up to `count_max` messages: waits up to `timeout_s` (None: for ever) for the first, takes
         what else is there; [] when none came. Raises what ended the subscription."""
+        check_number("count_max", count_max, 1)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, 0, whole=False)
         if self._feed is None:
             await self.start()
         try:
@@ -130,7 +136,12 @@ class MessageStream:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def __repr__(self) -> str:
+        state = "not running" if self._feed is None else f"{len(self._feed)} wait"
+        return f"<MessageStream of {self.group}: {self.subscription!r}, {state}>"
 
+
+@helpful
 class PushConsumer:
     """Calls a handler for each message, up to `concurrency` at a time; made by `Sluice.consumer`.
 
@@ -157,12 +168,13 @@ class PushConsumer:
         batch_max: int | None = None,
     ) -> None:
         """`batch_max` None: the handler gets single messages."""
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency is {concurrency}.", cure="Use 1 or more.")
-        if batch_max is not None and not 1 <= batch_max <= BATCH_MAX:
+        if not callable(handler):
             raise ConfigurationError(
-                f"a handler would get {batch_max} messages at a time.", cure=f"1 to {BATCH_MAX}."
+                f"the handler is {handler!r:.60}.", cure="Give a function of the message."
             )
+        check_number("concurrency", concurrency, 1)
+        if batch_max is not None:
+            check_number("batch_max", batch_max, 1, BATCH_MAX)
         self.batch_max = batch_max
         self.group = group
         self._groups = groups
@@ -316,6 +328,11 @@ class PushConsumer:
                 )  # fmt: skip
                 message.attempt += 1
                 self._feed.suspend(message, delay_s)
+
+    def __repr__(self) -> str:
+        state = f"{self._busy} of {self.concurrency} busy" if self.is_running else "not running"
+        topics = ", ".join(self._subscriptions) or "-"
+        return f"<PushConsumer of {self.group}: {topics}, {state}>"
 
     @property
     def is_ordered(self) -> bool:

@@ -106,7 +106,7 @@ class Member:
             filtered_here=not retry,
             send_back=send_back if self._has_retry_topic else None,
         )
-        self.readers = (
+        self.readers: Readers = (
             OrderedReaders(reading, keeper.client_id, self.notice)
             if retry and options.ordered
             else Readers(reading)

@@ -138,7 +138,7 @@ class OrderedReader(QueueReader):
 
     def __init__(self, *reader: Any, leases: Leases | None) -> None:
         super().__init__(*reader)
-        self.is_retiring = False
+        self.is_retiring: bool = False
         self._leases = leases
         self._quiet = asyncio.Event()
 

@@ -18,13 +18,16 @@ from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
+    Body,
     MessageOptions,
     Outgoing,
+    make_draft,
     make_message,
 )
+from sluicemq.client.core.names import check_number
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender
+from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
@@ -35,6 +38,7 @@ from sluicemq.client.core.transactions import (
 )
 from sluicemq.client.keeper import Keeper, unique_ids
 from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.hints import explain, helpful
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 
@@ -48,13 +52,18 @@ TRACE_CLOSE_S: Final = 3.0
 TRACE_PAUSE_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CloseReport:
     """What `close` found: sends that were settled while it waited, and ids of messages of which
     nobody knows whether they are stored."""
 
     settled: int
     unknown: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        ids = ", ".join(self.unknown[:5]) + (" …" if len(self.unknown) > 5 else "")
+        count = f"{len(self.unknown)} unknown{': ' if ids else ''}"
+        return f"<CloseReport: {self.settled} settled, {count}{ids}>"
 
 
 class Sends(Protocol):
@@ -73,11 +82,17 @@ def of_sender(
 
     @functools.wraps(talk)
     def call(self: Sends, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self.cluster.run(talk(self.sender, *arguments, **named))
+        try:
+            begun = talk(self.sender, *arguments, **named)
+        except TypeError as error:
+            explain(error, call, named)
+            raise
+        return self.cluster.run(begun)
 
     return call
 
 
+@helpful
 class Producer:
     """Sends messages of one producer group.
 
@@ -103,7 +118,7 @@ class Producer:
         requester: "Requester | None" = None,
     ) -> None:
         self.cluster = cluster
-        self.sender = Sender(
+        self.sender: Sender = Sender(
             cluster.directory,
             group,
             unique_ids(cluster.clock).next,
@@ -115,32 +130,41 @@ class Producer:
             trace=trace,
         )
         self.sender.on_first = on_first
-        self.group = self.sender.group
-        self.transactions = Transactions(cluster.directory, self.group, listener, trace)
+        self.group: str = self.sender.group
+        self.transactions: Transactions = Transactions(
+            cluster.directory, self.group, listener, trace
+        )
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
 
-    send = of_sender(Sender.send_message)
-    send_oneway = of_sender(Sender.send_oneway)
-    send_batch = of_sender(Sender.send_batch)
-    recall = of_sender(Sender.recall)
+    send: Final = of_sender(Sender.send_message)
+    send_oneway: Final = of_sender(Sender.send_oneway)
+    send_batch: Final = of_sender(Sender.send_batch)
+    recall: Final = of_sender(Sender.recall)
 
     def send_soon(
         self,
         on_done: OnDone,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
         **options: Unpack[MessageOptions],
     ) -> None:
-        """RocketMQ's asynchronous send: returns at once, calls `on_done(result, error)` later.
+        """RocketMQ's asynchronous send: returns at once, calls `on_done(result, error)` later, one
+        of the two None. The options are those of `send`.
 
-        One attempt only (`retries_async`), as RocketMQ counts it. Bad messages raise here.
+        One attempt only (`retries_async`), as RocketMQ counts it. What breaks a rule raises
+        ConfigurationError here; other errors of `send` are handed to `on_done`.
         """
-        outgoing = self.sender.ready(make_message(topic, body, **options))
+        if not callable(on_done):
+            raise ConfigurationError(
+                f"on_done is {on_done!r:.60}.", cure="Give a function: (result, error) -> None."
+            )
+        outgoing = self.sender.ready(make_draft(topic, body, **options))
+        check_way(outgoing.topic, queue, timeout_ms)
         send = self.sender.send(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
@@ -158,17 +182,18 @@ class Producer:
     async def request(
         self,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
         timeout_s: float = REPLY_TIMEOUT_S,
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
         """Sends a message and waits for the reply of whoever consumes it (`message.reply`).
 
-        `options` are those of `send`. Raises what `send` does, and RequestTimeoutError without a
-        reply: it says whether the request is stored. A late reply is dropped. ConfigurationError
-        for a producer that was not made by a `Sluice`.
+        `timeout_s`: how long it waits for the reply. `options` are those of `send`. Raises what
+        `send` does, and RequestTimeoutError without a reply: it says whether the request is stored.
+        A late reply is dropped. ConfigurationError for a producer that was not made by a `Sluice`.
         """
+        check_number("timeout_s", timeout_s, 0.001, whole=False)
         if self._requester is None:
             raise ConfigurationError(
                 "this producer takes no replies.", cure="Make it with `Sluice.producer`."
@@ -179,7 +204,7 @@ class Producer:
     def transaction(
         self,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
@@ -189,9 +214,11 @@ class Producer:
         """A message that becomes visible when the block commits: see `Transaction`.
 
         `check_after_s`: ask this group not before so many seconds how it ended (the broker's
-        transactionTimeOut without it); a commit that comes later may be refused. Delays are
-        refused. Raises ConfigurationError here.
+        transactionTimeOut without it); a commit that comes later may be refused. The others are
+        those of `send`; delays are refused. Raises ConfigurationError here.
         """
+        if queue is not None or timeout_ms is not None:
+            check_way(topic.topic if isinstance(topic, Message) else topic, queue, timeout_ms)
 
         def send(half: Outgoing) -> Talk[SendResult]:
             return self.sender.send(half, queue, timeout_ms)
@@ -249,6 +276,10 @@ class Producer:
                 self.group, len(unknown), ", ".join(unknown[:20]),
             )  # fmt: skip
         return CloseReport(open_at_start - len(sender.open), unknown)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.sender.is_closed else f"{len(self.sender.open)} sends open"
+        return f"<Producer of {self.group} at {self.cluster!r}, {state}>"
 
 
 class Transaction(TransactionBlock):

@@ -24,10 +24,11 @@ from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
 from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
-from sluicemq.client.core.names import check_group
+from sluicemq.client.core.names import check_group, check_number, check_queue
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
+from sluicemq.hints import helpful
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -36,7 +37,7 @@ from sluicemq.record.codec import decode_records
 READ_GROUP: Final = "TOOLS_CONSUMER"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PullResult:
     """`next_offset` is where to go on (for OFFSET_ILLEGAL: where the broker says); the queue holds
     `offset_min` up to, not including, `offset_max`."""
@@ -47,12 +48,19 @@ class PullResult:
     offset_max: int
     messages: tuple[StoredMessage, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"<PullResult {self.status.name}: {len(self.messages)} messages, next offset "
+            f"{self.next_offset} of {self.offset_min} to {self.offset_max}>"
+        )
 
+
+@helpful
 class PullConsumer:
     """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
 
     def __init__(self, cluster: Cluster, group: str = READ_GROUP) -> None:
-        self.group = check_group(group)
+        self.group: str = check_group(group)
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
 
@@ -71,6 +79,10 @@ class PullConsumer:
         Raises FilterSyntaxError, RouteNotFoundError, RequestError, ConnectionLostError and
         RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL.
         """
+        check_queue(queue)
+        check_number("offset", offset, 0)
+        check_number("count_max", count_max, 1)
+        check_number("wait_s", wait_s, 0, whole=False)
         key = (queue.topic, tags, where)
         subscription = self._subscriptions.get(key)
         if subscription is None:
@@ -83,6 +95,7 @@ class PullConsumer:
             count_max=count_max,
             subscription=subscription,
             suspend_timeout_ms=int(wait_s * 1000),
+            any_span=True,
         )
         # The broker looks at its parked pulls every 5 s (spec/remoting.md §13): so late at most.
         timeout_s = self._cluster.timeout_s + wait_s + 5.0
@@ -95,6 +108,9 @@ class PullConsumer:
         return PullResult(
             pulled.status, pulled.next_offset, pulled.offset_min, pulled.offset_max, messages
         )
+
+    def __repr__(self) -> str:
+        return f"<PullConsumer of {self.group} at {self._cluster!r}>"
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
@@ -131,6 +147,7 @@ ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
 """Called with a topic, all of its queues and those of this consumer."""
 
 
+@helpful
 class LitePullConsumer:
     """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
 
@@ -214,6 +231,8 @@ class LitePullConsumer:
             if self.options.auto_commit:
                 self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
         wanted = set(queues)
+        for queue in wanted:
+            check_queue(queue)
         for queue in self._assigned.queues - wanted:
             await self._assigned.drop(queue)
         for queue in sorted(wanted - self._assigned.queues):
@@ -234,11 +253,9 @@ class LitePullConsumer:
         What earlier polls returned counts as done from now on. Raises what ended the reading
         (GroupNotFoundError, PermissionDeniedError …).
         """
-        if (timeout_s is not None and timeout_s < 0) or count_max < 1:
-            raise ConfigurationError(
-                f"poll would wait {timeout_s} s for {count_max} messages.",
-                cure="Wait 0 s or more (None: for ever) for 1 message or more.",
-            )
+        check_number("count_max", count_max, 1)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, 0, whole=False)
         self._finish()
         messages: list[ReceivedMessage] = []
         try:
@@ -406,6 +423,10 @@ class LitePullConsumer:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        state = f"{len(self.assignment)} queues" if self.is_running else "reads nothing"
+        return f"<LitePullConsumer of {self.group}: {', '.join(self._topics) or '-'}, {state}>"
 
 
 _ONE_WAY = "A consumer either subscribes to topics or is assigned queues: use two consumers."

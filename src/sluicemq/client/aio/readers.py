@@ -50,7 +50,7 @@ from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, Slu
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
-from sluicemq.record.codec import split_records, tag_of
+from sluicemq.record.codec import split_records
 
 _log = logging.getLogger("sluicemq.client")
 Sink = Feed | RetrySink
@@ -89,6 +89,7 @@ class SendBack:
 
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
 _STUCK_S: Final = 60.0
+COUNT_STEP: Final = 64
 OFFSET_RESET: Final = "OFFSET_RESET"
 """A 21 with this remark: an operator has sent the group to another place."""
 
@@ -126,15 +127,15 @@ class QueueReader:
         position: int,
         committed: int | None = None,
     ) -> None:
-        self.group = reading.group
+        self.group: str = reading.group
         self.queue = queue
-        self.subscription = subscription
+        self.subscription: Subscription = subscription
         self.feed = feed
-        self.in_flight = InFlight(position)
+        self.in_flight: InFlight = InFlight(position)
         self.committed = committed
         self.out: set[ReceivedMessage] = set()
-        self.counts = Counts()
-        self.pulled_s = 0.0
+        self.counts: Counts = Counts()
+        self.pulled_s: float = 0.0
         self._replica_id = MASTER_ID
         """Where the last answer said to ask next: at the master, or at a slave that has the queue
         while the master is busy reading what is old."""
@@ -143,6 +144,7 @@ class QueueReader:
         self._reading = reading
         self._options = reading.options
         self._limits = reading.options.limits(1)
+        self._span_max = None if reading.options.ordered else reading.options.span_max
         self._is_paused = False
         self._is_held = False
         self._room = asyncio.Event()
@@ -260,10 +262,8 @@ class QueueReader:
         self._look_for_room()
 
     def _look_for_room(self) -> None:
-        options = self._options
-        span_max = None if options.ordered else options.span_max
         is_stopped = self._is_paused or self._is_held
-        if not is_stopped and self.in_flight.has_room(*self._limits, span_max):
+        if not is_stopped and self.in_flight.has_room(*self._limits, self._span_max):
             self._room.set()
         else:
             self._room.clear()
@@ -382,17 +382,21 @@ class QueueReader:
             and self._is_at_master  # a slave's offsets are the master's
         )
         commit = in_flight.committable if may_commit else 0
+        room = max(1, self._limits[0] - in_flight.count)
+        if room > COUNT_STEP:  # few different requests: the broker keeps a plan for each
+            room -= room % COUNT_STEP
         command = requests.pull(
             self.group,
             self.queue,
             in_flight.position,
-            count_max=min(options.pull_count, max(1, self._limits[0] - in_flight.count)),
+            count_max=min(options.pull_count, room),
             subscription=self.subscription if self._reading.filtered_here else None,
             sub_version=self.subscription.version,
             expression_kind=self.subscription.kind,
             suspend_timeout_ms=int(poll_s * 1000),
             commit_offset=commit or None,
             lite=self._reading.filtered_here,
+            any_span=self._span_max is None,
         )
         talk = self._cluster.directory.pull(
             self.queue, command, poll_s + ANSWER_TIMEOUT_S, self._replica_id
@@ -413,9 +417,7 @@ class QueueReader:
             self._moved(answer)
             return
         in_flight, tags = self.in_flight, self.subscription.tags
-        found = split_records(answer.data, self.queue.broker)
-        if tags:  # the broker goes by their codes
-            found = [it for it in found if tag_of(it[2]) in tags]
+        found = split_records(answer.data, self.queue.broker, tags)  # the broker goes by codes
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
         self._look_for_room()
         if found:
@@ -454,7 +456,7 @@ class Readers:
     """Which queues are read here, from where, and up to where they are committed."""
 
     def __init__(self, reading: Reading) -> None:
-        self.options = reading.options
+        self.options: ConsumeOptions = reading.options
         self._kind: Callable[..., QueueReader] = QueueReader
         self._reading = reading
         self._cluster = cluster = reading.cluster

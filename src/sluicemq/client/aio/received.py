@@ -13,10 +13,13 @@ from typing import Any, Final, Protocol
 
 from sluicemq import engine
 from sluicemq.client.core.consuming import InFlight, first_topic
+from sluicemq.client.core.messages import Body
+from sluicemq.client.core.messages import body_of as sent
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.tracing import Delivery, Outcome
+from sluicemq.hints import helpful
 from sluicemq.model.ids import Host
-from sluicemq.model.message import StoredMessage
+from sluicemq.model.message import StoredMessage, glance
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import body_of, decode_record, tag_of
 
@@ -59,6 +62,7 @@ def of_record(name: str) -> Any:
     return property(attrgetter(f"record.{name}"))
 
 
+@helpful
 class ReceivedMessage:
     """A message that was delivered to a consumer.
 
@@ -82,12 +86,12 @@ class ReceivedMessage:
         the origin's as it was pulled; while it is out, the origin notes who has it, since when, and
         its trace."""
         self._record = record
-        self.queue_offset = queue_offset
-        self.attempt = 1
-        self.origin = origin
-        self.in_flight = in_flight
+        self.queue_offset: int = queue_offset
+        self.attempt: int = 1
+        self.origin: Origin = origin
+        self.in_flight: InFlight = in_flight
         self.owner: object = None
-        self.since_s = 0.0
+        self.since_s: float = 0.0
         self.delivery: Delivery | None = None
 
     async def ack(self) -> bool:
@@ -121,15 +125,14 @@ class ReceivedMessage:
         properties = self.record.properties
         return bool(properties.get(REPLY_TO_CLIENT) and properties.get(CORRELATION_ID))
 
-    async def reply(self, body: bytes | str) -> None:
+    async def reply(self, body: Body) -> None:
         """Answers a message that was sent with `request`; returns when the requester has it.
 
         Does not acknowledge: a reply that could not be given may be tried again. Raises
         ConfigurationError when nobody asked, RequestError when the requester is gone (code 1),
         ConnectionLostError, RequestTimeoutError.
         """
-        data = body.encode() if isinstance(body, str) else body
-        await self.origin.reply(self.record, data, f"{self.message_id}R")
+        await self.origin.reply(self.record, sent(body), f"{self.message_id}R")
 
     def settle(self) -> bool:
         """`ack` for code that cannot await; must run on the loop's thread."""
@@ -187,10 +190,16 @@ class ReceivedMessage:
         """The queue it lies in; for a retried message that of the retry topic."""
         return MessageQueue(self.record.topic, self.record.broker, self.record.queue_id)
 
+    def __str__(self) -> str:
+        """For logs: nothing that the producer has written but its id."""
+        return f"message {self.message_id} of {self.queue} at offset {self.queue_offset}"
+
     def __repr__(self) -> str:
+        times = f" redelivered {self.reconsume_times} times" if self.reconsume_times else ""
         return (
-            f"<message {self.message_id} of {self.topic} queue {self.record.queue_id} "
-            f"offset {self.queue_offset} {len(self.body)} B>"
+            f"<ReceivedMessage {self.message_id} of {self.topic} queue {self.record.queue_id} of "
+            f"{self.record.broker or '-'} offset {self.queue_offset}{times}"
+            f"{glance(self.tag, self.keys, self.body)}>"
         )
 
 
@@ -203,7 +212,7 @@ class Feed:
     __slots__ = ("_error", "_items", "_takers", "is_shareable")
 
     def __init__(self, *, is_shareable: bool = False) -> None:
-        self.is_shareable = is_shareable
+        self.is_shareable: bool = is_shareable
         self._items: deque[ReceivedMessage] = deque()
         self._takers: deque[tuple[asyncio.Future[None], object]] = deque()
         self._error: BaseException | None = None
@@ -339,8 +348,8 @@ class Lane:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.waiting: deque[ReceivedMessage] = deque()
-        self.is_resting = False
-        self.is_queued = False
+        self.is_resting: bool = False
+        self.is_queued: bool = False
 
     @property
     def is_ready(self) -> bool:

@@ -16,7 +16,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from sluicemq.client.aio.broker_requests import BrokerRequests
 from sluicemq.client.aio.cluster import Admin, Cluster, Tasks
@@ -53,8 +53,9 @@ from sluicemq.client.core.sending import (
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError
+from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import Tls
@@ -69,6 +70,21 @@ def default_name_servers() -> str:
     return os.environ.get("NAMESRV_ADDR") or DEFAULT_NAME_SERVER
 
 
+class ClientOptions(TypedDict, total=False):
+    """What a client may be told besides where its cluster is: see `Sluice`."""
+
+    credentials: Credentials | tuple[str, str] | None
+    producer_group: str
+    send_timeout_ms: int
+    client_id: str | None
+    on_moved: Callable[[OffsetMoved], None] | None
+    trace: bool | str
+    tls: Tls | bool | None
+    instance: str
+    offsets_directory: str | None
+    files: Files
+
+
 def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concatenate[Any, P], T]:
     """A method of the default producer as one of `Sluice`, with its signature and docstring."""
 
@@ -79,14 +95,17 @@ def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concat
     return call
 
 
+@helpful
 class Sluice:
     """A client of a RocketMQ-compatible cluster, for asyncio. Use it in the loop that made it.
 
-    `name_servers` is `host:port;host:port` or a list; `credentials` a pair (access key, secret
-    key). `on_moved` is called when a consumer has to go on at another offset, for instance because
-    what it wanted was deleted. `trace`: write what happens to messages to RMQ_SYS_TRACE_TOPIC
-    (True) or a topic of yours, for `sluice trace`. `tls`: True, or a `Tls` with its files; None:
-    as the variable SLUICE_TLS says. Errors are those of `sluicemq.errors`.
+    `name_servers` is `host:port;host:port` or a list; None: the variable NAMESRV_ADDR, or
+    127.0.0.1:9876. `credentials`: a pair (access key, secret key). `producer_group` and
+    `send_timeout_ms` (for all attempts of one send) are those of `send`. `on_moved` is called when
+    a consumer has to go on at another offset, for instance because what it wanted was deleted.
+    `trace`: write what happens to messages to RMQ_SYS_TRACE_TOPIC (True) or a topic of yours, for
+    `sluice trace`. `tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says.
+    Raises ConfigurationError for what cannot be meant; nothing is connected before it is needed.
     """
 
     def __init__(
@@ -112,9 +131,15 @@ class Sluice:
         `heartbeat_thread=False` are for clusters in one process (testing): what carries the bytes,
         and heartbeats from the caller's own loop.
         """
+        if client_id is not None and not isinstance(client_id, str):
+            raise ConfigurationError(f"client_id is {client_id!r:.60}.", cure="Give a text.")
+        if on_moved is not None and not callable(on_moved):
+            raise ConfigurationError(
+                f"on_moved is {on_moved!r:.60}.", cure="Give a function of an OffsetMoved."
+            )
         network = secured(network, Tls.of(tls))
-        self.client_id = client_id or make_client_id(clock)
-        self.cluster = Cluster(
+        self.client_id: str = client_id or make_client_id(clock)
+        self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
             credentials=credentials,
             clock=clock,
@@ -148,7 +173,7 @@ class Sluice:
         )
         self.cluster.directory.on_route = self._on_route
         self.cluster.on_moved = on_moved
-        self.admin = Admin(self.cluster)
+        self.admin: Admin = Admin(self.cluster)
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
         self._trace_writer: TraceWriter | None = None
@@ -169,7 +194,9 @@ class Sluice:
         return self.default_producer.sender
 
     def producer(self, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]) -> Producer:
-        """A producer of its own group and settings (`ProducerOptions`)."""
+        """A producer of its own group and settings (`ProducerOptions`): timeout_ms, retries,
+        retries_async, retry_unsafe, compress_from_bytes, delay_level_max, listener. Raises
+        ConfigurationError."""
         self._check_open()
         producer = Producer(
             self.cluster,
@@ -202,13 +229,13 @@ class Sluice:
         self._keeper.use(self.cluster.routes.addresses([topic]))
         self._keeper.beat()
 
-    send = of_sender(Sender.send_message)
-    send_oneway = of_sender(Sender.send_oneway)
-    send_batch = of_sender(Sender.send_batch)
-    recall = of_sender(Sender.recall)
-    send_soon = of_default(Producer.send_soon)
-    request = of_default(Producer.request)
-    transaction = of_default(Producer.transaction)
+    send: Final = of_sender(Sender.send_message)
+    send_oneway: Final = of_sender(Sender.send_oneway)
+    send_batch: Final = of_sender(Sender.send_batch)
+    recall: Final = of_sender(Sender.recall)
+    send_soon: Final = of_default(Producer.send_soon)
+    request: Final = of_default(Producer.request)
+    transaction: Final = of_default(Producer.transaction)
 
     # ----------------------------------------------------------------------- consuming
 
@@ -231,11 +258,15 @@ class Sluice:
         """The messages of a topic for a group, filtered by tags ("A||B") or SQL92 (`where`).
 
         `start`: where a group without a committed offset begins: "first", "last", a datetime or
-        milliseconds since 1970. `ordered`: one message of a queue at a time, and the next one when
-        it is acknowledged. The next three say what `message.reject()` does (`RetryRules`).
-        `limits`: broadcast, allocate, span_max … of `ConsumeOptions`. The
-        network is first used when the stream is iterated. Raises FilterSyntaxError and
-        ConfigurationError for what is wrong without asking anybody.
+        milliseconds since 1970. `prefetch_count` messages and `prefetch_bytes` bytes of a queue may
+        be unacknowledged before it pauses. `ordered`: one message of a queue at a time, and the
+        next one when it is acknowledged. The next three say what `message.reject()` does
+        (`RetryRules`); `suspend_s` are seconds. `limits` are those of `ConsumeLimits`: broadcast,
+        allocate, span_max ….
+
+        The network is first used when the stream is iterated. Raises FilterSyntaxError and
+        ConfigurationError for what is wrong without asking anybody; see `MessageStream.start` for
+        the rest.
         """
         self._check_open()
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
@@ -272,8 +303,9 @@ class Sluice:
         and comes again after `suspend_s`. Else a failed message comes again by way of the broker
         after `retry_delay_level` (0: 10 s, 30 s … 2 h). After `max_reconsume_times` (None: 16, or
         what the group says; ordered: no end) it goes to the dead letters. With `batch_max` the
-        handler gets a list of up to so many messages of one queue. `limits`: broadcast, allocate,
-        span_max … of `ConsumeOptions`.
+        handler gets a list of up to so many messages of one queue. `concurrency`: handlers that
+        run at once. `start` and the prefetch limits are those of `subscribe`, `limits` those of
+        `ConsumeLimits`. Raises ConfigurationError.
         """
         self._check_open()
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
@@ -301,8 +333,11 @@ class Sluice:
         auto_commit: bool = True,
         **limits: Unpack[LitePullLimits],
     ) -> LitePullConsumer:
-        """A consumer that is polled: subscribe or assign, then `poll`. `limits`: those of
-        `ConsumeOptions`."""
+        """A consumer that is polled: subscribe or assign, then `poll`.
+
+        `start` is that of `subscribe`. `auto_commit`: what earlier polls returned is committed
+        every few seconds; without it by `commit`. `limits`: `count_max` and `bytes_max` (fetched
+        ahead of a queue) and those of `ConsumeLimits`. Raises ConfigurationError."""
         self._check_open()
         settings = ConsumeOptions(start=start, auto_commit=auto_commit, **limits)
         consumer = LitePullConsumer(self.cluster, self._members, checked_group(group), settings)
@@ -377,4 +412,5 @@ class Sluice:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}>"
+        state = ", closed" if self._closed else ""
+        return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}{state}>"

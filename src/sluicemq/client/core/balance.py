@@ -22,10 +22,10 @@ own function is one.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final, TypedDict, Unpack
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue, Strategy, allocate_average, allocate_circle
@@ -181,7 +181,18 @@ _JAVA_NAMES: Final = {
 STRATEGY_NAMES: Final = tuple(sorted(_MAKERS))
 
 
-def strategy(choice: str | Strategy, **settings: Any) -> Strategy:
+class StrategySettings(TypedDict, total=False):
+    """What a strategy may be told: each has its own."""
+
+    virtual_nodes: int
+    rooms: str | Iterable[str]
+    queues: Iterable[MessageQueue]
+    inner: Strategy
+    broker_room: Callable[[str], str]
+    client_room: Callable[[str], str]
+
+
+def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> Strategy:
     """A strategy by name with its settings, or a function as it is.
 
     Settings: `virtual_nodes` of consistent_hash, `rooms` of machine_room, `queues` of config,
@@ -190,19 +201,20 @@ def strategy(choice: str | Strategy, **settings: Any) -> Strategy:
     >>> strategy("machine_room", rooms=["hz"])
     MachineRooms(rooms=frozenset({'hz'}))
     """
-    if not isinstance(choice, str):
+    if callable(choice):
         return choice
     maker = _MAKERS.get(_JAVA_NAMES.get(choice, choice))
     if maker is None:
         raise ConfigurationError(
-            f"there is no allocation strategy {choice!r}.",
+            f"there is no allocation strategy {choice!r:.60}.",
             cure=f"Use {', '.join(STRATEGY_NAMES)}, or a function.",
         )
     try:
         return maker(**settings)
     except TypeError:
         raise ConfigurationError(
-            f"the allocation strategy {choice!r} cannot be made with {sorted(settings) or 'none'}.",
+            f"the allocation strategy {choice!r} cannot be made with "
+            f"{', '.join(sorted(settings)) or 'none'}.",
             cure="machine_room wants rooms=, config wants queues=, consistent_hash takes "
             "virtual_nodes=, machine_room_nearby takes inner=, broker_room=, client_room=.",
         ) from None

@@ -41,7 +41,7 @@ from typing import Final, Literal, TypedDict
 
 from sluicemq.client.core.balance import strategy
 from sluicemq.client.core.messages import COMPRESS_FROM_BYTES, Outgoing
-from sluicemq.client.core.names import check_topic
+from sluicemq.client.core.names import check_number, check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
@@ -62,6 +62,8 @@ from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMES
 
 COUNT_MAX: Final = 1000
 """Messages of one queue in flight before pulling pauses (RocketMQ's pullThresholdForQueue)."""
+PULL_COUNT: Final = 256
+"""Messages of one request: a RocketMQ broker gives 32 of them, ours what goes into 256 KiB."""
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of one queue in flight before pulling pauses (RocketMQ allows 100 MiB)."""
 
@@ -72,8 +74,8 @@ class InFlight:
     __slots__ = ("_sizes", "position", "size_bytes")
 
     def __init__(self, position: int) -> None:
-        self.position = position
-        self.size_bytes = 0
+        self.position: int = position
+        self.size_bytes: int = 0
         self._sizes: dict[int, int] = {}
         """By offset, in rising order."""
 
@@ -156,7 +158,7 @@ class Counts:
         self._cell: list[float] = []
         self._cell_end_s = 0.0
         self._failed: deque[list[float]] = deque()
-        self.last_consume_s = 0.0
+        self.last_consume_s: float = 0.0
 
     def _next_cell(self, now_s: float) -> None:
         second = int(now_s)
@@ -239,20 +241,14 @@ class RetryRules:
     suspend_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.times_max is not None and not 0 <= self.times_max <= ORDERED_TIMES_MAX:
+        if self.times_max is not None:
+            check_number("max_reconsume_times", self.times_max, 0, ORDERED_TIMES_MAX)
+        if not isinstance(self.level, int) or self.level < LEVEL_DEAD:
             raise ConfigurationError(
-                f"max_reconsume_times is {self.times_max}.",
-                cure=f"Use 0 to {ORDERED_TIMES_MAX}, or None for the group's own setting.",
-            )
-        if self.level < LEVEL_DEAD:
-            raise ConfigurationError(
-                f"the delay level is {self.level}.",
+                f"the delay level is {self.level!r:.60}.",
                 cure="Use 0 (the ladder), a level of the broker (1 to 18), or -1 (dead letters).",
             )
-        if not 0.01 <= self.suspend_s <= 30.0:
-            raise ConfigurationError(
-                f"an ordered queue would rest {self.suspend_s} s.", cure="Use 0.01 to 30 s."
-            )
+        check_number("suspend_s", self.suspend_s, 0.01, 30, whole=False)
 
 
 def times_so_far(record: StoredMessage) -> int:
@@ -298,7 +294,17 @@ COMMIT_PERIOD_MIN_S: Final = 0.01
 
 
 class ConsumeLimits(TypedDict, total=False):
-    """Those of `ConsumeOptions` that every kind of consumer takes by name."""
+    """What every kind of consumer takes by name besides; in brackets what holds without it.
+
+    `pull_count` (32): messages a request. `commit_period_s` (5): how often offsets are committed,
+    `balance_period_s` (20): how often it is looked who reads which queue; seconds. `span_max`
+    (None): offsets between the first and the last unacknowledged message of a queue.
+    `topic_count_max`, `topic_bytes_max` (None): unacknowledged messages and bytes of a topic,
+    shared out among its queues. `allocate` ("average"): who reads which queue: "average",
+    "average_circle" or another strategy (docs/consuming.md), the same for all members.
+    `broadcast` (False): every member reads everything and keeps its offsets here.
+    `young_from_first` (False): RocketMQ's rule for groups without an offset on young queues.
+    """
 
     pull_count: int
     commit_period_s: float
@@ -311,8 +317,21 @@ class ConsumeLimits(TypedDict, total=False):
     young_from_first: bool
 
 
+class ConsumeRules(ConsumeLimits, total=False):
+    """And what a stream and a handler take: how far they fetch ahead (`prefetch_count` messages
+    (1,000) and `prefetch_bytes` (64 MiB) of a queue), and what becomes of a failure (`RetryRules`).
+    """
+
+    prefetch_count: int
+    prefetch_bytes: int
+    max_reconsume_times: int | None
+    retry_delay_level: int
+    suspend_s: float
+
+
 class LitePullLimits(ConsumeLimits, total=False):
-    """And those of a consumer that is polled."""
+    """And those of a consumer that is polled: how many messages (1,000) and bytes (64 MiB) of a
+    queue it fetches ahead."""
 
     count_max: int
     bytes_max: int
@@ -338,7 +357,7 @@ class ConsumeOptions:
     start: Start = "first"
     count_max: int = COUNT_MAX
     bytes_max: int = BYTES_MAX
-    pull_count: int = 32
+    pull_count: int = PULL_COUNT
     commit_period_s: float = 5.0
     balance_period_s: float = 20.0
     auto_commit: bool = True
@@ -353,23 +372,19 @@ class ConsumeOptions:
 
     def __post_init__(self) -> None:
         strategy(self.allocate)
-        limits = (self.span_max, self.topic_count_max, self.topic_bytes_max)
-        if any(limit is not None and limit < 1 for limit in limits):
-            raise ConfigurationError(
-                "a limit of a topic or span is below 1.", cure="Use 1 or more, or None for none."
-            )
-        if self.commit_period_s < COMMIT_PERIOD_MIN_S:
-            raise ConfigurationError(
-                f"offsets would be committed every {self.commit_period_s} s.",
-                cure=f"Use {COMMIT_PERIOD_MIN_S} s or more.",
-            )
+        for name in ("span_max", "topic_count_max", "topic_bytes_max"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1)
+        check_number("the prefetch limit of messages", self.count_max, 1)
+        check_number("the prefetch limit of bytes", self.bytes_max, 1)
+        check_number("pull_count", self.pull_count, 1)
+        for name in ("commit_period_s", "balance_period_s"):
+            check_number(name, getattr(self, name), COMMIT_PERIOD_MIN_S, whole=False)
         if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
             raise ConfigurationError(
                 f"start is {self.start!r}.",
                 cure="Use 'first', 'last', milliseconds since 1970, or a datetime.",
             )
-        if self.count_max < 1 or self.bytes_max < 1 or self.pull_count < 1:
-            raise ConfigurationError("a prefetch limit is below 1.", cure="Use 1 or more.")
 
     @property
     def start_ms(self) -> int | None:
@@ -443,6 +458,11 @@ def make_subscription(
             "both tags= and where= are given.",
             cure="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
         )
+    for name, text in (("tags", tags), ("where", where)):
+        if text is not None and not isinstance(text, str):
+            raise ConfigurationError(
+                f"{name} is {text!r:.60}.", cure="Give a text: tags='A||B', or where='price > 3'."
+            )
     kind = TAG if where is None else SQL92
     expression = tags if where is None else where
     check_topic(topic)

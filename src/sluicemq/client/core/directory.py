@@ -160,9 +160,9 @@ class Directory:
     """The name servers and routes of one client. `on_route` hears of topics whose route changed."""
 
     def __init__(self, name_servers: str | list[str] | tuple[str, ...], clock: Clock) -> None:
-        self.name_servers = parse_name_servers(name_servers)
+        self.name_servers: tuple[str, ...] = parse_name_servers(name_servers)
         self.clock = clock
-        self.routes = Routes()
+        self.routes: Routes = Routes()
         self.on_route: Callable[[str], None] = lambda topic: None
         # Not all clients begin with the same one.
         self._first = clock.now_ms() % len(self.name_servers)

@@ -144,7 +144,7 @@ class StagedRanges:
     """Collects them. `messages` counts."""
 
     def __init__(self, partition: int, attempt: int) -> None:
-        self.messages = 0
+        self.messages: int = 0
         self._partition = partition
         self._attempt = attempt
         self._ranges: list[StagedRange] = []

@@ -19,7 +19,7 @@ recommends; a single larger message travels alone.
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -32,6 +32,7 @@ from sluicemq import engine
 from sluicemq.client.core.names import (
     check_group,
     check_keys,
+    check_number,
     check_properties,
     check_tag,
     check_topic_to_send,
@@ -66,7 +67,7 @@ def delay_ms_of(delay: timedelta | float) -> int:
     """A delay in seconds or as timedelta -> ms. Raises ConfigurationError."""
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
-            f"the delay is {type(delay).__name__}.", cure="Give seconds or a timedelta."
+            f"the delay is {delay!r:.60}.", cure="Give seconds or a timedelta: delay=90."
         )
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if not 0 <= seconds < 1e10:
@@ -88,7 +89,7 @@ def deliver_at_ms_of(moment: datetime | int) -> int:
         return round(moment.timestamp() * 1000)
     if isinstance(moment, bool) or not isinstance(moment, int):
         raise ConfigurationError(
-            f"deliver_at is {type(moment).__name__}.",
+            f"deliver_at is {moment!r:.60}.",
             cure="Give a datetime with a time zone, or whole milliseconds since 1970.",
         )
     if moment < _MS_MIN:
@@ -101,10 +102,10 @@ def deliver_at_ms_of(moment: datetime | int) -> int:
 
 def recalled(handle: str) -> RecallHandle:
     """What a recall handle says. Raises ConfigurationError when it is none."""
-    found = parse_recall_handle(handle)
+    found = parse_recall_handle(handle) if isinstance(handle, str) else None
     if found is None:
         raise ConfigurationError(
-            f"{handle!r} is no recall handle.",
+            f"{handle!r:.200} is no recall handle.",
             cure="It is the recall_handle of a SendResult; only timed messages have one.",
         )
     return found
@@ -135,9 +136,9 @@ def delay_properties(
     found: dict[str, str] = {}
     if message.delay_level:
         level = message.delay_level
-        if not 0 < level <= level_max:
+        if not isinstance(level, int) or not 0 < level <= level_max:
             raise ConfigurationError(
-                f"the delay level is {level}.",
+                f"the delay level is {level!r:.60}.",
                 cure=f"Levels are 1 to {level_max}, 0 is none. For any other time give delay= or "
                 "deliver_at=.",
             )
@@ -188,11 +189,19 @@ class Outgoing:
 
 _parts: Final[Callable[[Draft], tuple[Any, ...]]] = attrgetter(*Draft.__slots__)
 
+Body = bytes | bytearray | memoryview | str
+"""Text is sent as UTF-8."""
+
 
 class MessageOptions(TypedDict, total=False):
-    """What makes a message besides topic and body; see `model.message.Message`.
+    """What makes a message besides topic and body, where `send` is not the only word.
 
-    `delay` is seconds or a timedelta, `deliver_at` a datetime with a time zone or ms since 1970.
+    `tag`: what consumers choose by, no `|` in it. `keys`: what `sluice message query` finds it by,
+    without white space. `properties`: texts by name, for SQL92. `flag`: a number of yours (32
+    bits). `wait_store_ok`: answer when it is as safe as the broker keeps messages. `sharding_key`:
+    messages with the same one go to the same queue, in order. At most one of: `delay_level` (1 to
+    18, 0 is none), `delay` (seconds or a timedelta), `deliver_at` (a datetime with a time zone, or
+    ms since 1970).
     """
 
     tag: str | None
@@ -207,17 +216,21 @@ class MessageOptions(TypedDict, total=False):
 
 
 def make_message(
-    topic: str | Message, body: bytes | str | None = None, **options: Unpack[MessageOptions]
+    topic: str | Message, body: Body | None = None, **options: Unpack[MessageOptions]
 ) -> Message:
     """The arguments of `send` as a `Message`; a `Message` given as topic passes through. Raises
     ConfigurationError."""
-    draft = make_draft(topic, body, **options)
+    return as_message(make_draft(topic, body, **options))
+
+
+def as_message(draft: Message | Draft) -> Message:
+    """For who shall not see a draft."""
     return draft if isinstance(draft, Message) else Message(*_parts(draft))
 
 
 def make_draft(
     topic: str | Message,
-    body: bytes | bytearray | memoryview | str | None = None,
+    body: Body | None = None,
     *,
     tag: str | None = None,
     keys: str | Sequence[str] = (),
@@ -230,24 +243,24 @@ def make_draft(
     deliver_at: datetime | int | None = None,
 ) -> Message | Draft:
     """The same for who only makes it ready. HOT."""
-    if isinstance(topic, Message):
-        if body is not None:
+    if not isinstance(topic, str):
+        if not isinstance(topic, Message):
             raise ConfigurationError(
-                "a Message and a body are given.", cure="The message has its body already."
+                f"the topic is {topic!r:.60}.", cure="Give its name, or a Message."
+            )
+        own = tag, keys, properties, sharding_key, delay_level, delay, deliver_at, flag
+        if body is not None or any(own) or not wait_store_ok:
+            raise ConfigurationError(
+                "a Message and a body or options of a message are given.",
+                cure="Say all of it in the Message: Message(topic, body, tag=…).",
             )
         return topic
-    if not isinstance(body, bytes):
-        if not isinstance(body, str | bytearray | memoryview):
-            raise ConfigurationError(
-                f"the body is {type(body).__name__}.", cure="Give bytes, or text (sent as UTF-8)."
-            )
-        body = body.encode() if isinstance(body, str) else bytes(body)
     return Draft(
         topic,
-        body,
+        body if isinstance(body, bytes) else body_of(body),
         tag,
-        (keys,) if isinstance(keys, str) else tuple(keys),
-        properties or {},
+        keys if isinstance(keys, tuple) else keys_of(keys),
+        {} if properties is None else properties,
         flag,
         wait_store_ok,
         sharding_key,
@@ -255,6 +268,27 @@ def make_draft(
         None if delay is None else delay_ms_of(delay),
         None if deliver_at is None else deliver_at_ms_of(deliver_at),
     )
+
+
+def body_of(body: Body | None) -> bytes:
+    """As it is sent. Raises ConfigurationError."""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise ConfigurationError(
+        f"the body is {body!r:.60} ({type(body).__name__}).",
+        cure="Give bytes, or text (sent as UTF-8): json.dumps(…) of what is neither.",
+    )
+
+
+def keys_of(keys: object) -> tuple[str, ...]:
+    """One key or several. Raises ConfigurationError."""
+    if keys is None or isinstance(keys, str):
+        return () if keys is None else (keys,)
+    if isinstance(keys, Sequence | Set) and not isinstance(keys, bytes):
+        return tuple(keys)
+    raise ConfigurationError(f"the keys are {keys!r:.60}.", cure="Give a text or a list of texts.")
 
 
 def prepare(
@@ -270,8 +304,9 @@ def prepare(
     Raises ConfigurationError for a bad topic, tag, key, property or size. `compress_from_bytes` 0
     switches compression off (batches do so, spec/remoting.md §9).
     """
-    topic = checked_topic(message.topic)
-    body = message.body
+    topic = message.topic
+    topic = checked_topic(topic) if isinstance(topic, str) else check_topic_to_send(topic)
+    body = message.body if isinstance(message.body, bytes) else body_of(message.body)
     if not body:
         raise ConfigurationError(
             "the body is empty, which RocketMQ's brokers do not accept.",
@@ -283,6 +318,8 @@ def prepare(
             cure="Split it, or store it elsewhere and send its address.",
         )
     properties = _properties(message, message_id, delay_level_max)
+    if message.flag != 0:
+        check_number("the flag", message.flag, -(2**31), 2**31 - 1)
     sys_flag = 0
     if compress_from_bytes and len(body) >= compress_from_bytes:
         smaller = zlib.compress(body, _COMPRESS_LEVEL)
@@ -304,9 +341,12 @@ def _properties(message: Message | Draft, message_id: str, delay_level_max: int)
     wait = "true" if message.wait_store_ok else "false"
     text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01{wait}\x02"
     if message.tag is not None:
-        text += f"{TAGS}\x01{checked_tag(message.tag)}\x02"
-    if message.keys:
-        text += f"{KEYS}\x01{' '.join(check_keys(message.keys))}\x02"
+        tag = message.tag
+        tag = checked_tag(tag) if isinstance(tag, str) else check_tag(tag)
+        text += f"{TAGS}\x01{tag}\x02"
+    if keys := message.keys:
+        keys = check_keys(keys if isinstance(keys, tuple) else keys_of(keys))
+        text += f"{KEYS}\x01{' '.join(keys)}\x02"
     if message.sharding_key:
         check_properties({"shardingKey": message.sharding_key})
         text += f"{SHARDING_KEY}\x01{message.sharding_key}\x02"
@@ -314,7 +354,7 @@ def _properties(message: Message | Draft, message_id: str, delay_level_max: int)
         when = delay_properties(message, delay_level_max)
         text += "".join([f"{name}\x01{value}\x02" for name, value in when.items()])
     own = message.properties
-    if own:
+    if own or own.__class__ is not dict:
         check_properties(own)
         # An empty value would be dropped by every reader (spec/remoting.md §9): it is absent here.
         text += "".join([f"{name}\x01{value}\x02" for name, value in own.items() if value])
@@ -351,8 +391,13 @@ def check_batch(messages: Sequence[Message]) -> None:
     """Raises SendError that names the first message which may not be in this batch."""
     if not messages:
         raise SendError("the batch is empty.", cure="Give at least one message.")
-    first = messages[0]
-    for index, message in enumerate(messages):
+    first = messages[0] if isinstance(messages, Sequence) else messages
+    for index, message in enumerate(messages if isinstance(messages, Sequence) else [messages]):
+        if not isinstance(message, Message) or not isinstance(messages, Sequence):
+            raise ConfigurationError(
+                f"a batch is a list of messages, not {message!r:.60}.",
+                cure="Write send_batch([Message(topic, body), …]).",
+            )
         if fault := _batch_fault(message, first):
             what, cure = fault
             raise SendError(f"message {index} of the batch {what}. Nothing was sent.", cure=cure)

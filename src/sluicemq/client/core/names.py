@@ -22,6 +22,7 @@ from sluicemq.model.topic import (
     RETRY_PREFIX,
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
+    MessageQueue,
 )
 from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
@@ -35,17 +36,34 @@ _FORBIDDEN_TO_SEND = frozenset({
 })  # fmt: skip
 
 
+def check_number(
+    what: str, value: object, low: float, high: float | None = None, *, whole: bool = True
+) -> None:
+    """A number between two, both included. Raises ConfigurationError."""
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not (is_number and low <= value and (high is None or value <= high)):  # type: ignore[operator]
+        kind = "a whole number" if whole else "a number"
+        most = "or more" if high is None else f"to {high:,}"
+        raise ConfigurationError(f"{what} is {value!r:.60}.", cure=f"Use {kind}, {low:,} {most}.")
+
+
+def check_queue(queue: object) -> None:
+    """Raises ConfigurationError for what is none."""
+    if not isinstance(queue, MessageQueue):
+        raise ConfigurationError(
+            f"{queue!r:.60} is no queue.", cure="Give a MessageQueue: one of `queues(topic)`."
+        )
+
+
 def check_topic(name: str) -> str:
     """The name itself. Raises ConfigurationError."""
-    limit = (
-        RETRY_TOPIC_LENGTH_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_LENGTH_MAX
-    )
-    return _check("topic", name, limit)
+    is_long = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return _check("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
 
 
 def check_topic_to_send(name: str) -> str:
     """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
-    if name in _FORBIDDEN_TO_SEND:
+    if isinstance(name, str) and name in _FORBIDDEN_TO_SEND:
         raise ConfigurationError(
             f"the topic {name!r} belongs to the broker itself.", cure="Send to a topic of yours."
         )
@@ -58,6 +76,8 @@ def check_group(name: str) -> str:
 
 
 def _check(what: str, name: str, limit: int) -> str:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the {what} is {name!r:.60}.", cure=f"Give the {what}'s name.")
     if not name:
         raise ConfigurationError(f"the {what} name is empty.", cure=f"Name a {what}.")
     if len(name) > limit:
@@ -76,6 +96,8 @@ def _check(what: str, name: str, limit: int) -> str:
 
 def check_tag(tag: str) -> str:
     """Visible characters, no `|`, at most 128. Raises ConfigurationError."""
+    if not isinstance(tag, str):
+        raise ConfigurationError(f"the tag is {tag!r:.60}.", cure="A message has one tag, a text.")
     if not tag:
         raise ConfigurationError("the tag is empty.", cure="Leave it out, or name one.")
     if len(tag) > TAG_LENGTH_MAX:
@@ -103,6 +125,8 @@ def check_tag(tag: str) -> str:
 def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Keys travel separated by spaces, so none may hold one. Raises ConfigurationError."""
     for key in keys:
+        if not isinstance(key, str):
+            raise ConfigurationError(f"a key is {key!r:.60}.", cure="Keys are text: str(key).")
         if not key or any(character.isspace() or character in "\x01\x02" for character in key):
             raise ConfigurationError(
                 f"the key {key!r} is empty or contains white space.",
@@ -113,6 +137,10 @@ def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_properties(properties: Mapping[str, str]) -> None:
     """The user's own properties. Raises ConfigurationError naming the one at fault."""
+    if not isinstance(properties, Mapping):
+        raise ConfigurationError(
+            f"the properties are {properties!r:.60}.", cure="Give a dict of texts: {'price': '3'}."
+        )
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigurationError(
@@ -137,6 +165,10 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
 
     Raises ConfigurationError when nothing is left or a port is not a number.
     """
+    if not isinstance(text, str | list | tuple) or not all(isinstance(one, str) for one in text):
+        raise ConfigurationError(
+            f"the name servers are {text!r:.60}.", cure="Write 'host:port', or a list of these."
+        )
     addresses: dict[str, None] = {}
     for part in filter(None, re.split(r"[;,\s]+", text) if isinstance(text, str) else text):
         bare = part.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
@@ -170,7 +202,7 @@ class Credentials:
         """A pair (access key, secret key) or Credentials. Raises ConfigurationError."""
         if value is None or isinstance(value, Credentials):
             return value
-        if len(value) != 2 or not all(value):
+        if not isinstance(value, tuple | list) or len(value) != 2 or not all(value):
             raise ConfigurationError(
                 "credentials are not a pair of texts.", cure="Give (access_key, secret_key)."
             )

@@ -53,8 +53,6 @@ from sluicemq.wire.headers import (
 
 _SEND_BATCH: Final = int(Code.SEND_BATCH_MESSAGE)
 _PULL: Final = int(Code.PULL_MESSAGE)
-_PLAIN: Final = 0, 0, 0
-"""Of a message: neither compressed, nor flagged, nor read before."""
 P = ParamSpec("P")
 
 
@@ -126,6 +124,7 @@ elect_master = _bare(Code.SLUICE_ELECT_MASTER)
 # Queues.
 offset_min = _of_queue(Code.GET_MIN_OFFSET, headers.QueueRequest)
 offset_max = _of_queue(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
+earliest_time = _of_queue(Code.GET_EARLIEST_MSG_STORETIME, headers.QueueRequest)
 
 # Groups; `consumer_list` is answered with code 1 when nobody is there, `consumer_connections`
 # with 206.
@@ -180,8 +179,8 @@ def send(
     """One message, or a batch when `batch`; `is_brief`: only the id of the first message is asked
     for. HOT."""
     flag = FLAG_ONEWAY if oneway else 0
-    numbers = outgoing.sys_flag, outgoing.flag, outgoing.reconsume_times
-    if not batch and numbers == _PLAIN and outgoing.reconsume_times_max is None:
+    odd = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
+    if not odd and outgoing.reconsume_times_max is None:
         return SendRequest(group, queue, outgoing, born_time_ms, flag)
     fields = send_fields(group, queue, outgoing, born_time_ms)
     if batch:
@@ -230,14 +229,15 @@ def pull(
     commit_offset: int | None = None,
     lite: bool = False,
     bulk: bool = False,
+    any_span: bool = False,
 ) -> Command:
     """Messages of a queue from `offset` on.
 
     With `subscription` the expression travels in the request; without it the broker filters by the
     group's heartbeat. `suspend_timeout_ms` > 0 asks for a long poll. `bulk` asks a SluiceMQ broker
-    for up to `bytes_max` without its cap of messages; a Java broker ignores that. `lite` is only a
-    flag: code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18). HOT: as
-    `send`.
+    for up to `bytes_max` without its cap of messages, `any_span` says that what it lets through may
+    lie as far apart in the queue as it likes; a Java broker ignores both. `lite` is only a flag:
+    code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18). HOT: as `send`.
     """
     sys_flag = (
         (PULL_SUSPEND if suspend_timeout_ms else 0)
@@ -266,6 +266,8 @@ def pull(
         fields["bname"] = queue.broker
     if bulk:
         fields["sluiceBulk"] = "true"
+    if any_span:
+        fields["sluiceAnySpan"] = "true"
     return Command(_PULL, fields)
 
 
@@ -538,7 +540,7 @@ _ANSWER: Final[Any] = None if engine.client is None else engine.client.Answer
 _SEND_STATUS = {status.value: status for status in SendStatus}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SendResult:
     """What became of a sent message.
 
@@ -553,6 +555,13 @@ class SendResult:
     queue: MessageQueue
     queue_offset: int
     recall_handle: str | None = None
+
+    def __repr__(self) -> str:
+        topic, broker, queue_id = self.queue
+        return (
+            f"<SendResult {self.status.name} {self.message_id} in {topic} queue {queue_id} of "
+            f"{broker} offset {self.queue_offset}>"
+        )
 
 
 def send_results(

@@ -11,9 +11,10 @@ for the one of them that becomes master: a failover takes seconds, three attempt
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypedDict
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory
@@ -21,19 +22,20 @@ from sluicemq.client.core.messages import (
     BODY_BYTES_MAX,
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
+    Body,
     Draft,
-    MessageOptions,
     Outgoing,
+    as_message,
     bare,
     check_batch,
     checked_group,
     join,
     make_draft,
-    make_message,
     prepare,
     recalled,
     split,
 )
+from sluicemq.client.core.names import check_number, check_queue
 from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
@@ -48,6 +50,7 @@ from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
     ClosedError,
+    ConfigurationError,
     ConnectionLostError,
     RequestError,
     RequestTimeoutError,
@@ -135,14 +138,32 @@ class QueueChooser:
 
 def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
     """The user's choice, checked. Raises SendError when it is not one of the queues."""
+    if not callable(selector):
+        raise ConfigurationError(
+            f"the selector is {selector!r:.60}.",
+            cure="Give a function: (queues, message) -> queue.",
+        )
     queue = selector(queues, message)
     if queue not in queues:
         raise SendError(
-            f"the selector chose {queue!r}, which is not one of the {len(queues)} queues of "
+            f"the selector chose {queue}, which is not one of the {len(queues)} queues of "
             f"{message.topic!r}. Nothing was sent.",
             cure="Return one element of the sequence it is given.",
         )
     return queue
+
+
+def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = None) -> None:
+    """Where a message shall go and within how many ms. Raises ConfigurationError."""
+    if queue is not None:
+        check_queue(queue)
+        if queue.topic != topic:
+            raise ConfigurationError(
+                f"the message goes to {topic!r}, the queue is one of {queue.topic!r}.",
+                cure="Give one of `queues(topic)`.",
+            )
+    if timeout_ms is not None:
+        check_number("timeout_ms", timeout_ms, 1)
 
 
 def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
@@ -232,10 +253,15 @@ class Attempts:
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The settings of a producer: the milliseconds of one send with all its attempts, how often it
-    is tried again (`retries_async`: by `send_soon`), whether also when it is stored and its broker
-    could not keep all it promised (`retry_unsafe`: another one may have it as well), from how many
-    bytes on bodies are compressed, and who runs and checks its transactions."""
+    """The settings of a producer; without them those of `Producer`.
+
+    `timeout_ms` (10,000): for one send with all its attempts. `retries` (2): how often it is tried
+    again; `retries_async` (0): by `send_soon`. `retry_unsafe`: also when it is stored and its
+    broker could not keep all it promised, so that another one may have it as well.
+    `compress_from_bytes` (4,096): from how many bytes on bodies are compressed, 0 never.
+    `delay_level_max` (18): how many delay levels the brokers have. `listener`: who runs and checks
+    its transactions.
+    """
 
     timeout_ms: int
     retries: int
@@ -263,8 +289,12 @@ class Sender:
         delay_level_max: int = DELAY_LEVEL_MAX,
         trace: Tracing | None = None,
     ) -> None:
+        check_number("timeout_ms", timeout_ms, 1)
+        check_number("retries", retries, 0)
+        check_number("compress_from_bytes", compress_from_bytes, 0)
+        check_number("delay_level_max", delay_level_max, 1)
         self.directory = directory
-        self.group = checked_group(group)
+        self.group: str = checked_group(group)
         self.next_id = next_id
         self.timeout_ms = timeout_ms
         self.retries = retries
@@ -281,7 +311,7 @@ class Sender:
         self.open: set[str] = set()
         self.unknown: list[str] = []
         """Of sends that ended after `is_closed`: what may be stored or not."""
-        self.is_closed = False
+        self.is_closed: bool = False
         self._chooser = QueueChooser()
         self._topics: set[str] = set()
 
@@ -311,43 +341,101 @@ class Sender:
     def send_message(
         self,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | int | None = None,
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         timeout_ms: int | None = None,
-        **options: Unpack[MessageOptions],
+        flag: int = 0,
+        wait_store_ok: bool = True,
     ) -> Talk[SendResult]:
         """Sends one message and waits until it is stored.
 
+        `topic`: its name with a body of at most 4 MiB, or a whole `Message` and no option of one.
+        `tag`: what consumers choose by, no `|` in it. `keys`: what `sluice message query` finds it
+        by, without white space. `properties`: texts by name, for SQL92 conditions.
+
         `queue` fixes the queue, `selector` chooses one for each message, `sharding_key` leads to
         the same one each time; without them it goes round robin and a failed attempt goes to the
-        next broker. `options`: tag, keys, properties, flag, wait_store_ok, sharding_key, and when
-        to deliver: delay_level (1 to 18 unless `delay_level_max` says otherwise), delay (seconds or
-        timedelta) or deliver_at (datetime or ms since 1970).
+        next broker.
+
+        At most one says when to deliver it: `delay_level` (1 to 18 unless the producer's
+        `delay_level_max` says otherwise), `delay` (seconds or a timedelta), `deliver_at` (a
+        datetime with a time zone, or ms since 1970).
+
+        `timeout_ms`: for all attempts together, by default the producer's 10,000. `flag`: a number
+        of yours (32 bits). `wait_store_ok` False: do not wait until it is as safe as the broker
+        keeps messages.
+
+        Raises ConfigurationError (it breaks a rule, nothing was sent), RouteNotFoundError,
+        NameServerUnreachableError, RequestError (the broker refused it), SendError (not stored) and
+        its child SendUnknownError (it may be stored; never resent by itself), ClosedError.
         """
-        below = 0 if options else self._bare_below
-        if isinstance(topic, str) and isinstance(body, bytes) and 0 < len(body) < below:
+        if (
+            topic.__class__ is str
+            and body.__class__ is bytes
+            and 0 < len(body) < self._bare_below
+            and tag is None
+            and properties is None
+            and selector is None
+            and sharding_key is None
+            and delay is None
+            and deliver_at is None
+            and not (keys or delay_level or flag)
+            and wait_store_ok
+        ):
             outgoing = bare(topic, body, self.next_id())
         else:
-            outgoing = self.prepare(make_draft(topic, body, **options), self.next_id())
-        if selector is not None:
-            message = make_message(topic, body, **options)
-            queues = yield from self.directory.write_queues(message.topic)
-            queue = choose_by(selector, queues, message)
+            draft = make_draft(
+                topic, body, tag=tag, keys=keys, properties=properties, flag=flag,
+                wait_store_ok=wait_store_ok, sharding_key=sharding_key, delay_level=delay_level,
+                delay=delay, deliver_at=deliver_at,
+            )  # fmt: skip
+            outgoing = self.prepare(draft, self.next_id())
+            if selector is not None:
+                queues = yield from self.directory.write_queues(draft.topic)
+                queue = choose_by(selector, queues, as_message(draft))
         ids = (outgoing.message_id,)
+        if queue is None and timeout_ms is None:
+            return (yield from self.deliver(outgoing, ids))[0]
+        check_way(outgoing.topic, queue, timeout_ms)
         return (yield from self.deliver(outgoing, ids, queue, timeout_ms))[0]
 
     def send_oneway(
         self,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | int | None = None,
         queue: MessageQueue | None = None,
-        **options: Unpack[MessageOptions],
+        flag: int = 0,
+        wait_store_ok: bool = True,
     ) -> Talk[None]:
-        """Hands one message to the network and does not wait for the broker: it may get lost."""
-        outgoing = self.ready(make_draft(topic, body, **options))
+        """Hands one message to the network and does not wait for the broker: it may get lost.
+
+        The options are those of `send`. Raises ConfigurationError, RouteNotFoundError,
+        NameServerUnreachableError, ConnectionLostError, ClosedError.
+        """
+        draft = make_draft(
+            topic, body, tag=tag, keys=keys, properties=properties, flag=flag,
+            wait_store_ok=wait_store_ok, sharding_key=sharding_key, delay_level=delay_level,
+            delay=delay, deliver_at=deliver_at,
+        )  # fmt: skip
+        outgoing = self.ready(draft)
+        check_way(outgoing.topic, queue)
         if queue is None:
             queues = yield from self.directory.write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
@@ -365,10 +453,12 @@ class Sender:
         """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
 
         Each request is stored all or nothing; when a later one fails, the earlier ones are stored
-        and the exception's note tells how many. Raises SendError before sending when the messages
-        may not be in one batch; it names the index.
+        and the exception's note tells how many. `queue` and `timeout_ms` are those of `send`, each
+        request has that time. Raises SendError before sending when the messages may not be in one
+        batch (it names the index), and what `send` raises.
         """
         check_batch(messages)
+        check_way(messages[0].topic, queue, timeout_ms)
         parts = [prepare(one, self.next_id(), compress_from_bytes=0) for one in messages]
         results: list[SendResult] = []
         for run in split(parts):

@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
+from sluicemq.hints import explain
 from sluicemq.wire.frames import Command
 
 P = ParamSpec("P")
@@ -166,6 +167,11 @@ def operation(talk: Callable[Concatenate[Any, P], Talk[T]]) -> Operation[P, T]:
 
     @functools.wraps(talk)
     def run(shell: BlockingShell, *arguments: P.args, **named: P.kwargs) -> T:
-        return shell.run(talk(shell.directory, *arguments, **named))
+        try:
+            begun = talk(shell.directory, *arguments, **named)
+        except TypeError as error:
+            explain(error, run, named)
+            raise
+        return shell.run(begun)
 
     return cast("Operation[P, T]", run)

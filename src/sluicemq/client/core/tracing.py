@@ -266,6 +266,8 @@ def trace_topic(trace: bool | str | None) -> str | None:
         if not trace:
             raise ConfigurationError("trace is an empty text.", cure="Give True, or a topic.")
         return trace
+    if trace not in (True, False, None):
+        raise ConfigurationError(f"trace is {trace!r:.60}.", cure="Give True, or a topic.")
     return DEFAULT_TRACE_TOPIC if trace else None
 
 
@@ -313,7 +315,7 @@ class Tracing:
         self.topic = topic
         self.clock = clock
         self.next_id = next_id
-        self.dropped = 0
+        self.dropped: int = 0
         self.has_warned = False
         """Whether the log says already that they cannot be written."""
         self.on_work: Callable[[], None] = lambda: None

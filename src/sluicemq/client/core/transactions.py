@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.names import check_number
 from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, request
 from sluicemq.client.core.talks import Call, Talk, Wait
 from sluicemq.client.core.tracing import Tracing
@@ -134,10 +135,7 @@ def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoi
             )
     added = {TRAN_MSG: "true", PRODUCER_GROUP: group}
     if check_after_s is not None:
-        if check_after_s < 0:
-            raise ConfigurationError(
-                f"check_after_s is {check_after_s}.", cure="Give seconds, 0 or more."
-            )
+        check_number("check_after_s", check_after_s, 0)
         added[CHECK_IMMUNITY] = str(check_after_s)
     half = add_properties(outgoing, added, "a transaction")
     return replace(half, sys_flag=outgoing.sys_flag | PREPARED)
@@ -214,6 +212,10 @@ class Transactions:
     ) -> None:
         self.directory = directory
         self.group = group
+        if listener is not None and not callable(getattr(listener, "execute_local", None)):
+            raise ConfigurationError(
+                f"the listener is {listener!r:.60}.", cure="Give a TransactionListener."
+            )
         self.listener = listener
         self.trace = trace
         self._guard = nullcontext() if guard is None else guard
@@ -378,17 +380,21 @@ class TransactionBlock:
         send: SendHalf,
         check_after_s: int | None,
     ) -> None:
-        self.transaction_id = outgoing.message_id
-        self.state = TransactionState.COMMIT
+        self.transaction_id: str = outgoing.message_id
+        self.state: TransactionState = TransactionState.COMMIT
         """How leaving normally ends it."""
         self.send_result: SendResult | None = None
-        self.is_acknowledged = False
+        self.is_acknowledged: bool = False
         """Whether the broker has confirmed the end."""
         self._transactions = transactions
         self._outgoing = outgoing
         self._send = send
         self._check_after_s = check_after_s
         self._place: HalfPlace | None = None
+
+    def __repr__(self) -> str:
+        state = "not begun" if self._place is None else f"ends with {self.state.name}"
+        return f"<Transaction {self.transaction_id} to {self._outgoing.topic}, {state}>"
 
     def unknown(self) -> None:
         """Leave it undecided: the broker will ask."""

@@ -8,9 +8,9 @@ own at no cost. Nothing here heartbeats; consumers, which must, live in `client.
 
 import threading
 from collections import defaultdict, deque
-from typing import Self
+from typing import Final, Self
 
-from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.talks import BlockingShell, Call, operation
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -41,22 +41,22 @@ class Cluster(BlockingShell):
         tls: Tls | bool | None = None,
     ) -> None:
         """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says."""
-        self.tls = Tls.of(tls)
+        self.tls: Tls | None = Tls.of(tls)
         self.directory = Directory(name_servers, clock)
-        self.name_servers = self.directory.name_servers
-        self.routes = self.directory.routes
-        self.credentials = Credentials.of(credentials)
+        self.name_servers: tuple[str, ...] = self.directory.name_servers
+        self.routes: Routes = self.directory.routes
+        self.credentials: Credentials | None = Credentials.of(credentials)
         self.timeout_s = timeout_s
         self.clock = clock
         self._idle: dict[str, deque[tuple[BlockingChannel, float]]] = defaultdict(deque)
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    find_route = operation(Directory.find_route)
-    route = operation(Directory.route)
-    write_queues = operation(Directory.write_queues)
-    address = operation(Directory.address)
-    ask = operation(Directory.ask)
+    find_route: Final = operation(Directory.find_route)
+    route: Final = operation(Directory.route)
+    write_queues: Final = operation(Directory.write_queues)
+    address: Final = operation(Directory.address)
+    ask: Final = operation(Directory.ask)
 
     def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """One request, one answer, whatever its code.

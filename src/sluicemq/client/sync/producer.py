@@ -23,12 +23,13 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
+    Body,
     MessageOptions,
     Outgoing,
     checked_topic,
     make_message,
 )
-from sluicemq.client.core.names import Credentials
+from sluicemq.client.core.names import Credentials, check_number
 from sluicemq.client.core.replies import (
     REPLY_TIMEOUT_S,
     Reply,
@@ -37,7 +38,7 @@ from sluicemq.client.core.replies import (
     take_reply,
 )
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender
+from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic
 from sluicemq.client.core.transactions import (
@@ -53,6 +54,7 @@ from sluicemq.client.keeper import Keeper, make_client_id, unique_ids
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
+from sluicemq.hints import explain, helpful
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.network import Sockets
@@ -74,11 +76,17 @@ def of_sender(
 
     @functools.wraps(talk)
     def call(self: "Producer", /, *arguments: P.args, **named: P.kwargs) -> T:
-        return self.run(talk(self._sender, *arguments, **named))
+        try:
+            begun = talk(self._sender, *arguments, **named)
+        except TypeError as error:
+            explain(error, call, named)
+            raise
+        return self.run(begun)
 
     return call
 
 
+@helpful
 class Producer(Cluster):
     """Sends and waits. Safe to share among threads.
 
@@ -105,7 +113,7 @@ class Producer(Cluster):
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls)
         next_id = unique_ids(clock).next
         topic = trace_topic(trace)
-        self.trace = None if topic is None else Tracing(topic, clock, next_id)
+        self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
         self._sender = Sender(
             self.directory,
             group,
@@ -116,18 +124,18 @@ class Producer(Cluster):
             delay_level_max=delay_level_max,
             trace=self.trace,
         )
-        self.group = self._sender.group
+        self.group: str = self._sender.group
         self.timeout_ms = timeout_ms
-        self.inbound = Inbound(self, self.group, listener)
+        self.inbound: Inbound = Inbound(self, self.group, listener)
         self.inbound.trace = self.trace
         self._trace_writer: TraceWriter | None = None
         if self.trace is not None:
             self._trace_writer = TraceWriter(self, self._sender, self.trace)
 
-    send = of_sender(Sender.send_message)
-    send_oneway = of_sender(Sender.send_oneway)
-    send_batch = of_sender(Sender.send_batch)
-    recall = of_sender(Sender.recall)
+    send: Final = of_sender(Sender.send_message)
+    send_oneway: Final = of_sender(Sender.send_oneway)
+    send_batch: Final = of_sender(Sender.send_batch)
+    recall: Final = of_sender(Sender.recall)
 
     def send_encoded(
         self, topic: str, body: bytes | memoryview, *, queue: MessageQueue | None = None
@@ -146,19 +154,24 @@ class Producer(Cluster):
     def request(
         self,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
         timeout_s: float = REPLY_TIMEOUT_S,
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
-        """Sends a message and waits for the reply of whoever consumes it; see the asyncio one."""
+        """Sends a message and waits up to `timeout_s` for the reply of whoever consumes it.
+
+        `options` are those of `send`. Raises what `send` does, and RequestTimeoutError without a
+        reply: it says whether the request is stored. A late reply is dropped.
+        """
+        check_number("timeout_s", timeout_s, 0.001, whole=False)
         outgoing = self._sender.ready(make_message(topic, body, **options))
         return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
         self,
         topic: str | Message,
-        body: bytes | str | None = None,
+        body: Body | None = None,
         *,
         queue: MessageQueue | None = None,
         check_after_s: int | None = None,
@@ -167,9 +180,11 @@ class Producer(Cluster):
         """A message that becomes visible when the `with` block commits: see `Transaction`.
 
         `check_after_s`: ask this group not before so many seconds how it ended (the broker's
-        transactionTimeOut without it); a commit that comes later may be refused. `options`: see
-        `make_message`; delays are refused. Raises ConfigurationError here.
+        transactionTimeOut without it); a commit that comes later may be refused. The others are
+        those of `send`; delays are refused. Raises ConfigurationError here.
         """
+        if queue is not None:
+            check_way(topic.topic if isinstance(topic, Message) else topic, queue)
 
         def send(half: Outgoing) -> Talk[SendResult]:
             return self._sender.send(half, queue)

@@ -17,16 +17,18 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from sluicemq.client.aio.consumer import MessageStream
 from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
 from sluicemq.client.aio.pull import LitePullConsumer as AsyncLitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.consuming import BYTES_MAX, COUNT_MAX, Start
+from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
+from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ClosedError
+from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
@@ -124,6 +126,7 @@ Keys = Credentials | tuple[str, str] | None
 _FETCH_COUNT = 100
 
 
+@helpful
 class BlockingMessage(ReceivedMessage):
     """A received message whose `ack` does not have to be awaited."""
 
@@ -131,7 +134,7 @@ class BlockingMessage(ReceivedMessage):
 
     def __init__(self, inner: ReceivedMessage, portal: Portal) -> None:
         super().__init__(inner._record, inner.origin, inner.in_flight, inner.queue_offset)
-        self.attempt = inner.attempt
+        self.attempt: int = inner.attempt
         self._inner = inner
         self._portal = portal
 
@@ -146,7 +149,7 @@ class BlockingMessage(ReceivedMessage):
         `ReceivedMessage.reject`."""
         return self._portal.call(self._inner.reject(delay_level, suspend_s=suspend_s))
 
-    def reply(self, body: bytes | str) -> None:  # type: ignore[override]
+    def reply(self, body: Body) -> None:  # type: ignore[override]
         """Answers a message of `request`; returns when the requester has it. See
         `ReceivedMessage.reply`."""
         self._portal.call(self._inner.reply(body))
@@ -191,14 +194,15 @@ class _Blocking(Generic[T]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._sluice!r}>"
+        return f"<blocking {self._consumer!r:.400}>"
 
 
+@helpful
 class Consumer(_Blocking[MessageStream]):
     """The messages of one topic for one group, to loop over. Use it from one thread.
 
-    `ordered` and the rest are those of `Sluice.subscribe`: max_reconsume_times, retry_delay_level,
-    suspend_s, broadcast, allocate, span_max …
+    `group` to `ordered` and the `rules` are those of `Sluice.subscribe`, the others those of
+    `Sluice`. Raises what both do; what ended the subscription is raised by `receive` and the loop.
     """
 
     def __init__(
@@ -210,20 +214,16 @@ class Consumer(_Blocking[MessageStream]):
         tags: str | None = None,
         where: str | None = None,
         start: Start = "first",
-        prefetch_count: int = COUNT_MAX,
-        prefetch_bytes: int = BYTES_MAX,
         ordered: bool = False,
         credentials: Keys = None,
         trace: bool | str = False,
         tls: Tls | bool | None = None,
-        **rules: Any,
+        **rules: Unpack[ConsumeRules],
     ) -> None:
         def subscribe(sluice: Sluice) -> MessageStream:
             return sluice.subscribe(
-                topic, group=group, tags=tags, where=where, start=start,
-                prefetch_count=prefetch_count, prefetch_bytes=prefetch_bytes, ordered=ordered,
-                **rules,
-            )  # fmt: skip
+                topic, group=group, tags=tags, where=where, start=start, ordered=ordered, **rules
+            )
 
         super().__init__(subscribe, name_servers, credentials, trace, tls)
         self._waiting: deque[ReceivedMessage] = deque()
@@ -237,7 +237,7 @@ class Consumer(_Blocking[MessageStream]):
             self._waiting.extend(fetched)
         return BlockingMessage(self._waiting.popleft(), self._portal) if self._waiting else None
 
-    change = blocking(MessageStream.change)
+    change: Final = blocking(MessageStream.change)
 
     def __iter__(self) -> Iterator[BlockingMessage]:
         while True:
@@ -246,11 +246,13 @@ class Consumer(_Blocking[MessageStream]):
                 yield message
 
 
+@helpful
 class PushConsumer(_Blocking[AsyncPushConsumer]):
     """Calls a handler on `concurrency` threads; its return acknowledges, see the asyncio one.
 
-    The handler asks for the message again by raising RetryLaterError, or anything else. `ordered`
-    and the rest are those of `Sluice.consumer`.
+    The handler asks for the message again by raising RetryLaterError, or anything else.
+    `concurrency` to `ordered` and the `rules` are those of `Sluice.consumer`, the others those of
+    `Sluice`. Raises what both do.
     """
 
     def __init__(
@@ -265,7 +267,7 @@ class PushConsumer(_Blocking[AsyncPushConsumer]):
         credentials: Keys = None,
         trace: bool | str = False,
         tls: Tls | bool | None = None,
-        **rules: Any,
+        **rules: Unpack[ConsumeRules],
     ) -> None:
         def on_thread(message: ReceivedMessage) -> Any:
             return handler(BlockingMessage(message, self._portal))
@@ -284,8 +286,8 @@ class PushConsumer(_Blocking[AsyncPushConsumer]):
         self._consumer.subscribe(topic, tags=tags, where=where)
         return self
 
-    change = blocking(AsyncPushConsumer.change)
-    start = blocking(AsyncPushConsumer.start)
+    change: Final = blocking(AsyncPushConsumer.change)
+    start: Final = blocking(AsyncPushConsumer.start)
 
     def __enter__(self) -> Self:
         try:
@@ -296,8 +298,13 @@ class PushConsumer(_Blocking[AsyncPushConsumer]):
         return self
 
 
+@helpful
 class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
-    """Polls messages for a group: subscribe or assign, then poll. Use it from one thread."""
+    """Polls messages for a group: subscribe or assign, then poll. Use it from one thread.
+
+    `auto_commit`, `start` and the `limits` are those of `Sluice.lite_pull`, the others those of
+    `Sluice`. Raises what both do.
+    """
 
     def __init__(
         self,
@@ -309,10 +316,10 @@ class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
         credentials: Keys = None,
         trace: bool | str = False,
         tls: Tls | bool | None = None,
-        **options: Any,
+        **limits: Unpack[LitePullLimits],
     ) -> None:
         def make(sluice: Sluice) -> AsyncLitePullConsumer:
-            return sluice.lite_pull(group, start=start, auto_commit=auto_commit, **options)
+            return sluice.lite_pull(group, start=start, auto_commit=auto_commit, **limits)
 
         super().__init__(make, name_servers, credentials, trace, tls)
 
@@ -325,18 +332,18 @@ class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
         """As `commit`, without waiting."""
         self._portal.soon(self._consumer.commit_soon, offsets)
 
-    subscribe = blocking(AsyncLitePullConsumer.subscribe)
-    unsubscribe = blocking(AsyncLitePullConsumer.unsubscribe)
-    assign = blocking(AsyncLitePullConsumer.assign)
-    poll = blocking(AsyncLitePullConsumer.poll)
-    commit = blocking(AsyncLitePullConsumer.commit)
-    pause = blocking(AsyncLitePullConsumer.pause)
-    resume = blocking(AsyncLitePullConsumer.resume)
-    on_queues = blocking(AsyncLitePullConsumer.on_queues)
-    seek = blocking(AsyncLitePullConsumer.seek)
-    seek_to_begin = blocking(AsyncLitePullConsumer.seek_to_begin)
-    seek_to_end = blocking(AsyncLitePullConsumer.seek_to_end)
-    seek_to_time = blocking(AsyncLitePullConsumer.seek_to_time)
-    offset_for_time = blocking(AsyncLitePullConsumer.offset_for_time)
-    committed = blocking(AsyncLitePullConsumer.committed)
-    queues = blocking(AsyncLitePullConsumer.queues)
+    subscribe: Final = blocking(AsyncLitePullConsumer.subscribe)
+    unsubscribe: Final = blocking(AsyncLitePullConsumer.unsubscribe)
+    assign: Final = blocking(AsyncLitePullConsumer.assign)
+    poll: Final = blocking(AsyncLitePullConsumer.poll)
+    commit: Final = blocking(AsyncLitePullConsumer.commit)
+    pause: Final = blocking(AsyncLitePullConsumer.pause)
+    resume: Final = blocking(AsyncLitePullConsumer.resume)
+    on_queues: Final = blocking(AsyncLitePullConsumer.on_queues)
+    seek: Final = blocking(AsyncLitePullConsumer.seek)
+    seek_to_begin: Final = blocking(AsyncLitePullConsumer.seek_to_begin)
+    seek_to_end: Final = blocking(AsyncLitePullConsumer.seek_to_end)
+    seek_to_time: Final = blocking(AsyncLitePullConsumer.seek_to_time)
+    offset_for_time: Final = blocking(AsyncLitePullConsumer.offset_for_time)
+    committed: Final = blocking(AsyncLitePullConsumer.committed)
+    queues: Final = blocking(AsyncLitePullConsumer.queues)

@@ -2,11 +2,11 @@
 
 A filter over properties reads the log for every message when it has nothing else. With columns
 (`record.columns`) it looks at each distinct value once and reads the log for matches alone. Columns
-are made of a topic's messages as soon as a consumer filters that topic by properties, or asks for
-its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`). The files
-wait a little: a filter that comes first to a backlog makes the few columns that it reads by itself
-(`scan`), and is through with millions of messages before it has to share memory and cores with what
-makes all columns of them.
+are made of a topic's messages as soon as a consumer subscribes to it by SQL92, filters it by
+properties, or asks for its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or
+never (`off`). The files wait a little: a filter that comes first to a backlog makes the few columns
+that it reads by itself (`scan`), and is through with millions of messages before it has to share
+memory and cores with what makes all columns of them.
 
 Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
 are first wanted, `blocks` does the work. Without pyarrow everything is as without columns.
@@ -53,7 +53,8 @@ class PropertyColumns:
         self._directory = f"{config.root}/columns"
         self._clock = clock
         self._lock = threading.Lock()
-        self._scan: ColumnScan | None = None
+        self.scan: ColumnScan | None = None
+        """What filters by columns, once it is loaded."""
         self._is_missing = False
         self._start_moved = False
         self._retry_s = 0.0
@@ -65,6 +66,11 @@ class PropertyColumns:
         """Who makes the files when not this process; to be set before the first filter."""
         self.is_off = config.columns_mode == "off"
 
+    def want(self, topic: str) -> None:
+        """Somebody filters the topic by properties, or is about to: its columns follow the log from
+        now on, and what they need is loaded by `work`'s caller."""
+        self._wanted.setdefault(topic, self._clock.monotonic_s())
+
     # --- for readers
 
     def ready_for(self, topic: str) -> "ColumnScan | None":
@@ -72,14 +78,14 @@ class PropertyColumns:
         if self.is_off:
             return None
         if topic not in self._wanted:
-            self._wanted[topic] = self._clock.monotonic_s()
-        if self._scan is None and self.loads_at_once:
+            self.want(topic)
+        if self.scan is None and self.loads_at_once:
             self.warm_up()
-        return self._scan
+        return self.scan
 
     @property
     def _blocks(self) -> "ColumnBlocks | None":
-        return None if self._scan is None else self._scan.blocks
+        return None if self.scan is None else self.scan.blocks
 
     def blocks(
         self,
@@ -135,37 +141,37 @@ class PropertyColumns:
         return iter(()) if queue is None else parts(scan, queue)
 
     def _warm_scan(self, topic: str) -> "ColumnScan | None":
-        self._wanted.setdefault(topic, self._clock.monotonic_s())
-        if self._scan is None and not self.is_off:
+        self.want(topic)
+        if self.scan is None and not self.is_off:
             self.warm_up()
-        return self._scan
+        return self.scan
 
     def part_made(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> "ColumnBlock | Load | None":
         """The first of the `parts` when it is in memory or in a file."""
         queue = self._queues.by_key.get((topic, queue_id))
-        if self._scan is None or queue is None or not queue.offset_min <= start < end:
+        if self.scan is None or queue is None or not queue.offset_min <= start < end:
             return None
-        return self._scan.blocks.find(queue, start, end, None)
+        return self.scan.blocks.find(queue, start, end, None)
 
     def picked(self, units: bytes) -> "Callable[[], ColumnBlock] | None":
         """Makes columns of the messages of any units, in any thread; None without columns."""
-        if self._scan is None:
+        if self.scan is None:
             return None
-        return self._scan.blocks.picked(units, self._config.columns_max)
+        return self.scan.blocks.picked(units, self._config.columns_max)
 
     def loaded(self, load: "Load") -> None:
         """See `parts`."""
-        if self._scan is not None:
-            self._scan.blocks.loaded(load)
+        if self.scan is not None:
+            self.scan.blocks.loaded(load)
 
     # --- loading
 
     @property
     def is_warm(self) -> bool:
         """Whether there is nothing left to load."""
-        return self._scan is not None or self._is_missing or self.is_off
+        return self.scan is not None or self._is_missing or self.is_off
 
     @property
     def is_wanted(self) -> bool:
@@ -192,7 +198,7 @@ class PropertyColumns:
             scan.warm_up()
             blocks = ColumnBlocks(self._config, self._files, self._log, self._queues)
             blocks.sealer = self.sealer
-            self._scan = scan.ColumnScan(blocks, self._clock)
+            self.scan = scan.ColumnScan(blocks, self._clock)
 
     # --- the builder, and what the store tells
 
@@ -229,8 +235,8 @@ class PropertyColumns:
     def delete(self, topic: str) -> None:
         """The topic is deleted."""
         self._wanted.pop(topic, None)
-        if self._scan is not None:
-            self._scan.forget(topic)
+        if self.scan is not None:
+            self.scan.forget(topic)
         if self._blocks is None and not self._files.exists(f"{self._directory}/{topic}"):
             return
         self.warm_up()

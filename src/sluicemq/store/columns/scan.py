@@ -40,7 +40,7 @@ from sluicemq.model.subscription import BlockFilter, ColumnFilter, MessageFilter
 from sluicemq.record.arrow import ArrowColumns, build_block, merged_arrays
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.table import UNIT_COLUMNS, Positions
-from sluicemq.store.bulk import unproved_rows
+from sluicemq.store.bulk import Hits, unproved_rows
 from sluicemq.store.columns.blocks import PART_ROWS, ColumnBlocks
 from sluicemq.store.columns.file import Head
 from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select, Soundness
@@ -67,6 +67,7 @@ _WEIGHT_ROWS_INLINE: Final = 64 * 8192
 _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
 _LAST_KEPT: Final = 1024
+_HITS_KEPT: Final = 256
 _PARTS_ROWS_MAX: Final = 1 << 20
 """Of all filters together: some 40 MiB."""
 _PART_WEIGHT: Final = 32
@@ -135,6 +136,7 @@ class ColumnScan:
         self._parts: OrderedDict[tuple[int, str, int, int], Found] = OrderedDict()
         """What was found where there is no block: by filter, queue and start."""
         self._parts_rows = 0
+        self._hits: OrderedDict[tuple[int, str, int], tuple[Found, Hits]] = OrderedDict()
 
     def forget(self, topic: str) -> None:
         """Its queues have other messages."""
@@ -197,6 +199,40 @@ class ColumnScan:
                 return left
             position += len(units) // UNIT_BYTES
         return position
+
+    def at(
+        self, queue: Queue, block_filter: BlockFilter, position: int, end: int, grown: int
+    ) -> Hits | None:
+        """The matches around an offset, as `bulk.TagHits` has them, where a read has found them and
+        no record has to be asked; else None. HOT."""
+        del end, grown
+        key = (id(block_filter), *queue.key)
+        found = self._last.get(key)
+        if found is None or found.queue is not queue or not found.start <= position < found.stop:
+            return None
+        known, hits = self._hits.get(key, (None, None))
+        if known is found and hits is not None and hits.start <= position < hits.stop:
+            return hits
+        candidates = found.candidates
+        if candidates.asks is not None or not candidates.is_sure:
+            return None
+        begin = max(found.start, queue.offset_min)
+        units = queue.units(begin, found.stop - begin)
+        if begin + len(units) // UNIT_BYTES <= position:  # they go on in the next file
+            begin = position
+            units = queue.units(begin, found.stop - begin)
+        stop = begin + len(units) // UNIT_BYTES
+        if stop <= position:
+            return None
+        low = bisect_left(candidates.rows, begin - found.start)
+        high = bisect_left(candidates.rows, stop - found.start, low)
+        offsets = [row + found.start for row in candidates.rows[low:high]]
+        chosen = np.frombuffer(units, UNIT_COLUMNS)[np.array(offsets, np.int64) - begin]
+        hits = Hits(queue, begin, stop, offsets, chosen.tobytes())
+        self._hits[key] = found, hits
+        if len(self._hits) > _HITS_KEPT:
+            self._hits.popitem(last=False)
+        return hits
 
     def holds(self, block_filter: BlockFilter, queue: Queue, offset: int, select: Select) -> bool:
         """Does the message at an offset match? Where a reader is it is known without a look at the

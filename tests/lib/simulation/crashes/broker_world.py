@@ -160,8 +160,8 @@ class BrokerWorld:
             code = RequestCode.SEND_BATCH_MESSAGE
             body = encode_batch([(0, each.body, b"") for each in sent])
             fields["m"] = "true"
-        self._ask(client, code, fields, body, lambda answer: self._sent(sent, latest, answer))
         latest = self._asked(key[0], "yes")
+        self._ask(client, code, fields, body, lambda answer: self._sent(sent, latest, answer))
         return f"{client}: {key[0]}:{key[1]} x {count}{'' if waits else ', does not wait'}"
 
     def _new_message(self, rng: random.Random, key: Key, client: int, waits: bool) -> Sent:

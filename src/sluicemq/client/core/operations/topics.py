@@ -251,6 +251,11 @@ def offset_max(directory: Directory, queue: MessageQueue) -> Talk[int]:
     return number((yield from directory.ask(queue, requests.offset_max(queue))), "offset")
 
 
+def earliest_time(directory: Directory, queue: MessageQueue) -> Talk[int]:
+    """When the oldest message there was stored; -1 when the queue is empty."""
+    return number((yield from directory.ask(queue, requests.earliest_time(queue))), "timestamp")
+
+
 def offsets(directory: Directory, queue: MessageQueue) -> Talk[tuple[int, int]]:
     """(first stored offset, offset that the next message will get)."""
     first = yield from offset_min(directory, queue)

@@ -1,0 +1,16 @@
+"""Somebody looks at large orders. The broker picks them out."""
+
+from collections.abc import AsyncIterator
+
+from shop.events import TOPIC, Order, order_of
+from sluicemq import Sluice
+
+LARGE = "TAGS = 'placed' AND cents >= 100000 AND region <> 'home'"
+
+
+async def large_orders(mq: Sluice) -> AsyncIterator[Order]:
+    """Orders to look at, for ever. One counts as seen when the next one is asked for."""
+    async with mq.subscribe(TOPIC, group="review", where=LARGE) as stream:
+        async for message in stream:
+            yield order_of(message)
+            await message.ack()

@@ -1,0 +1,460 @@
+"""Messages, queues, results and choices in RocketMQ's words.
+
+A `Message` is made as in Java, by position, or by name:
+
+    Message("orders", b"41 books")
+    Message("orders", "paid", b"41 books")                      # topic, tags, body
+    Message("orders", "paid", "order-7", b"41 books")           # topic, tags, keys, body
+    Message("orders", "paid", "order-7", 0, b"41 books", True)  # … flag, body, wait_store_msg_ok
+    Message("orders", "41 books", tags="paid", keys="order-7")
+
+Attributes have the names of Java's getters: `message.tags` and `message.get_tags()` are the same.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Self, overload
+
+from sluicemq.client.aio.pull import PullResult as CorePullResult
+from sluicemq.client.aio.received import of_record
+from sluicemq.client.core.consuming import first_topic
+from sluicemq.client.core.requests import PullStatus
+from sluicemq.client.core.requests import SendResult as CoreSendResult
+from sluicemq.errors import ConfigurationError
+from sluicemq.model import message as model
+from sluicemq.model import topic as places
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.rocketmq.names import Gets, Sets, Strict
+
+
+class Word(Enum):
+    """A constant that prints as it is written."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class SendStatus(Word):
+    """How far a stored message got."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class ConsumeConcurrentlyStatus(Word):
+    """What a listener returns; None counts as success."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class ConsumeOrderlyStatus(Word):
+    """What an orderly listener returns; None counts as success."""
+
+    SUCCESS = 0
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = 1
+
+
+class ConsumeFromWhere(Word):
+    """Where a group without a committed offset begins."""
+
+    CONSUME_FROM_LAST_OFFSET = "last"
+    CONSUME_FROM_FIRST_OFFSET = "first"
+    CONSUME_FROM_TIMESTAMP = "timestamp"
+
+
+class MessageModel(Word):
+    """Whether a group shares the queues, or each of its consumers reads all."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+class LocalTransactionState(Word):
+    """How a local transaction stands, in RocketMQ's spelling."""
+
+    COMMIT_MESSAGE = "commit"
+    ROLLBACK_MESSAGE = "rollback"
+    UNKNOW = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSelector:
+    """An expression and its kind: `MessageSelector.by_sql("a > 3")`, `.by_tag("A || B")`."""
+
+    expression: str
+    expression_type: str = TAG
+
+    @staticmethod
+    def by_sql(expression: str) -> "MessageSelector":
+        """By properties, in SQL92."""
+        return MessageSelector(expression, SQL92)
+
+    @staticmethod
+    def by_tag(expression: str) -> "MessageSelector":
+        """By tags; "*" wants all."""
+        return MessageSelector(expression, TAG)
+
+
+class MessageQueue(Strict, places.MessageQueue):
+    """One queue of a topic at one broker; equal and sorted by these three. It does not change."""
+
+    __slots__ = ()
+
+    def __new__(cls, topic: str, broker_name: str, queue_id: int) -> Self:
+        return super().__new__(cls, topic, broker_name, queue_id)
+
+    @property
+    def broker_name(self) -> str:
+        """The name of its broker."""
+        return self.broker
+
+    get_topic = Gets[str]()
+    get_broker_name = Gets[str]()
+    get_queue_id = Gets[int]()
+
+    def __repr__(self) -> str:
+        return f"MessageQueue({self.topic!r}, {self.broker!r}, {self.queue_id})"
+
+
+def queues_of(queues: Iterable[places.MessageQueue]) -> list[MessageQueue]:
+    """The same in RocketMQ's words."""
+    return [MessageQueue(*queue) for queue in queues]
+
+
+_FORMS: Final = (
+    ("body",),
+    ("tags", "body"),
+    ("tags", "keys", "body"),
+    ("tags", "keys", "flag", "body", "wait_store_msg_ok"),
+)
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "tags": (str, type(None)),
+    "keys": (str, type(None)),
+    "flag": (int,),
+    "body": (bytes, bytearray, memoryview),
+    "wait_store_msg_ok": (bool,),
+}
+
+
+class Message(Strict):
+    """A message under construction. By position a body is of bytes where tags stand before it, so
+    that an exchange of the two is found."""
+
+    __slots__ = (
+        "body", "delay_time_level", "delay_time_ms", "deliver_time_ms", "flag", "keys",
+        "properties", "sharding_key", "tags", "topic", "transaction_id", "wait_store_msg_ok",
+    )  # fmt: skip
+
+    @overload
+    def __init__(self) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] = (),
+        flag: int = 0,
+        wait_store_msg_ok: bool = True,
+    ) -> None: ...
+
+    @overload
+    def __init__(self, topic: str, tags: str | None, body: bytes, /) -> None: ...
+
+    @overload
+    def __init__(self, topic: str, tags: str | None, keys: str | None, body: bytes, /) -> None: ...
+
+    @overload
+    def __init__(
+        self, topic: str, tags: str | None, keys: str | None, flag: int, body: bytes,
+        wait_store_msg_ok: bool, /,
+    ) -> None: ...  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str = "",
+        *given: Any,
+        body: bytes | str = b"",
+        tags: str | None = None,
+        keys: str | Sequence[str] | None = (),
+        flag: int = 0,
+        wait_store_msg_ok: bool = True,
+    ) -> None:
+        if len(given) == 1:
+            (body,) = given
+        elif given:
+            tags, keys, flag, body, wait_store_msg_ok = _by_position(topic, given)
+        self.topic = topic
+        self.tags = tags or None
+        self.flag = flag
+        self.wait_store_msg_ok = wait_store_msg_ok
+        self.properties: dict[str, str] = {}
+        self.delay_time_level = 0
+        self.sharding_key: str | None = None
+        self.transaction_id = ""  # set when it is sent in a transaction
+        self.delay_time_ms: int | None = None
+        self.deliver_time_ms: int | None = None
+        self.set_keys(keys or ())
+        self.set_body(body)
+
+    set_topic = Sets[str]()
+    set_tags = Sets[str | None]()
+    set_flag = Sets[int]()
+    set_wait_store_msg_ok = Sets[bool]()
+    set_delay_time_level = Sets[int]()
+    set_delay_time_ms = Sets[int | None]()
+    set_deliver_time_ms = Sets[int | None]()
+    get_topic = Gets[str]()
+    get_body = Gets[bytes]()
+    get_tags = Gets[str | None]()
+    get_keys = Gets[str]()
+    get_flag = Gets[int]()
+    get_properties = Gets[dict[str, str]]()
+    get_delay_time_level = Gets[int]()
+    get_transaction_id = Gets[str]()
+    is_wait_store_msg_ok = Gets[bool]("wait_store_msg_ok")
+
+    def set_keys(self, keys: str | Sequence[str]) -> None:
+        """Several keys are separated by spaces, or a sequence."""
+        self.keys = keys if isinstance(keys, str) else " ".join(keys)
+
+    def set_body(self, body: bytes | str) -> None:
+        """A text is sent as UTF-8."""
+        self.body = body.encode() if isinstance(body, str) else bytes(body)
+
+    def set_delay_time_sec(self, seconds: int) -> None:
+        """Delivers it so many seconds after it is sent."""
+        self.delay_time_ms = seconds * 1000
+
+    def put_user_property(self, name: str, value: str) -> None:
+        """For filters and consumers. Texts only, as in Java: `str(number)`."""
+        if not isinstance(value, str):
+            raise ConfigurationError(
+                f"the property {name!r} would be {value!r}.", cure=f"Give a text: {str(value)!r}."
+            )
+        self.properties[name] = value
+
+    def get_user_property(self, name: str) -> str | None:
+        """None when it has no such property."""
+        return self.properties.get(name)
+
+    def __repr__(self) -> str:
+        return (
+            f"Message(topic={self.topic!r}, tags={self.tags!r}, keys={self.keys!r}, "
+            f"body={_short(self.body)}, properties={self.properties!r})"
+        )
+
+    def frozen(self) -> model.Message:
+        """The same as SluiceMQ's own value."""
+        return model.Message(
+            self.topic,
+            self.body,
+            self.tags,
+            tuple(self.keys.split()),
+            dict(self.properties),
+            self.flag,
+            self.wait_store_msg_ok,
+            self.sharding_key,
+            self.delay_time_level,
+            self.delay_time_ms,
+            self.deliver_time_ms,
+        )
+
+
+def _by_position(topic: str, given: tuple[Any, ...]) -> tuple[Any, Any, int, bytes, bool]:
+    """(tags, keys, flag, body, wait_store_msg_ok) of Java's constructors with three and more."""
+    form = next((form for form in _FORMS if len(form) == len(given)), None)
+    if form is None:
+        raise ConfigurationError(
+            f"Message takes no {len(given) + 1} arguments.",
+            cure="Give topic and body, with tags, keys and flag before the body, or by name.",
+        )
+    for name, value in zip(form, given, strict=True):
+        if not isinstance(value, _KINDS[name]) or (name == "flag" and isinstance(value, bool)):
+            hint = " A text becomes bytes by .encode()." if name == "body" else ""
+            raise ConfigurationError(
+                f"Message({topic!r}, …) got {value!r} as {name}.",
+                cure=f"The order is ({', '.join(('topic', *form))}).{hint}",
+            )
+    named = dict(zip(form, given, strict=True))
+    return (
+        named["tags"], named.get("keys"), named.get("flag", 0), named["body"],
+        named.get("wait_store_msg_ok", True),
+    )  # fmt: skip
+
+
+def _short(body: bytes) -> str:
+    return repr(body) if len(body) <= 64 else f"{body[:61]!r}… {len(body)} B"
+
+
+class MessageExt(Strict):
+    """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
+
+    __slots__ = ("_attempt", "record")
+
+    def __init__(self, record: StoredMessage, attempt: int = 1) -> None:
+        self.record = record
+        self._attempt = attempt
+
+    tags: str | None = of_record("tag")
+    body: bytes = of_record("body")
+    flag: int = of_record("flag")
+    msg_id: str = of_record("message_id")
+    offset_msg_id: str = of_record("offset_message_id")
+    transaction_id: str = of_record("message_id")
+    queue_id: int = of_record("queue_id")
+    broker_name: str = of_record("broker")
+    queue_offset: int = of_record("queue_offset")
+    commit_log_offset: int = of_record("physical_offset")
+    store_size: int = of_record("size_bytes")
+    born_timestamp: int = of_record("born_time_ms")
+    store_timestamp: int = of_record("store_time_ms")
+
+    @property
+    def topic(self) -> str:
+        """That it was sent to, also when it comes from the retry topic."""
+        return first_topic(self.record)
+
+    @property
+    def keys(self) -> str:
+        """Separated by spaces."""
+        return " ".join(self.record.keys)
+
+    @property
+    def born_host(self) -> str:
+        """Who sent it: host:port."""
+        return str(self.record.born_host)
+
+    @property
+    def store_host(self) -> str:
+        """Who stored it: host:port."""
+        return str(self.record.store_host)
+
+    @property
+    def reconsume_times(self) -> int:
+        """Redeliveries by the broker and by this process."""
+        return self.record.reconsume_times + self._attempt - 1
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The user's and the system's."""
+        return dict(self.record.properties)
+
+    get_topic = Gets[str]()
+    get_tags = Gets[str | None]()
+    get_keys = Gets[str]()
+    get_body = Gets[bytes]()
+    get_flag = Gets[int]()
+    get_msg_id = Gets[str]()
+    get_offset_msg_id = Gets[str]()
+    get_transaction_id = Gets[str]()
+    get_queue_id = Gets[int]()
+    get_broker_name = Gets[str]()
+    get_queue_offset = Gets[int]()
+    get_commit_log_offset = Gets[int]()
+    get_store_size = Gets[int]()
+    get_born_timestamp = Gets[int]()
+    get_born_host = Gets[str]()
+    get_store_timestamp = Gets[int]()
+    get_store_host = Gets[str]()
+    get_reconsume_times = Gets[int]()
+    get_properties = Gets[dict[str, str]]()
+
+    def get_user_property(self, name: str) -> str | None:
+        """None when it has no such property."""
+        return self.record.properties.get(name)
+
+    get_property = get_user_property
+
+    def __repr__(self) -> str:
+        return (
+            f"MessageExt(topic={self.topic!r}, tags={self.tags!r}, keys={self.keys!r}, "
+            f"body={_short(self.body)}, msg_id={self.msg_id!r}, "
+            f"broker_name={self.broker_name!r}, queue_id={self.queue_id}, "
+            f"queue_offset={self.queue_offset}, reconsume_times={self.reconsume_times}, "
+            f"properties={model.own_properties(self.record.properties)!r})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult(Strict):
+    """What became of a sent message."""
+
+    send_status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    message_queue: MessageQueue
+    queue_offset: int
+    recall_handle: str | None = None
+
+    get_send_status = Gets[SendStatus]()
+    get_msg_id = Gets[str]()
+    get_offset_msg_id = Gets[str]()
+    get_message_queue = Gets[MessageQueue]()
+    get_queue_offset = Gets[int]()
+    get_recall_handle = Gets[str | None]()
+
+    @classmethod
+    def of(cls, result: CoreSendResult, **more: Any) -> Self:
+        """The same in RocketMQ's words; `more`: fields of a subclass."""
+        return cls(
+            SendStatus(result.status.value),
+            result.message_id,
+            result.offset_message_id,
+            MessageQueue(*result.queue),
+            result.queue_offset,
+            result.recall_handle,
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSendResult(SendResult):
+    """What became of the half message, and how the local transaction ended."""
+
+    transaction_id: str = ""
+    local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
+
+    get_transaction_id = Gets[str]()
+    get_local_transaction_state = Gets[LocalTransactionState]()
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult(Strict):
+    """What a pull brought, and where to go on."""
+
+    pull_status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    msg_found_list: list[MessageExt]
+
+    get_pull_status = Gets[PullStatus]()
+    get_next_begin_offset = Gets[int]()
+    get_min_offset = Gets[int]()
+    get_max_offset = Gets[int]()
+    get_msg_found_list = Gets[list[MessageExt]]()
+
+    @staticmethod
+    def of(result: CorePullResult) -> "PullResult":
+        """The same in RocketMQ's words."""
+        found = [MessageExt(record) for record in result.messages]
+        return PullResult(
+            result.status, result.next_offset, result.offset_min, result.offset_max, found
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult(Strict):
+    """The messages that bear a key, newest first; [] when none does."""
+
+    message_list: list[MessageExt]
+
+    get_message_list = Gets[list[MessageExt]]()

@@ -1,0 +1,143 @@
+"""How a command ends: its exit code, and its sentence."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from interrupting import interrupted
+from sluicemq.cli import main
+from sluicemq.cli.ending import (
+    InputError,
+    OptionError,
+    nearest,
+    speaking,
+    undecided,
+    when_interrupted,
+)
+from sluicemq.errors import ConfigurationError
+
+
+def ended(work: Callable[[], object]) -> tuple[object, str]:
+    """Exit code and stderr of a command that does this."""
+
+    @click.command()
+    def command() -> None:
+        work()
+
+    class Root(type(main)):  # type: ignore[misc]
+        entries = MappingProxyType({})
+
+    root = Root("sluice", commands={"do": command})
+    result = CliRunner().invoke(root, ["do"])
+    assert result.stdout == ""
+    return result.exit_code, result.stderr
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ConfigurationError("it is wrong.", cure="Mend it."), 1, "it is wrong. Mend it."),
+        (OptionError("--x is none."), 2, "--x is none."),
+        (InputError("no case"), 2, "no case"),
+        (click.ClickException("none was cancelled."), 1, "none was cancelled."),
+        (FileNotFoundError(2, "No such file", "/x"), 1, "/x: No such file."),
+        (click.Abort(), 1, "not confirmed: nothing is changed."),
+        (EOFError(), 1, "not confirmed: nothing is changed."),
+        (KeyboardInterrupt(), 130, "interrupted."),
+    ],
+)
+def test_an_error_is_one_sentence_and_a_code(error: BaseException, code: int, text: str) -> None:
+    found, said = ended(raising(error))
+    assert (found, said.lstrip("\n")) == (code, f"sluice: {text}\n")
+
+
+def test_a_fault_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), speaking("sluice"):
+        raise ZeroDivisionError
+    with pytest.raises(OSError, match="no file"), speaking("sluice"):
+        raise OSError("no file")
+
+
+def test_a_reader_who_is_gone_is_141_without_a_word() -> None:
+    assert ended(raising(BrokenPipeError(32, "Broken pipe"))) == (141, "")
+
+
+def test_ctrl_c_says_what_was_done_until_then() -> None:
+    def work() -> None:
+        done = 0
+        when_interrupted(lambda: f"{done} messages stored.")
+        done = 3
+        raise KeyboardInterrupt
+
+    assert ended(work) == (130, "sluice: interrupted: 3 messages stored.\n")
+
+
+def test_ctrl_c_in_a_change_names_what_shows_it() -> None:
+    def work() -> None:
+        undecided("sluice topic show t")
+        raise KeyboardInterrupt
+
+    assert ended(work)[1] == (
+        "sluice: interrupted: what was asked for may be done or not; `sluice topic show t` shows "
+        "it.\n"
+    )
+
+
+def test_what_a_command_says_of_ctrl_c_is_not_said_of_the_next() -> None:
+    assert ended(lambda: when_interrupted(lambda: "old"))[0] == 0
+    assert ended(raising(KeyboardInterrupt())) == (130, "sluice: interrupted.\n")
+    when_interrupted(lambda: "nobody's: there is no command")
+
+
+def test_the_nearest_word_is_found() -> None:
+    assert nearest("flihts", ["flights", "orders"]) == "Did you mean 'flights'?"
+    assert nearest("zzz", ["flights"]) == ""
+
+
+# ------------------------------------------------------------------------- a process of its own
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("click", ["topic", "list"]),
+        ("sluicemq.cli.ending", ["up"]),
+        ("sluicemq.cli.servers.serve", ["up"]),
+        ("sluicemq.config", ["broker"]),
+        ("sluicemq.config.settings", ["nameserver"]),
+        ("asyncio", ["proxy"]),
+        ("sluicemq.cli.servers.processes", ["up", "--brokers", "2"]),
+        ("sluicemq.cli.explain", ["filter", "test", "a > 5", "-t", "t"]),
+        ("sluicemq.cli.traffic", ["produce", "t", "x", "--count", "5"]),
+        ("sluicemq.client.aio.sluice", ["consume", "t"]),
+        ("sluicemq.client.sync.admin", ["doctor"]),
+        ("sluicemq.client.core.admin", ["group", "reset", "g", "-t", "t", "--to", "latest"]),
+        ("sluicemq.store.tools.layout", ["store", "verify", "/nonexistent"]),
+        ("sluicemq.store.tools.backup", ["store", "backup", "/nonexistent", "/nonexistent"]),
+        ("sluicemq.spark.pipelines.__main__", ["pipeline", "run", "/nonexistent"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_ctrl_c_during_imports_is_one_line(tmp_path: Path, module: str, words: list[str]) -> None:
+    told = interrupted(tmp_path, module, *words)
+    assert (told.returncode, told.stdout) == (130, "")
+    assert told.stderr == "sluice: interrupted.\n"
+
+
+def test_a_program_that_ignores_sigint_goes_on_doing_so(tmp_path: Path) -> None:
+    words = ("filter", "check", "a > 5")
+    told = interrupted(tmp_path, "sluicemq.cli.filter", *words, handler=signal.SIG_IGN)
+    assert told.returncode == 0
+    assert "compiles" in told.stdout

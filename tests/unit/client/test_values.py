@@ -1,0 +1,113 @@
+"""What cannot be meant is refused at the call, in a sentence with the value and the cure."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluicemq import ConfigurationError, Message, MessageQueue, Sluice, idempotent
+from sluicemq.testing.embedded import embedded
+
+Q = MessageQueue("t", "broker-a", 0)
+
+
+def handler(message: object) -> None: ...
+
+
+BAD: list[tuple[Callable[[Any], object], str]] = [
+    (lambda mq: mq.send("t", 5), "the body is 5 (int)"),
+    (lambda mq: mq.send("t"), "the body is None"),
+    (lambda mq: mq.send("t", {"a": 1}), "json.dumps"),
+    (lambda mq: mq.send("t", b""), "the body is empty"),
+    (lambda mq: mq.send(5, b"x"), "the topic is 5"),
+    (lambda mq: mq.send(["t"], b"x"), "the topic is ['t']"),
+    (lambda mq: mq.send("t", b"x", tag=["A"]), "the tag is ['A']"),
+    (lambda mq: mq.send("t", b"x", keys=5), "the keys are 5"),
+    (lambda mq: mq.send("t", b"x", keys=[5]), "a key is 5. Keys are text: str(key)"),
+    (lambda mq: mq.send("t", b"x", keys="a b"), "the key 'a b' is empty or contains white space"),
+    (lambda mq: mq.send("t", b"x", keys={"a": 1}), "the keys are {'a': 1}"),
+    (lambda mq: mq.send("t", b"x", properties=["a"]), "the properties are ['a']"),
+    (lambda mq: mq.send("t", b"x", properties={"a": 1}), "the property 'a' has the value 1"),
+    (lambda mq: mq.send("t", b"x", flag="a"), "the flag is 'a'"),
+    (lambda mq: mq.send("t", b"x", flag=2**31), "the flag is 2147483648"),
+    (lambda mq: mq.send("t", b"x", sharding_key=5), "has the value 5"),
+    (lambda mq: mq.send("t", b"x", delay_level="3"), "the delay level is '3'"),
+    (lambda mq: mq.send("t", b"x", delay="5s"), "the delay is '5s'. Give seconds"),
+    (lambda mq: mq.send("t", b"x", deliver_at="2026"), "deliver_at is '2026'"),
+    (lambda mq: mq.send("t", b"x", queue=3), "3 is no queue"),
+    (lambda mq: mq.send("u", b"x", queue=Q), "goes to 'u', the queue is one of 't'"),
+    (lambda mq: mq.send("t", b"x", selector=4), "the selector is 4"),
+    (lambda mq: mq.send("t", b"x", timeout_ms=-4), "timeout_ms is -4. Use a whole number, 1 or"),
+    (lambda mq: mq.send("t", b"x", timeout_ms="4"), "timeout_ms is '4'"),
+    (lambda mq: mq.send(Message("t", b"x"), tag="A"), "a Message and a body or options"),
+    (lambda mq: mq.send(Message("t", b"x"), b"y"), "a Message and a body or options"),
+    (lambda mq: mq.send(Message("t", 5)), "the body is 5"),
+    (lambda mq: mq.send(Message("t", b"x", tag=["A"])), "the tag is ['A']"),
+    (lambda mq: mq.send(Message("t", b"x", keys=5)), "the keys are 5"),
+    (lambda mq: mq.send(Message("t", b"x", properties=None)), "the properties are None"),
+    (lambda mq: mq.send_oneway("t", b"x", queue=3), "3 is no queue"),
+    (lambda mq: mq.send_batch(Message("t", b"x")), "Write send_batch([Message("),
+    (lambda mq: mq.send_batch([b"x"]), "a batch is a list of messages, not b'x'"),
+    (lambda mq: mq.send_soon(None, "t", b"x"), "on_done is None"),
+    (lambda mq: mq.send_soon(handler, "t", b"x", queue=3), "3 is no queue"),
+    (lambda mq: mq.request("t", b"x", timeout_s=-1), "timeout_s is -1"),
+    (lambda mq: mq.transaction("t", b"x", queue=3), "3 is no queue"),
+    (lambda mq: mq.transaction("t", b"x", check_after_s="3").__aenter__(), "check_after_s is '3'"),
+    (lambda mq: mq.recall(5), "5 is no recall handle"),
+    (lambda mq: mq.subscribe(5, group="g"), "the topic is 5"),
+    (lambda mq: mq.subscribe("t", group=5), "the group is 5"),
+    (lambda mq: mq.subscribe("t", group="g", tags=["A"]), "tags is ['A']. Give a text: tags='A||"),
+    (lambda mq: mq.subscribe("t", group="g", where=3), "where is 3"),
+    (lambda mq: mq.subscribe("t", group="g", start="earliest"), "start is 'earliest'"),
+    (lambda mq: mq.subscribe("t", group="g", prefetch_count="3"), "of messages is '3'"),
+    (lambda mq: mq.subscribe("t", group="g", suspend_s="3"), "suspend_s is '3'"),
+    (lambda mq: mq.subscribe("t", group="g", span_max=0), "span_max is 0"),
+    (lambda mq: mq.subscribe("t", group="g", allocate=3), "strategy 3"),
+    (lambda mq: mq.subscribe("t", group="g").receive_many(0), "count_max is 0"),
+    (lambda mq: mq.subscribe("t", group="g").receive_many(1, "3"), "timeout_s is '3'"),
+    (lambda mq: mq.consumer("g", "h"), "the handler is 'h'"),
+    (lambda mq: mq.consumer("g", handler, concurrency=0), "concurrency is 0"),
+    (lambda mq: mq.consumer("g", handler, batch_max=2000), "Use a whole number, 1 to 1,024"),
+    (lambda mq: mq.consumer("g", handler).subscribe(["t"]), "the topic is ['t']"),
+    (lambda mq: mq.lite_pull("g", count_max=0), "of messages is 0"),
+    (lambda mq: mq.lite_pull("g").poll("5"), "timeout_s is '5'"),
+    (lambda mq: mq.lite_pull("g").assign("t"), "'t' is no queue"),
+    (lambda mq: mq.pull_consumer().pull(Q, -1), "offset is -1"),
+    (lambda mq: mq.pull_consumer().pull("t", 0), "'t' is no queue"),
+    (lambda mq: mq.producer("p", retries=-1), "retries is -1"),
+    (lambda mq: mq.producer("p", listener=5), "the listener is 5"),
+    (lambda mq: Sluice(5), "the name servers are 5"),
+    (lambda mq: Sluice("a", credentials="ab"), "credentials are not a pair"),
+    (lambda mq: Sluice("a", trace=5), "trace is 5"),
+    (lambda mq: Sluice("a", client_id=5), "client_id is 5"),
+    (lambda mq: Sluice("a", on_moved=5), "on_moved is 5"),
+    (lambda mq: idempotent(handler), "with the database in brackets"),
+]
+
+
+async def done(found: object) -> None:
+    if inspect.isawaitable(found):
+        await found
+
+
+async def test_what_cannot_be_meant_is_refused_in_one_sentence() -> None:
+    async with embedded() as mq:
+        await mq.send("t", b"x")
+        for call, words in BAD:
+            with pytest.raises(ConfigurationError) as caught:
+                await done(call(mq))
+            assert words in str(caught.value)
+            assert caught.value.cure
+            assert "\n" not in str(caught.value)
+
+
+async def test_what_can_be_meant_is_sent() -> None:
+    async with embedded() as mq:
+        await mq.send("t", bytearray(b"a"), keys={"k1"}, properties={})
+        await mq.send("t", memoryview(b"b"), keys="k1")
+        await mq.send(Message("t", b"c", keys="k1"))  # type: ignore[arg-type]
+        await mq.send("t", "d", keys=["k1", "k2"])
+        found = await mq.admin.messages_by_key("t", "k1")
+        assert sorted(message.body for message in found) == [b"a", b"b", b"c", b"d"]
+        assert {message.keys for message in found} == {("k1",), ("k1", "k2")}
