@@ -19,7 +19,7 @@ import click
 import pytest
 import yaml
 
-from fences import ALL, LINES, ROOT, SHELL, Fence, Line, fences, split, with_language
+from fences import ALL, DOCUMENTS, LINES, ROOT, SHELL, Fence, Line, fences, split, with_language
 from sluicemq.acl.loading import load_rules
 from sluicemq.cli import main
 from sluicemq.config import load_broker_config
@@ -117,6 +117,30 @@ def parse(command: click.Command, words: list[str], context: click.Context) -> N
         name, child, words = command.resolve_command(context, rest)
         assert child is not None
         parse(child, words, click.Context(child, context, name, **child.context_settings))
+
+
+def test_commands_that_a_sentence_names_are_there() -> None:
+    named = {
+        (str(document.relative_to(ROOT)), words)
+        for document in DOCUMENTS
+        for words in re.findall(r"`sluice\s([a-z][^`]*)`", document.read_text())
+    }
+    unknown = [f"{place}: sluice {words}" for place, words in named if not is_known(words.split())]
+    assert len(named) > 100
+    assert not unknown, "\n".join(sorted(unknown))
+
+
+def is_known(words: list[str]) -> bool:
+    """Does each word that would be a command name one?"""
+    command: click.Command = main
+    for word in words:
+        if not isinstance(command, click.Group) or not re.fullmatch("[a-z-]+", word):
+            break
+        found = command.get_command(click.Context(command), word)
+        if found is None:
+            return word.startswith("-")
+        command = found
+    return True
 
 
 @named([one for one in with_language("sh", "bash", "shell") if one.text])

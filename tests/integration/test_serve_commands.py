@@ -200,6 +200,7 @@ def test_a_bad_value_in_a_file_is_one_sentence_and_exit_code_1(
     assert (process.returncode, output) == (1, "")
     assert errors == (
         "sluice: listenPort = many is not valid. Write a whole number from 0 to 65535.\n"
+        "More: sluice explain error ConfigurationError\n"
     )
 
 
