@@ -458,10 +458,10 @@ class Store:
         )
         grown = self._log.records_end - self._checkpoint_end
         is_long = grown >= max(WALK_BYTES, files * WALK_BYTES_A_FILE)
-        if is_long or (now - self._checkpoint_s) * 1000 >= interval_ms:
+        is_time = is_long or (now - self._checkpoint_s) * 1000 >= interval_ms
+        if is_time and self._checkpoint_due is None and self._noted is None:
             self._checkpoint_s, self._checkpoint_end = now, self._log.records_end
-            if self._checkpoint_due is None and self._noted is None:
-                self._noted = self._state(), list(self._queues.dirty)
+            self._noted = self._state(), list(self._queues.dirty)
         self.is_flushing = False
         if self._noted is not None:
             state, queues = self._noted
