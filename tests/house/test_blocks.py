@@ -57,6 +57,8 @@ def test_the_walk_finds_blocks_and_their_reasons(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- commands
+FOLDERS = [ROOT, *ROOT.glob("examples/*"), *ROOT.glob("src/sluicemq/cli/templates/*")]
+"""Where a reader stands who types a command."""
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.place} {' '.join(line.words[:4])}")
@@ -72,10 +74,12 @@ def test_a_command_is_one_that_there_is(line: Line) -> None:
             for extras in re.findall(r"\.\[(.*?)\]", " ".join(words)):
                 assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
         case _ if words[0] == "-m":
-            ours = ROOT / words[1].replace(".", "/")
-            assert ours.is_dir() or ours.with_suffix(".py").is_file() or find_spec(words[1])
+            names = {words[1].replace(".", "/"), words[1].replace(".", "/") + ".py"}
+            assert any((one / name).exists() for one in FOLDERS for name in names) or find_spec(
+                words[1]
+            )
         case _ if words[0].endswith(".py"):
-            assert (ROOT / words[0]).is_file()
+            assert any((one / words[0]).is_file() for one in FOLDERS)
 
 
 def test_commands_were_found() -> None:

@@ -38,6 +38,8 @@ def test_no_text_of_the_source_names_a_file_of_the_repository(path: Path) -> Non
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     named = [(line, text) for line, text in texts if POINTER.search(text)]
+    if path.name == "quickstart.py":  # its templates have one of their own
+        named = [(line, text) for line, text in named if text != "README.md"]
     linked = [(line, text) for line, text in texts if re.search(r"\]\([\w/-]+\.md", text)]
     assert not named
     assert not linked or str(path.relative_to(ROOT / "src" / "sluicemq")) in FOR_A_PAGE

@@ -38,7 +38,14 @@ class InputError(click.ClickException):
 
 
 class OptionError(ConfigurationError):
-    """The value of an option cannot be one: exit code 2."""
+    """The value of an option of a command cannot be one.
+
+    When: a command is given a value that it cannot read; its exit code is 2.
+    Then: nothing was done.
+    Cure: write the value as the text says; `--help` shows the options.
+
+        --property 'colour' is not NAME=VALUE. For example: -p origin=JFK.
+    """
 
 
 class Interrupted(click.ClickException):
