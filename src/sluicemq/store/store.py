@@ -656,10 +656,9 @@ class Store:
         self._checkpoint_now()
 
     def close(self) -> None:
-        """Everything to disk, a mark, no `abort`, unlocked. Raises StoreError or OSError after a
-        disk error, before or now: then only unlocked.
-
-        Without room for the queues the log is safe all the same, and the next start adds the rest.
+        """Everything to disk, a mark, no `abort`, unlocked. After a disk error, before or now, only
+        unlocked: raises StoreError or OSError. Without room for the queues the log is safe all the
+        same, and the next start adds the rest.
         """
         if self._is_closed:
             return
