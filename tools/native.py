@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib.machinery
 import io
+import os
 import subprocess
 import sys
 import zlib
@@ -45,22 +46,25 @@ def build(into: Path = ENGINE) -> list[Path]:
     from setuptools.dist import Distribution
 
     wanted = [one for one in sources() if into != ENGINE or not is_built(one)]
-    made = []
-    for source in wanted:
-        extension = Extension(
+    extensions = [
+        Extension(
             f"sluicemq.engine.{source.stem}",
             [str(source.relative_to(ROOT))],
             extra_compile_args=list(FLAGS),
         )
-        modules = cythonize(
-            [extension], build_dir="build/engine", quiet=True, include_path=["src"],
-            language_level=3,
-        )  # fmt: skip
-        command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
-        command.build_lib, command.build_temp = str(ROOT / "build" / "lib"), "build/temp"
-        command.ensure_finalized()
-        command.run()
-        built = Path(command.get_ext_fullpath(extension.name))
+        for source in wanted
+    ]
+    modules = cythonize(
+        extensions, build_dir="build/engine", quiet=True, include_path=["src"], language_level=3
+    )
+    command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(ROOT / "build" / "lib"), "build/temp"
+    command.parallel = os.cpu_count() or 1  # who installs waits for the compiler most of the time
+    command.ensure_finalized()
+    command.run()
+    made = []
+    for source in wanted:
+        built = Path(command.get_ext_fullpath(f"sluicemq.engine.{source.stem}"))
         target = into / built.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # a process may have the old one mapped

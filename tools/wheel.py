@@ -1,24 +1,27 @@
-"""A wheel with the compiled engine in it, where a C compiler is there; else a pure one.
+"""A wheel with the compiled engine in it, where a C compiler is there; else, and with SLUICE_PURE=1,
+a pure one. And its metadata, for which README.md is made ready (tools/readme.py).
 
-Hatchling calls this for `pip wheel`, `pip install .` and `make wheels`, not for an editable
+Hatchling calls the first for `pip wheel`, `pip install .` and `make dist`, not for an editable
 install: that never needs a compiler, and `make native` builds in place.
 """
 
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class WheelHook(BuildHookInterface):  # type: ignore[type-arg, misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
+        if version == "editable" or os.environ.get("SLUICE_PURE") == "1":
             return
-        native = _native(Path(self.root))
+        native = _tool(Path(self.root), "native")
         self._built = tempfile.TemporaryDirectory(prefix="sluicemq-engine-")
         try:
             made = native.build(Path(self._built.name))
@@ -31,8 +34,17 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg, misc]
             build_data["force_include"][str(module)] = f"sluicemq/engine/{module.name}"
 
 
-def _native(root: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("native", root / "tools" / "native.py")
+class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        root = Path(self.root)
+        text = _tool(root, "readme").described((root / "README.md").read_text(encoding="utf-8"))
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+def _tool(root: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, root / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

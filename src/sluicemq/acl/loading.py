@@ -193,7 +193,7 @@ class _Builder:
             raise self._wrong(event, f"the tag {event.tag} is not allowed", "Remove it.")
         if depth > DEPTH_MAX:
             raise self._wrong(
-                event, f"it is nested deeper than {DEPTH_MAX}", "See docs/security.md."
+                event, f"it is nested deeper than {DEPTH_MAX}", "Accounts need three levels."
             )
         before = self._count
         node = self._content(event, events, depth, line)
@@ -212,7 +212,7 @@ class _Builder:
         for key in self._items(events, yaml.MappingEndEvent, depth):
             value = self._node(next(events), events, depth + 1)
             if not isinstance(key.value, str):
-                raise self._wrong(event, "a key is no text", "See docs/security.md.")
+                raise self._wrong(event, "a key is no text", "Put it in quotes.")
             if key.value == "<<" and key.is_plain and self._anchors is not None:
                 several = value.value if isinstance(value.value, list) else [value]
                 for one in several:  # of several mappings the first counts
@@ -338,7 +338,7 @@ class _Reader:
         self, node: Node, what: str, known: tuple[str, ...], ignored: tuple[str, ...] = ()
     ) -> dict[str, Node]:
         if not isinstance(node.value, dict):
-            raise self._wrong(node, f"{what} must be `key: value` lines", "See docs/security.md.")
+            raise self._wrong(node, f"{what} must be `key: value` lines", "Indent them.")
         for key, value in node.value.items():
             if key not in known and key not in ignored:
                 shown = key.partition(":")[0]  # secretKey:… without a blank is a key
@@ -402,8 +402,8 @@ class Source:
         raise ConfigurationError(
             "aclEnable=true, and there is no file of accounts "
             f"({', '.join(config.acl_files) or 'none named'}).",
-            cure="Write plain_acl.yml there (docs/security.md begins with an example), name another"
-            " file by plainAclFile, or set aclEnable=false.",
+            cure="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), name"
+            " another file by plainAclFile, or set aclEnable=false.",
         )
 
     def texts(self) -> Texts:
@@ -412,7 +412,7 @@ class Source:
         if not self._files.exists(self.path):
             raise ConfigurationError(
                 f"{self.path} does not exist, and aclEnable=true refuses who is not in it.",
-                cure="Write it (docs/security.md begins with an example), name another by"
+                cure="Write it (`accounts:` with accessKey and secretKey), name another by"
                 " plainAclFile, or set aclEnable=false.",
             )
         paths = [*self._below(self.directory, 0), self.path]

@@ -5,7 +5,7 @@
     a function  (fields, body) -> the topics and groups it touches, and what it does to them
 
 RocketMQ checks ten codes for topics and groups and eight for admin; whatever else is signed passes.
-Here every code has its decision (spec/acl; docs/security.md lists the differences): who asks for
+Here every code has its decision (spec/acl; the page on security has the differences): who asks for
 a topic's or group's data needs its permission; what changes or shows the broker itself needs admin.
 A request that names no topic where it must (33, 36, and 37 of old clients) is decided once more by
 its handler, which knows the message.
@@ -60,7 +60,7 @@ class Need(NamedTuple):
     is_admin: bool = False
     asks: Asks | None = None
     text: str = ""
-    """What it asks for, in words: docs/security.md lists them."""
+    """What it asks for, in words; the page on security lists them."""
 
 
 OPEN: Final = Need(text="an account")

@@ -60,6 +60,7 @@ COMMANDS: Final = {
     "pipeline": Entry("spark", "pipeline", "Run, check and list data pipelines on Spark."),
     "acl": Entry("acl", "acl", "Try and check access rules; see how they stand."),
     "store": Entry("store", "store", "Look into a store directory, without a broker."),
+    "quickstart": Entry("quickstart", "quickstart", "Write a project that runs, to begin with."),
     "install-names": Entry(
         "servers.names", "install_names", "Write mqbroker, mqadmin and the like."
     ),

@@ -72,7 +72,7 @@ def interruptible(context: click.Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def speaking(program: str) -> Iterator[None]:
-    """Errors become one sentence on stderr, and SystemExit with its code."""
+    """Errors become one sentence on stderr, with the way to their page, and SystemExit."""
     try:
         yield
     except _NoArguments as error:
@@ -83,6 +83,8 @@ def speaking(program: str) -> Iterator[None]:
             raise
         text, code = told(error)
         click.echo(f"{program}: {text}", err=True)
+        for note in getattr(error, "__notes__", ()):  # the way to the page of the error
+            click.echo(click.style(note, dim=True), err=True)
         raise SystemExit(code) from None
 
 
@@ -127,10 +129,10 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 def _exit(text: str = "") -> NoReturn:
     """Threads that wait, and whatever else an exit runs, are not waited for."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, gone, or in the middle of a flush
+            stream.flush()
+    os.write(2, text.encode())
     os._exit(INTERRUPTED)
 
 

@@ -1,13 +1,18 @@
 """`sluice explain message|group`: why a group has or has not got a message, is idle or behind;
-`sluice filter test`: what an expression would do to the messages that are stored; `sluice doctor`:
-what is wrong, from the name server to the client, and what cures it."""
+`sluice explain error`: what an error means; `sluice filter test`: what an expression would do to
+the messages that are stored; `sluice doctor`: what is wrong, from the name server to the client,
+and what cures it."""
 
+import difflib
+import inspect
+import pydoc
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
+from sluicemq import errors
 from sluicemq.cli.output import (
     admin_options,
     as_time,
@@ -104,6 +109,24 @@ def group(admin: Admin, name: str, as_json: bool) -> None:
             click.echo(f"Group {name} is up to date: nothing is before it.")
     if found.findings:
         raise SystemExit(1)
+
+
+@explain.command("error")
+@click.argument("name", default="")
+def error(name: str) -> None:
+    """What error NAME means, when it comes, what was done, its cure; without NAME, all names."""
+    if not name:
+        click.echo(inspect.getdoc(errors))
+        return
+    path = f"sluicemq.{name}" if "." in name else f"sluicemq.errors.{name}"
+    kind = pydoc.locate(path)
+    if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
+        near = difflib.get_close_matches(name, vars(errors), 1)
+        cure = f"Did you mean {near[0]}? " if near else ""
+        raise errors.ConfigurationError(
+            f"there is no error {name!r}.", cure=f"{cure}sluice explain error shows them all."
+        )
+    click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
 
 
 def fate_of(item: MessageExplained) -> str:

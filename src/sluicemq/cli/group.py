@@ -166,7 +166,7 @@ def delete(
 )  # fmt: skip
 @admin_options
 def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> None:
-    """Show members of group NAME with their queues, idle ones with the reason, and lag per queue."""
+    """Show members of group NAME with their queues, why some are idle, and lag per queue."""
     report, contracts = admin.group(name), admin.contract(name)
     clients = admin.consumers(name) if report.members else []
     of_proxies = [

@@ -1,7 +1,7 @@
 """Commands on Spark: `sluice sql QUERY`, Spark SQL over topics, archives, dead letters, retries and
-traces; `sluice pipeline run|check|list`, pipelines from a file (docs/pipelines.md).
+traces; `sluice pipeline run|check|list`, pipelines from a file.
 
-What names mean and what the broker decides: `spark.tables`, docs/sql.md. The first answer takes as
+What names mean and what the broker decides: `spark.tables`. The first answer takes as
 long as the JVM does to start, so it starts first, in a thread; the cluster is asked meanwhile.
 Table and lines come one by one to this process; Parquet is written by Spark's tasks.
 

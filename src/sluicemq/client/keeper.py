@@ -6,7 +6,7 @@ message id holds address, process, a salt, milliseconds of this month and a coun
 (spec/remoting.md §12).
 
 A broker forgets a client that is silent for 120 s, gives its queues to others and redelivers. A
-handler that blocks the event loop for minutes must not cause that (design/product.md). So
+handler that blocks the event loop for minutes must not cause that. So
 heartbeats run on a thread of their own, with its own small loop and its own connection to each
 broker: the connection that registers the client (34, 35), and on which the broker sends requests
 to it (40: members changed; 39: how did a transaction end?). Pulls, sends and offsets use the data

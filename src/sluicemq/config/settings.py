@@ -1,7 +1,7 @@
 """The settings of each server: one declaration a setting.
 
 A field of a frozen dataclass is what the rest of the code reads: whole words, unit last. The same
-line says RocketMQ's key for it, the range and the sentence of docs/configuration.md; loading,
+line says RocketMQ's key for it, the range and the sentence of the page on configuration; loading,
 changes at run time and the documentation follow from that (`KEYS`). A field without a key cannot be
 set from a file. A change at run time makes a new value, nobody changes one.
 

@@ -1,1 +1,1 @@
-"""The console: a cluster in the browser (docs/design/0025)."""
+"""The console: a cluster in the browser (design/0025)."""

@@ -15,7 +15,7 @@ test_engine_client.py, test_index_columns.py, test_reads_compiled.py).
 
 `make native` builds the modules in place. `SLUICE_PURE=1` does without them. A module that is not
 of the source beside it is left alone too: what was built from older source would do what that said.
-Why there are two: docs/design/0027-compiled-seam.md.
+Why there are two: design/0027.
 """
 
 import importlib

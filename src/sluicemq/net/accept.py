@@ -19,7 +19,7 @@ it (and see `limits`):
 
 Protected mode: a server that nobody has opened answers its own machine alone. Clients on other
 machines get an answer to every request, a sentence that names what to do, until the connection is
-closed for having asked too often. The reasons: docs/design/0011-listening.md.
+closed for having asked too often. The reasons: design/0011.
 
 TLS starts on the same ports (spec/remoting.md §1): with a `TlsAcceptor` a connection stands behind
 `FirstByte` until its first byte tells, see `openssl.py`.

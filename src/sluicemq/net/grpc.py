@@ -70,7 +70,12 @@ class StatusCode(IntEnum):
 
 
 class CallError(SluiceError):
-    """A call ends with something else than OK."""
+    """A call ends with something else than OK.
+
+    When: a proxy refuses a gRPC call, one of `sluice proxy status` for example.
+    Then: what the call asked for was not done; `code` is gRPC's.
+    Cure: the text is the proxy's; its log has more. UNIMPLEMENTED: the port is no proxy of ours.
+    """
 
     def __init__(self, code: StatusCode, text: str) -> None:
         super().__init__(text)

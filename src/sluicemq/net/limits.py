@@ -3,7 +3,7 @@
 Frames are bounded where they are read (`wire.frames`, `net.dispatch`): size of a frame and
 of its header. Here is what only a server can count: connections of an address, bytes of unfinished
 frames, the time one takes to become whole, requests of a client that has not yet been let in.
-docs/security.md has the table.
+the page on security has the table.
 
 A limit closes the connection when going on would cost memory or time, and is an answer when the
 request itself is what is too large. Nothing here costs a whole frame anything.

@@ -1,4 +1,4 @@
-"""The one cause: evidence in, causes with their cures out. Pure; docs/doctor.md is the same table.
+"""The one cause: evidence in, causes with their cures out. Pure; the page on doctor has the table.
 
 A row holds for each thing that its function finds in the evidence; the sentence and the cure show
 it as `it`, the evidence as `e`. The order is that of the walk, and within a stage the most specific

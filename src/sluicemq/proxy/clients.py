@@ -42,7 +42,14 @@ OK: Final = m.Status(code=Code.OK, message=Code.OK.name)
 
 
 class StatusError(SluiceError):
-    """A call is answered with this status."""
+    """A call is answered with this status.
+
+    When: inside a proxy: a request of a gRPC client breaks a limit, or names what is not there.
+    Then: nothing was done. Clients get the status, `code` is RocketMQ's.
+    Cure: in the text, which names value and limit.
+
+        no message to send
+    """
 
     def __init__(self, code: Code, text: str, *, cure: str = "") -> None:
         super().__init__(text, cure=cure)

@@ -1,7 +1,7 @@
 """THE layouts of what is stored, each declared once: records, queue units, index files, properties.
 
 Whoever reads or writes these bytes, one at a time with `struct` or a thousand with NumPy, derives
-its form from the fields declared here. All integers are big-endian and signed (docs/spec/store.md,
+its form from the fields declared here. All integers are big-endian and signed (spec/store.md,
 §2.1 records, §2.3 properties, §2.5 batches, §3 units, §4 index):
 
     record      RECORD_HEAD | body | topic length 1 (V1) or 2 (V2), topic

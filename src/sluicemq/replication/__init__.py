@@ -1,5 +1,5 @@
 """A broker that fails over: several processes, of which an existing consensus service names one
-(docs/design/0022-replication.md).
+(design/0022).
 
 `consensus.py` is what is asked of the service, `etcd.py` the one adapter there is; `election.py`
 decides without waiting, `replica.py` does it to a broker; `forward.py` passes on what only the

@@ -279,7 +279,12 @@ class Etcd:
 
 
 class _OldTokenError(ConsensusError):
-    """Refused, and nothing was done."""
+    """Refused, and nothing was done.
+
+    When: etcd has forgotten our sign-in, as it does after a while.
+    Then: nothing was done; we sign in again and ask once more.
+    Cure: none is needed.
+    """
 
 
 def _encode(key: str | bytes) -> str:

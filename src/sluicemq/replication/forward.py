@@ -78,7 +78,12 @@ AS_MEMBER: Final = frozenset({
 
 
 class NotMasterError(RequestError):
-    """Refused, and surely not carried out: this replica is not master, or nobody is."""
+    """Refused, and surely not carried out: this replica is not master, or nobody is.
+
+    When: a slave is asked what only the master answers, during a switch.
+    Then: nothing was done; clients try again by themselves.
+    Cure: wait for the switch to end; `sluice cluster status` shows who is master.
+    """
 
     def __init__(self, remark: str = NOT_MASTER) -> None:
         super().__init__(ResponseCode.SERVICE_NOT_AVAILABLE, f"{remark}, try again.")

@@ -7,7 +7,7 @@
 One task looks at the records and acts, one step after the other; beside it the lease is kept alive,
 and as master a second task carries proposals of the in-sync set to the record. What is under way
 and unsure is asked again until there is an answer (`_settle`), before anything else is done that
-depends on it (docs/design/0022-replication.md, "What holds, and why", 7).
+depends on it (design/0022, "What holds, and why", 7).
 
 A replica's life is renewed when it gives up being master: the record may name it still, but nobody
 is what he was in another life, so the others elect.
@@ -72,11 +72,24 @@ SET_BACK: Final = (
 
 
 class BrokerClosedError(SluiceError):
-    """The broker could not take its role, and is closed: the process has to start anew."""
+    """The broker could not take its role, and is closed: the process has to start anew.
+
+    When: a replica becomes master or slave and its store or port fails on the way.
+    Then: it serves nobody; what was acknowledged is with the other replicas.
+    Cure: read the reason in the text, then start it again.
+
+        the broker could not change its role: Port 10911 is in use already.
+    """
 
 
 class ReplicaBlockedError(SluiceError):
-    """A person has to act; said once, and looked at again."""
+    """A person has to act; said once, and looked at again.
+
+    When: a replica may not decide by itself: only replicas that may lack acknowledged messages are
+    left, or the records in etcd are older than those it has seen.
+    Then: it serves nobody and looks again; nothing is lost by waiting.
+    Cure: start the replica that the text names, or accept the loss by hand: `sluice cluster elect`.
+    """
 
 
 class LogEnd(NamedTuple):

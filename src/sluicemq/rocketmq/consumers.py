@@ -1,6 +1,6 @@
 """The consumers in RocketMQ's words: `start`, use, `shutdown`; every method blocks.
 
-Attributes and defaults are those of the Java classes; docs/consuming.md has the table. A listener
+Attributes and defaults are those of the Java classes. A listener
 is an object of one of the two classes, or a function (then it is a concurrent one, or an orderly
 one with `orderly=True`) of the messages, or of the messages and a context:
 
@@ -156,7 +156,7 @@ class _GroupClient(_Consumer[G]):
     message_model = MessageModel.CLUSTERING
     """CLUSTERING: the group shares the queues. BROADCASTING: every consumer reads all."""
     allocate_message_queue_strategy: str | Strategy | AllocateMessageQueueStrategy = "average"
-    """A name (docs/consuming.md), an object, or a function of client id, queues and members."""
+    """A name, an object, or a function of client id, queues and members."""
     consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     consume_timestamp = ""
     """As Java writes it, in the time of this machine: "20260131235900"; "" is half an hour before

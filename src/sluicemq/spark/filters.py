@@ -35,7 +35,7 @@ since 1970}. `predicates_of` makes `pyspark.sql.datasource` objects of them agai
 `filter.sql` may lose messages without a word. A consumer is told of its expression when it
 subscribes (`filter.check`); a DataFrame is told while Spark plans (`warn_of_filter`). An expression
 alone does not show the trap that loses most: beside a whole number '40.7' is an error and its
-message no match (docs/filtering.md), so the newest messages are looked at too. A SluiceMQ broker
+message no match , so the newest messages are looked at too. A SluiceMQ broker
 does that in its property columns; of a RocketMQ broker, and of a store, so many are read.
 """
 

@@ -2,7 +2,7 @@
 
 Spark would hand a Python source the predicates of a query itself, but it keeps the read that comes
 of it in the table object, for every later or other use of the same DataFrame: wrong rows
-(docs/design/0010-predicate-push-down.md). And it asks a Python source for all its columns
+(design/0010). And it asks a Python source for all its columns
 (spec/spark.md). So our readers take none from Spark. Who knows the whole query plans it over
 stand-ins first, tables that have the columns and no rows, of which no two are one:
 

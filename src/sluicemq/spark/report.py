@@ -2,7 +2,7 @@
 
 Of our sources the option `predicates` of the load says what was offered, and the reader, made here
 as Spark's planner makes it, what it takes. Of files, Spark's plan has `PushedFilters`. What the
-broker decides Spark applies again (docs/design/0010-predicate-push-down.md), but drops nothing by
+broker decides Spark applies again (design/0010), but drops nothing by
 it. `store_time`, and `keys` where brokers evaluate no SQL92, shorten a read and are Spark's still.
 """
 

@@ -37,7 +37,15 @@ from sluicemq.spark.schema import SET_FOR_ALL
 
 
 class RowError(ConfigurationError):
-    """A row that no message can be made of; `role`: what the column at fault means."""
+    """A row that no message can be made of; `role`: what the column at fault means.
+
+    When: Spark writes to a topic and a row has no topic, a body above the limit, a key with blanks.
+    Then: the task fails before its rows are sent; with exactly-once delivery no row of the epoch
+    is visible.
+    Cure: correct the column that the text names, or filter such rows away.
+
+        a row's queue_id is negative. Give 0 or more, or null for any.
+    """
 
     def __init__(self, text: str, *, role: str, cure: str = "") -> None:
         super().__init__(text, cure=cure)

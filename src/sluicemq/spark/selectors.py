@@ -8,7 +8,7 @@ as Java reads them, what cannot be read is an error and no match, nulls are thre
 is pure Spark SQL. The rare selector that Spark SQL cannot say exactly (half a character in a
 string, hundreds of conditions, deep nesting) goes through Python, in Arrow batches and with the
 broker's own evaluator; `compiled(…).python` says why, and a line of the log. Why it is no Arrow
-function for all: docs/design/0018-selectors-in-spark-sql.md.
+function for all: design/0018.
 
 Where the properties are: by default in the columns that the source `rocketmq` has, which keeps TAGS
 and KEYS in columns of their own. `columns` is what the source's option of that name said: a

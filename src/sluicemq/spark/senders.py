@@ -1,7 +1,7 @@
 """Where the rows of a task go: to their topics at once, or to the staging topic; and bad rows.
 
 At least once: rows of one topic and queue make a batch; delayed rows are sent one by one, since
-RocketMQ takes no delay in a batch. Exactly once (docs/design/0007): all rows of a task make batches
+RocketMQ takes no delay in a batch. Exactly once (design/0007): all rows of a task make batches
 for the staging topic, and a property says where each belongs; only rows of one broker go together.
 
 A row is bad for what it holds: no body, a tag with a bar, properties that are too large, what a

@@ -96,7 +96,7 @@ def fresh(frame: Any) -> Any:
     unless it was collected.
 
     Spark asks a Python source once for the ranges of a load and keeps the answer in the table
-    object, for every query on it (docs/design/0010-predicate-push-down.md). This makes it ask
+    object, for every query on it (design/0010). This makes it ask
     again. What is cached stays as it is, as do the names and types of columns. Raises
     ConfigurationError for a frame of Spark Connect, whose plan is out of reach.
     """

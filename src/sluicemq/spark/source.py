@@ -11,7 +11,7 @@ A batch read, step by step, with the process it happens in:
     executor  BatchReader.read()           `reader.read_range`, `reader.read_part`
 
 There is no `pushFilters` on purpose. Spark keeps what it makes of one use of a DataFrame for the
-next one, with the predicates of the first (docs/design/0010-predicate-push-down.md). Predicates
+next one, with the predicates of the first (design/0010). Predicates
 come as an option of the load that they are for: `references`.
 
 `rocketmq_store` reads messages out of a store directory, without a broker. Driver and executors
@@ -41,7 +41,7 @@ can be written; any other column is an error.
 At least once: each task sends batches and waits for the broker's answers; the job succeeds when
 every batch is stored. A task that Spark runs again sends its rows again.
 
-Exactly once (docs/design/0007): tasks stage, the driver commits the epoch, which is the micro-batch
+Exactly once (design/0007): tasks stage, the driver commits the epoch, which is the micro-batch
 of a stream, or the whole of a batch. Spark calls from several processes, and what they have to know
 travels in the sink and in the commit messages:
 

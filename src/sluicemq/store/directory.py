@@ -1,6 +1,6 @@
 """What stands in a store's directory beside log and queues, and whether it is a store at all.
 
-`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (docs/spec/store.md §5): store times up to
+`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (spec/store.md §5): store times up to
 which log, queues and index are on disk, and two positions. We write these for it, and keep a `Mark`
 of our own further back, where RocketMQ neither looks nor writes: a position in the log before which
 log *and* queues are synced, with a digest of the queues. After a crash the scan begins there
@@ -104,7 +104,7 @@ class Mark(NamedTuple):
 class Checkpoint(NamedTuple):
     """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files.
 
-    `index_time_ms` is RocketMQ's own field for the index (docs/spec/store.md §5).
+    `index_time_ms` is RocketMQ's own field for the index (spec/store.md §5).
     """
 
     java_time_ms: int
@@ -389,7 +389,7 @@ def cannot_open(root: str, error: OSError) -> StoreError:
 
 def fit_sizes(config: StoreConfig, files: Files, option: str = "storePathCommitLog") -> StoreConfig:
     """`config` with the sizes of the files that are there: a copy of a store alone does not say
-    what mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog were (docs/spec/store.md §1).
+    what mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog were (spec/store.md §1).
 
     Where files differ the most frequent size counts: opening the store then names the odd one.
     Raises StoreError when `config.root` holds no store; `option` says where a log lies elsewhere.

@@ -1,7 +1,7 @@
 """The commit log: every record of every topic, one after the other, in files of a fixed size.
 
 Written once a turn, one pwrite per file touched; a file that has no room for the next record and
-8 bytes more is closed by a blank record (docs/spec/store.md §2.2). Three positions, left to right:
+8 bytes more is closed by a blank record (spec/store.md §2.2). Three positions, left to right:
 
     synced_offset <= written_offset        (and the writer's own, which the log does not know)
     on disk          in the kernel
@@ -24,7 +24,7 @@ later recovery would find records that were never acknowledged. Three kinds of e
 
 Reading it at a start, a record counts only when everything agrees (`read_scanned`): magic, its size
 with its parts, its stored physical offset with its position (so that stale bytes of an earlier life
-of the file never come back), and the body with its CRC (docs/spec/store.md §7). The CRC covers
+of the file never come back), and the body with its CRC (spec/store.md §7). The CRC covers
 the body alone, and a torn write leaves zeros behind what arrived. A record can therefore look whole
 while its topic or properties are lost: neither may hold such zeros (`is_torn`; the writer refuses
 properties that would look so). With `forceVerifyPropCRC` a record also needs the checksum of its
@@ -361,7 +361,7 @@ class Scanned(NamedTuple):
 
     @property
     def is_queued(self) -> bool:
-        """Prepared and rolled-back messages stand in no queue (docs/spec/store.md §3)."""
+        """Prepared and rolled-back messages stand in no queue (spec/store.md §3)."""
         return not self.sys_flag & UNQUEUED
 
     @property
@@ -392,7 +392,7 @@ class Scanned(NamedTuple):
         return any(found == key and offset in (None, at) for found, at in places)
 
     def other_queues(self) -> list[tuple[tuple[str, int], int]]:
-        """Further queues that the record stands in, with its offset there (docs/spec/store.md
+        """Further queues that the record stands in, with its offset there (spec/store.md
         §3.1)."""
         if _MULTI_START not in self.properties:
             return []

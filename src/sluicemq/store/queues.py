@@ -1,6 +1,6 @@
 """Consume queues: where each message of a topic's queue lies in the commit log.
 
-A queue is a sequence of units of 20 bytes (docs/spec/store.md §3), unit n for queue offset n:
+A queue is a sequence of units of 20 bytes (spec/store.md §3), unit n for queue offset n:
 
     | physical offset 8 | record size 4 | tag code 8 |
 
@@ -55,7 +55,7 @@ def is_possible(key: tuple[str, int]) -> bool:
 
 
 def check_topic(topic: str, *, long_topics: bool = True) -> None:
-    """Raises MessageIllegalError when the topic cannot be stored (docs/spec/store.md §2.1)."""
+    """Raises MessageIllegalError when the topic cannot be stored (spec/store.md §2.1)."""
     is_retry = long_topics and topic.startswith(RETRY_PREFIX)
     limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
     size = len(topic.encode())
@@ -109,7 +109,7 @@ class Queue(QueueState):
         self.topic, self.queue_id = key
         self.unsynced = set() if unsynced is None else unsynced
         name = self.topic.encode()
-        is_long = len(name) > TOPIC_LENGTH_MAX  # docs/spec/store.md §2.1: V1's is a signed byte
+        is_long = len(name) > TOPIC_LENGTH_MAX  # spec/store.md §2.1: V1's is a signed byte
         self.magic = MAGIC_V2 if is_long else MAGIC_V1
         self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
         self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)

@@ -14,7 +14,7 @@ milliseconds, so that no reader holds the loop; verdicts that take longer are le
 (`gather`). The next offset it returns is behind everything it has looked at, and never behind a
 match that it did not deliver.
 
-How much an ordinary pull gets is RocketMQ's rule (docs/spec/store.md §10): 32 messages or 256 KiB
+How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB
 of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
 Only who asks for more than 32 gets up to 256 from memory, in the same 256 KiB: a pull costs a round
 trip however little it brings, and Java's consumers ask for 32.
@@ -66,7 +66,7 @@ CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
-"""Tag codes up to this are addresses in a ConsumeQueueExt file (docs/spec/store.md §3.2)."""
+"""Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
 _unpack_record: Final = RECORD_HEAD.only("size", "queue_offset").unpack_from
 _FLAGS: Final = RECORD_HEAD.only("sys_flag")
@@ -416,7 +416,7 @@ class LogReader:
     ) -> int:
         """`lower`: the first message stored at `time_ms` or later, the queue's end without one.
 
-        `upper`: the last message stored at `time_ms` or earlier, 0 without one (docs/spec/
+        `upper`: the last message stored at `time_ms` or earlier, 0 without one (spec/
         delivery.md §6). 0 for a queue that does not exist.
         """
         queue = self._by_key.get((topic, queue_id))
@@ -514,7 +514,7 @@ class LogReader:
 
 
 def _outside(offset: int, low: int, high: int) -> ReadResult:
-    """The queue has no message at `offset` (docs/spec/store.md §10)."""
+    """The queue has no message at `offset` (spec/store.md §10)."""
     if high == 0:
         return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
     if offset < low:

@@ -271,5 +271,5 @@ def topics_of_store(
 
 def has_batch_queues(root: str, topic: str, *, files: Files = SYSTEM_FILES) -> bool:
     """Whether a topic's queues are of the kind that RocketMQ has for batches, which is not read
-    here (BatchCQ, docs/spec/store.md §3)."""
+    here (BatchCQ, spec/store.md §3)."""
     return files.exists(f"{root}/batchconsumequeue/{topic}")

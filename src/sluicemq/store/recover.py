@@ -4,7 +4,7 @@
                                     last unit; a few reads, however large the store is
     crashed, our mark is there      queues are cut back to the mark, the log is walked from there
     crashed, no mark (Java's store) the walk begins at the newest file that the checkpoint's time
-                                    vouches for (docs/spec/store.md §7), else at the first
+                                    vouches for (spec/store.md §7), else at the first
     queues missing or too short     everything is walked, all queues are built anew
 
 Queues are found missing by the digest in the mark (how many, and the sum of their ends), by files

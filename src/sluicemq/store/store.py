@@ -6,7 +6,7 @@ waits for the disk. A turn of the loop is: many `writer.append`, one `commit`, t
     ASYNC_FLUSH   `commit` makes the turn visible at once; `sync` runs on a timer
     SYNC_FLUSH    `commit` makes nothing visible; after `sync` returned an end, `publish(end)` does
 
-So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002-visible-means-safe.md). A
+So what a reader has seen under SYNC_FLUSH is on disk (design/0002). A
 store that is opened `is_gated` waits for replicas in the same way: who knows how far they are calls
 `confirm`, and what a start finds behind the confirmed end is hidden until then. `following` is for
 a slave, whose log another broker writes (`follow`).
@@ -433,7 +433,7 @@ class Store:
     def tick(self) -> bool:
         """Cheap work for a timer of the loop: queue files, the next log file, checkpoint requests.
 
-        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (docs/spec/store.md §8).
+        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (spec/store.md §8).
         """
         now, config = self._clock.monotonic_s(), self._config
         self.keys.tick(self.writer.last_time_ms)
@@ -449,19 +449,16 @@ class Store:
             except OSError as error:  # it is made when it is needed
                 logger.warning("the next file of the log cannot be made yet: %s", error)
         files = len(self._queues.unsynced) + len(self._queues.dirty)
-        # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely, unless
-        # there is nobody.
-        interval_ms = (
-            config.consume_queue_flush_thorough_interval_ms
-            if not is_quiet and (config.flush_sync or files > SYNC_EACH_MAX)
-            else config.flush_thorough_interval_ms
-        )
+        interval_ms = config.flush_thorough_interval_ms
+        if not is_quiet and (config.flush_sync or files > SYNC_EACH_MAX):
+            # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely.
+            interval_ms = config.consume_queue_flush_thorough_interval_ms
         grown = self._log.records_end - self._checkpoint_end
         is_long = grown >= max(WALK_BYTES, files * WALK_BYTES_A_FILE)
-        if is_long or (now - self._checkpoint_s) * 1000 >= interval_ms:
+        is_time = is_long or (now - self._checkpoint_s) * 1000 >= interval_ms
+        if is_time and self._checkpoint_due is None and self._noted is None:
             self._checkpoint_s, self._checkpoint_end = now, self._log.records_end
-            if self._checkpoint_due is None and self._noted is None:
-                self._noted = self._state(), list(self._queues.dirty)
+            self._noted = self._state(), list(self._queues.dirty)
         self.is_flushing = False
         if self._noted is not None:
             state, queues = self._noted
@@ -609,7 +606,7 @@ class Store:
         return self._log.failure
 
     def runtime(self) -> dict[str, str]:
-        """The store's part of the broker's runtime information (docs/spec/admin.md §3)."""
+        """The store's part of the broker's runtime information (spec/admin.md §3)."""
         log, now_ms = self._log, self._clock.now_ms()
         total, free = self._files.usage(self._config.root)
         ratio = f"{1 - free / total:.4f}" if total else "0"

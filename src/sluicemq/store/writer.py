@@ -173,7 +173,7 @@ class Writer(TurnState):
 
     def delay_last(self, topic: str, queue_id: int, delay_ms: int) -> int:
         """The message just appended to a queue is due so long after its store time: its unit says
-        when, in place of a tag code (docs/spec/delivery.md §1). Returns that time."""
+        when, in place of a tag code (spec/delivery.md §1). Returns that time."""
         due_ms = self.now_ms + delay_ms
         tail = self.by_key[topic, queue_id].tail
         tail[-_CODE_BYTES:] = due_ms.to_bytes(_CODE_BYTES, "big")
@@ -208,7 +208,7 @@ class Writer(TurnState):
         born_host: bytes,
         store_host: bytes,
     ) -> tuple[list[int], int]:
-        """Add the messages of a batch, all or none, all in one file (docs/spec/store.md §2.5).
+        """Add the messages of a batch, all or none, all in one file (spec/store.md §2.5).
 
         Returns the physical offsets and the first queue offset. Raises as `append`.
         """

@@ -234,7 +234,7 @@ class Servers:
         }
         config, store, warnings = load_broker_config("", overrides=keys, environment={})
         if warnings:
-            raise ConfigurationError(warnings[0], cure="See docs/configuration.md.")
+            raise ConfigurationError(warnings[0], cure="Give keys of a broker.conf.")
         if config.listen_port == 0:  # else its VIP port is two below, and nobody here needs it
             config = dataclasses.replace(config, bind_address=HOST)
         calm = Calm(self.clock) if isinstance(self.clock, VirtualClock) else None
@@ -312,7 +312,8 @@ async def embedded(
     `clock`: None is real time. `tcp`: free ports on loopback, for other processes and threads
     (`mq.servers.name_server_address`). `proxy`: with `tcp`, a port for clients of gRPC, with TLS or
     without (`mq.servers.proxy_address`). `store`: a directory; None keeps messages in memory.
-    `settings`: keys of a broker.conf (docs/configuration.md). `client`: arguments of `Sluice`.
+    `settings`: keys of a broker.conf. `client`: arguments of `Sluice`
+    (credentials, trace, producer_group, client_id …).
     Raises ConfigurationError for unknown keys, for a clock in a loop that is not asyncio's, and for
     a proxy that nobody can reach or that lacks its package.
     """

@@ -483,7 +483,7 @@ decode_group_list = member_codec("groupList", tuple[str, ...], "group list")[1]
 encode_kv_table: Callable[[Mapping[str, str]], bytes]
 encode_kv_table, decode_kv_table = member_codec("table", dict[str, str], "table")
 
-# ---------------------------------------------------------------- ours alone (docs/requests.md)
+# ------------------------------------------------------------------------------- ours alone
 
 
 @body

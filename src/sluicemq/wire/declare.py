@@ -59,7 +59,14 @@ Write = Callable[[Any], Any]
 
 
 class HeaderError(ProtocolError):
-    """A header lacks a field or holds a bad one: answered with code 1, the connection stays."""
+    """A header lacks a field or holds a bad one: answered with code 1, the connection stays.
+
+    When: a client sends a request whose header is not as RocketMQ's clients write it.
+    Then: the request was not carried out.
+    Cure: correct the client; the text names the field.
+
+        the custom field <queueId> is not an integer of 32 bits
+    """
 
 
 # -------------------------------------------------------------------------------------- values

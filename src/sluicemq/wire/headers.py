@@ -515,7 +515,7 @@ class UpdateWhiteAddressesRequest:
     file: str | None = text("aclFileFullPath", default=None)
 
 
-# -------------------------------------------------- ours alone (docs/requests.md has the bodies)
+# ------------------------------------------------------------------------------- ours alone
 @request(Code.SLUICE_LIST_DELAYED)
 class ListDelayedRequest:
     """A page of what waits; `cursor` from the answer before, absent at first."""

@@ -75,7 +75,14 @@ class Setting(IntEnum):
 
 
 class Http2Error(ProtocolError):
-    """The connection has to end; `code` says to the other side why."""
+    """The connection has to end; `code` says to the other side why.
+
+    When: what arrives at a proxy's port is not HTTP/2, or breaks its rules or limits.
+    Then: the connection is closed; calls under way on it are not answered.
+    Cure: clients of the remoting protocol use the ports of name server and broker.
+
+        A frame of 20000 bytes is above the limit of 16384.
+    """
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)

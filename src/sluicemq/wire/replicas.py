@@ -1,5 +1,5 @@
 """What brokers of one name and name servers tell each other of who lives (spec/ha.md §5, §6), and
-what replicas of ours ask each other besides the log (docs/design/0022)."""
+what replicas of ours ask each other besides the log (design/0022)."""
 
 from typing import Final
 

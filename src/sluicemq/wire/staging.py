@@ -1,4 +1,4 @@
-"""What an exactly-once sink and a broker tell each other (docs/design/0007). Ours alone.
+"""What an exactly-once sink and a broker tell each other (design/0007). Ours alone.
 
 The first property of a staged message says whose it is and where it goes when its epoch is
 committed; it is taken off then:

@@ -112,12 +112,13 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     assert "No such command" in result.output
 
 
-def test_an_error_of_ours_is_one_sentence_and_exit_code_1() -> None:
+def test_an_error_of_ours_is_one_sentence_with_the_way_to_its_page_and_exit_code_1() -> None:
     result = CliRunner().invoke(main, ["nameserver", "-c", "/nonexistent/namesrv.conf"])
     assert result.exit_code == 1
     assert result.output == (
         "sluice: /nonexistent/namesrv.conf cannot be read: No such file or directory. "
         "Name a readable file with -c.\n"
+        "More: sluice explain error ConfigurationError\n"
     )
 
 

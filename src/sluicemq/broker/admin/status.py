@@ -61,7 +61,7 @@ _TIMES: Final = (
     ("4~5s", 5.0), ("5~10s", 10.0), ("10s~", float("inf")),
 )  # fmt: skip
 _FEATURES: Final = "sluiceBulk"
-"""What only we have, for clients that ask (docs/design/0001)."""
+"""What only we have, for clients that ask (design/0001)."""
 BLACK_LIST: Final = frozenset({"brokerConfigPath"})
 
 

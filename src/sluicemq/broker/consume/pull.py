@@ -104,7 +104,12 @@ has in hand is committed; to one that has to ask again."""
 
 
 class PullRefusedError(RequestError):
-    """A pull that is answered with an error code."""
+    """A pull that is answered with an error code.
+
+    When: inside a broker: topic, group or filter of a pull is not there, or not allowed.
+    Then: nothing was read. Consumers get the answer, as a `RequestError` of its code.
+    Cure: that of the code.
+    """
 
     def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:
         super().__init__(code, remark)

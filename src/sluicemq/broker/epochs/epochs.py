@@ -1,4 +1,4 @@
-"""Epochs of exactly-once sinks: 900201 (ours), and publishing what was staged (docs/design/0007).
+"""Epochs of exactly-once sinks: 900201 (ours), and publishing what was staged (design/0007).
 
     prepare: checking -> checked          commit: (checking ->) publishing -> published
 

@@ -1,6 +1,6 @@
 """Staged messages: known as they come in, read as they lie, stored where they were meant to go.
 
-A sink that writes exactly once sends its rows to the staging topic first (docs/design/0007). Each
+A sink that writes exactly once sends its rows to the staging topic first (design/0007). Each
 is an ordinary stored message whose first property says whose it is and where it belongs; the rest
 of its properties, its body, flags, times and hosts are what will be published.
 

@@ -13,7 +13,7 @@
 A member that subscribes to something else is in another lane from its next heartbeat on, and does
 not know it: it still has messages of the old lane in hand, commits them, and pulls from an offset
 that says how far the *old* lane has come. So what counts is not the lane it is in, but the lane it
-reads the queue for (`Readers`; docs/design/0009-lanes.md, "Changing a subscription while running").
+reads the queue for (`Readers`; design/0009, "Changing a subscription while running").
 That changes when
 
     it asks for its offset (14)      whoever does that begins anew: it has nothing in hand any more

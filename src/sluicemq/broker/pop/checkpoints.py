@@ -1,4 +1,4 @@
-"""What is popped and not acknowledged: kept in the log, decided in memory (docs/design/0020).
+"""What is popped and not acknowledged: kept in the log, decided in memory (design/0020).
 
     open         a pop gives messages away: their checkpoint is appended, due a second before its
                  deadline; the group's next pop begins behind them

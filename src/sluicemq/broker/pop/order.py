@@ -1,4 +1,4 @@
-"""Orderly pop: what of each queue is with a consumer, and blocks the rest of it (docs/design/0020).
+"""Orderly pop: what of each queue is with a consumer, and blocks the rest of it (design/0020).
 
 An orderly pop has no checkpoint: its messages come again from their own queue. Of each (topic,
 group, queue) the last pop counts: its offsets, which of them are acknowledged, and until when the

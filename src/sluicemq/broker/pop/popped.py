@@ -8,7 +8,7 @@
 
 A checkpoint is *settled* when all its messages are done; then it is gone from here.
 
-A start reads it back, from our own file and the log (docs/design/0020). The file,
+A start reads it back, from our own file and the log (design/0020). The file,
 `config/sluicePop.json`, says for a moment at which everything was on disk:
 
     open      checkpoints that were open, those of old pops, so that these hold nothing else up

@@ -5,7 +5,7 @@
     fetch    -> in another thread: what lies further back, READ_BYTES of it
 
 Both protocols of `wire.ha`: plain without `epochs`, else that of failover, where a slave has to
-introduce itself first and truncates its own log before it asks (docs/design/0022-replication.md).
+introduce itself first and truncates its own log before it asks (design/0022).
 
 A slave that has much to catch up with slows nobody down: a feed sends TURN_BYTES at once and goes
 on in the next turn of the loop; never more than WINDOW_BYTES that are not acknowledged; and stops

@@ -6,7 +6,7 @@ What has come is written before the next read, in as few pieces as it came in; f
 A report follows each of them at once, with what is written, or under SYNC_FLUSH what is synced
 (`synced` tells). In failover (with `epochs`) what is confirmed is dispatched, plain everything.
 
-When the two logs are not one, see the sections of docs/design/0022-replication.md ("What holds"):
+When the two logs are not one, see the sections of design/0022 ("What holds"):
 
     own log ends before the master's begins    begin anew: the master keeps nothing so old
     own tail is another master's (failover)    cut it, but never what is known to be confirmed

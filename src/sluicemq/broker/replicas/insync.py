@@ -13,7 +13,7 @@ log and state, and a busy master never stands still. So who is near is waited fo
 JOIN_S at most (`Joining`): then it only has to come to where everything was at the beginning.
 
 An acknowledgement is one of the incarnation that the slave has claimed (request 900301), and a
-claim of another life of its process ends the older connections (docs/design/0022, "What holds, and
+claim of another life of its process ends the older connections (design/0022, "What holds, and
 why").
 
 What plain sends are told, by the settings in the file (spec/ha.md §2):

@@ -242,7 +242,7 @@ class SlaveSide:
 
     def check_whole(self) -> bool:
         """False of a log that was cut, and has not reached since what the master has confirmed,
-        with a whole state of this master: such a replica may not become master (docs/design/0022).
+        with a whole state of this master: such a replica may not become master (design/0022).
         The mark that says so over a restart is taken away here. Raises OSError."""
         applier = self.applier
         is_level = self.follower.is_level and applier.is_whole and applier.waits_for is None
@@ -254,7 +254,8 @@ class SlaveSide:
     def cut(self) -> None:
         """Called before the log is cut."""
         self._is_marked = True
-        replace_text(self._files, self._mark_path, "The log was cut; see replication.md.\n")
+        told = "The log was cut: no master before it has followed one.\n"
+        replace_text(self._files, self._mark_path, told)
 
     def leave(self) -> None:
         """Follows nobody from now on, and acknowledges nothing more."""

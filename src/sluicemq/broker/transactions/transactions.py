@@ -11,7 +11,7 @@ let a finished transaction be checked, and committed, once more. When a turn fai
 was: what was expected of it is undone.
 
 A second end of a transaction has no effect, whatever message of it it names: never two messages.
-What may happen twice all the same is in docs/transactions.md. Requests are answered in
+What may happen twice all the same is in the page on transactions. Requests are answered in
 `requests.py`.
 
 How far the two queues are done is kept as the offsets of CID_RMQ_SYS_TRANS, as RocketMQ does, and

@@ -11,7 +11,7 @@ a broadcasting group share nothing: each reads all queues and has no retries.
 A group of one client is one `Member`, however many consumers use it; it lives from the first
 consumer that enters to the last that leaves. A table of the whole process sees to it that two
 clients in one program do not read a topic for one group with two expressions, but where all its
-brokers say in their answer to a heartbeat that they serve that (docs/design/0009-lanes.md).
+brokers say in their answer to a heartbeat that they serve that (design/0009).
 """
 
 import asyncio

@@ -262,7 +262,7 @@ class Sluice:
         be unacknowledged before it pauses. `ordered`: one message of a queue at a time, and the
         next one when it is acknowledged. The next three say what `message.reject()` does
         (`RetryRules`); `suspend_s` are seconds. `limits` are those of `ConsumeLimits`: broadcast,
-        allocate, span_max … (docs/consuming.md).
+        allocate, span_max ….
 
         The network is first used when the stream is iterated. Raises FilterSyntaxError and
         ConfigurationError for what is wrong without asking anybody; see `MessageStream.start` for

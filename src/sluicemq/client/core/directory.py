@@ -332,7 +332,7 @@ def no_route(
 ) -> RouteNotFoundError:
     """The error for a topic without a route: which of the usual causes are excluded, and the cure.
 
-    RocketMQ has one text for five causes (design/product.md): name server not reachable, no broker
+    RocketMQ has one text for five causes : name server not reachable, no broker
     registered with it (or the wrong name server), topic missing, automatic creation off, topic
     misspelt. This is raised only after a name server answered, so the first is excluded; `brokers`
     (None: could not be asked) tells about the second, TBW102's route about automatic creation.

@@ -1,4 +1,4 @@
-"""How a sink that writes exactly once commits an epoch (docs/design/0007). Pure but for `call`.
+"""How a sink that writes exactly once commits an epoch (design/0007). Pure but for `call`.
 
     one broker        commit, again and again until it says `published`
     several           prepare at all but the first; commit at the first; what it has recorded (now,

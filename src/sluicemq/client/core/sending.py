@@ -169,7 +169,7 @@ def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = N
 def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
     """The queue of a key: the one that a Java producer's SelectMessageQueueByHash chooses for this
     text, so that producers of both kinds keep one order. It is another queue as soon as the number
-    of queues changes: strict order topics keep it (docs/ordering.md)."""
+    of queues changes: strict order topics keep it."""
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 

@@ -19,7 +19,7 @@ which do not change (an archive up to fixed offsets, a plan on disk), so step 17
 after a restart. The ledger, a small file, says how many steps are done. Which guarantee holds when
 a step is cut in two by a kill:
 
-    exactly-once    the step is an epoch of the query NAME (docs/design/0007): repeated, no effect
+    exactly-once    the step is an epoch of the query NAME (design/0007): repeated, no effect
     at-least-once   that one step is sent again, with the message ids it had, if it names them
 
 Only window bounds come to the driver, one at a time.
@@ -218,7 +218,7 @@ def ready(name: str) -> Ready:
 def load_messages(
     spark: "SparkSession", connection: Mapping[str, str], **options: str
 ) -> "DataFrame":
-    """Messages of topics, by the batch source. What the options mean: docs/spark.md."""
+    """Messages of topics, by the batch source. What the options mean: `spark.options`."""
     given = {"reportPushdown": "false", **connection, **options}
     return spark.read.format("rocketmq").options(**given).load()
 

@@ -1,4 +1,4 @@
-"""The key index: from `topic#key` to the places of messages in the log (docs/spec/store.md §4).
+"""The key index: from `topic#key` to the places of messages in the log (spec/store.md §4).
 
 Built behind the log, never on the way of a send: `catch_up` walks what was written, in slices, and
 puts the keys into the last file in batches (`columns`). A query catches up first, so that nobody

@@ -17,7 +17,7 @@ holds:
     waiting     it is before the group, with the reason when there is one
     unknown     there is no such group, or nothing is known of it
 
-Lanes (docs/design/0009-lanes.md): a message goes to the oldest lane that matches it. What a lane
+Lanes (design/0009): a message goes to the oldest lane that matches it. What a lane
 gets from another that is idle is not told by the broker: so a message that some matching lane is
 past counts as consumed. A lane is looked at like a group: its members read all queues between them,
 from its own offsets. What a broker tells of fetched offsets is the whole group's; so what a lane's
