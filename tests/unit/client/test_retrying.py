@@ -4,6 +4,7 @@ as done when, and what the copy that a client sends by itself looks like."""
 
 import asyncio
 import logging
+import re
 
 import pytest
 
@@ -156,6 +157,8 @@ async def test_only_an_unexpected_error_is_logged_with_its_trace(fake, caplog):
             await until(lambda: len(asked(fake, 36)) == 2)
     traced = [entry for entry in caplog.records if entry.exc_info]
     assert [str(entry.exc_info[1]) for entry in traced] == ["unexpected"]
+    said = traced[0].getMessage()
+    assert re.fullmatch(r"handler of g failed on message \S+ of t/\S+/0 at offset 1 \(.*\)", said)
 
 
 async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):
