@@ -30,6 +30,8 @@ MARKED = {
     if "  # wrong: " in line
 }
 WRONG_MIN = 30
+TIMEOUT_S = 280
+pytestmark = pytest.mark.timeout(300)
 NET = {"sluicemq.client.aio.sluice.Sluice", "sluicemq.client.aio.sluice.Sluice.__init__"}
 """Of `network=`, which is for clusters in one process, some types are inferred."""
 Complaints = Mapping[tuple[str, int], str]
@@ -65,7 +67,7 @@ def run(project: Path, *command: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=TIMEOUT_S,
     )
 
 
