@@ -27,6 +27,9 @@ from sluicemq.spark.pipelines.file import parse_pipeline
 
 CHECKED = {*SHELL, "python", "yaml", "toml", "json", "properties", "conf", "ini", "sql", "text"}
 NOT_RUN_MAX = 20
+TEMPLATES = ROOT / "src" / "sluicemq" / "cli" / "templates"
+FOLDERS = [ROOT, *ROOT.glob("examples/*"), *TEMPLATES.iterdir()]
+"""Where a reader may be who types a command."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -72,10 +75,11 @@ def test_a_command_is_one_that_there_is(line: Line) -> None:
             for extras in re.findall(r"\.\[(.*?)\]", " ".join(words)):
                 assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
         case _ if words[0] == "-m":
-            ours = ROOT / words[1].replace(".", "/")
-            assert ours.is_dir() or ours.with_suffix(".py").is_file() or find_spec(words[1])
+            name = words[1].replace(".", "/")
+            found = any((one / name).is_dir() or (one / f"{name}.py").is_file() for one in FOLDERS)
+            assert found or find_spec(words[1])
         case _ if words[0].endswith(".py"):
-            assert (ROOT / words[0]).is_file()
+            assert any((one / words[0]).is_file() for one in FOLDERS)
 
 
 def test_commands_were_found() -> None:

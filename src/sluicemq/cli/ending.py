@@ -38,7 +38,13 @@ class InputError(click.ClickException):
 
 
 class OptionError(ConfigurationError):
-    """The value of an option cannot be one: exit code 2."""
+    """The value of an option cannot be one: exit code 2.
+
+    When: a command of `sluice` is given a value that it cannot use: a date that is none, a format
+    that it does not write.
+    Then: nothing was done.
+    Cure: the text names option and value; `--help` shows what it takes.
+    """
 
 
 class Interrupted(click.ClickException):

@@ -301,7 +301,7 @@ class ConsumeLimits(TypedDict, total=False):
     (None): offsets between the first and the last unacknowledged message of a queue.
     `topic_count_max`, `topic_bytes_max` (None): unacknowledged messages and bytes of a topic,
     shared out among its queues. `allocate` ("average"): who reads which queue: "average",
-    "average_circle" or another strategy (docs/consuming.md), the same for all members.
+    "average_circle" or another strategy, the same for all members.
     `broadcast` (False): every member reads everything and keeps its offsets here.
     `young_from_first` (False): RocketMQ's rule for groups without an offset on young queues.
     """
