@@ -1,4 +1,4 @@
-"""A wheel with the compiled engine in it, where a C compiler is there; else, and with
+"""A wheel with the compiled engine in it, where a C compiler is there; else, or with
 SLUICE_PURE=1, a pure one. And its metadata, for which README.md is made ready (tools/readme.py).
 
 Hatchling calls the first for `pip wheel`, `pip install .` and `make dist`, not for an editable

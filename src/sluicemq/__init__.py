@@ -160,16 +160,18 @@ def _load(name: str) -> Any:
 
 
 def _unknown(name: str) -> Exception:
-    """Of `from sluicemq import …` Python says less than the error of an attribute: that is an
-    ImportError here, unless a module may have the name."""
+    """Of `from sluicemq import …` Python drops the text of an AttributeError: with a better name
+    to offer it is an ImportError here. A module of ours that is not loaded yet is asked for too."""
     from importlib.util import find_spec  # noqa: PLC0415 - for who is wrong
 
     from sluicemq.hints import meant  # noqa: PLC0415
 
-    ours = meant(name, __all__, _FOREIGN)
     text = f"module 'sluicemq' has no attribute {name!r}."
-    asker = sys._getframe(2).f_code.co_name
-    if ours and asker == "_handle_fromlist" and find_spec(f"{__name__}.{name}") is None:
+    is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    if is_import and find_spec(f"{__name__}.{name}") is not None:
+        return AttributeError(text)
+    ours = meant(name, __all__, _FOREIGN)
+    if is_import and ours:
         text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {ours!r}?"
         return ImportError(text, name=name)
     return AttributeError(f"{text} Did you mean {ours!r}?" if ours else text)

@@ -53,6 +53,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "name_servers": "name_server nameserver namesrv namesrv_addr bootstrap_servers host url",
     "credentials": "access_key secret_key acl auth username password sasl",
     "tls": "ssl use_tls use_ssl ssl_context",
+    "ca": "cafile ca_file ca_cert ca_certs",
+    "certificate": "cert certfile cert_file client_cert",
 }
 """Ours, and what it is called elsewhere."""
 

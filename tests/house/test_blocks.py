@@ -27,9 +27,6 @@ from sluicemq.spark.pipelines.file import parse_pipeline
 
 CHECKED = {*SHELL, "python", "yaml", "toml", "json", "properties", "conf", "ini", "sql", "text"}
 NOT_RUN_MAX = 20
-TEMPLATES = ROOT / "src" / "sluicemq" / "cli" / "templates"
-FOLDERS = [ROOT, *ROOT.glob("examples/*"), *TEMPLATES.iterdir()]
-"""Where a reader may be who types a command."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -60,6 +57,8 @@ def test_the_walk_finds_blocks_and_their_reasons(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- commands
+FOLDERS = [ROOT, *ROOT.glob("examples/*"), *ROOT.glob("src/sluicemq/cli/templates/*")]
+"""Where a reader stands who types a command."""
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.place} {' '.join(line.words[:4])}")
@@ -75,9 +74,10 @@ def test_a_command_is_one_that_there_is(line: Line) -> None:
             for extras in re.findall(r"\.\[(.*?)\]", " ".join(words)):
                 assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
         case _ if words[0] == "-m":
-            name = words[1].replace(".", "/")
-            found = any((one / name).is_dir() or (one / f"{name}.py").is_file() for one in FOLDERS)
-            assert found or find_spec(words[1])
+            names = {words[1].replace(".", "/"), words[1].replace(".", "/") + ".py"}
+            assert any((one / name).exists() for one in FOLDERS for name in names) or find_spec(
+                words[1]
+            )
         case _ if words[0].endswith(".py"):
             assert any((one / words[0]).is_file() for one in FOLDERS)
 

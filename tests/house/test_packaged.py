@@ -37,7 +37,9 @@ def test_no_text_of_the_source_names_a_file_of_the_repository(path: Path) -> Non
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    named = [(line, text) for line, text in texts if POINTER.search(text) and " " in text]
+    named = [(line, text) for line, text in texts if POINTER.search(text)]
+    if path.name == "quickstart.py":  # its templates have one of their own
+        named = [(line, text) for line, text in named if text != "README.md"]
     linked = [(line, text) for line, text in texts if re.search(r"\]\([\w/-]+\.md", text)]
     assert not named
     assert not linked or str(path.relative_to(ROOT / "src" / "sluicemq")) in FOR_A_PAGE

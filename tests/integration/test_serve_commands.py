@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from interrupting import interrupted
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
@@ -214,6 +215,16 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_pa
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "sluice: interrupted.\n")
+
+
+def test_ctrl_c_while_servers_start_ends_them_in_order(tmp_path: Path) -> None:
+    done = interrupted(
+        tmp_path, "sluicemq.broker.server", "up", "--nameserver-port", "0", "--broker-port", "0",
+        "--store", str(tmp_path / "store"),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout[:6]) == (0, "ready ")
+    assert "closing" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 REPR = re.compile(r"\b[A-Z]\w+\(\w+=|<\w[\w.]* |[\[{(]'|b'|\{\d+: |\[\d")

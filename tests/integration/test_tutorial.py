@@ -23,13 +23,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 PROGRAM = ROOT / "examples" / "orders"
 SOURCE = "\n".join(path.read_text() for path in sorted(PROGRAM.rglob("*.py")))
+SOURCE = re.sub(r"\n{2,}", "\n\n", SOURCE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SESSION = re.compile(r"^\$ (.*)\n((?:[^`$].*\n)*)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_code_of_a_page_is_the_programs(page: Path) -> None:
-    for block in BLOCK.findall(page.read_text()):
+    for block in BLOCK.findall(re.sub(r"\n{2,}", "\n\n", page.read_text())):
         assert any(textwrap.indent(block, " " * depth) in SOURCE for depth in (0, 4)), block
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 import pytest
 
 import sluicemq
-from sluicemq import GroupConfig, Message, Sluice, idempotent
+from sluicemq import GroupConfig, Message, Sluice, Tls, idempotent
 from sluicemq.client.core.talks import operation
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
@@ -83,14 +83,16 @@ def test_blocking_and_embedded_forms_say_it_too() -> None:
         (PushConsumer, {"workers": 3}),
         (LitePullConsumer, {"enable_auto_commit": 3}),
         (Message, {"tags": "A"}),
+        (GroupConfig, {"name": "g", "retry_times": 3}),
+        (Tls, {"cert": "a.pem"}),
         (embedded, {"access_key": "A"}),
         (idempotent, {"database": "a.db", "tabel": "A"}),
     ]
     said = [wrong(lambda make=make, words=words: make(**words)) for make, words in made]
     assert [text.partition("Did you mean ")[2].partition("'?")[0].strip("'?") for text in said] == [
         "name_servers", "tls", "timeout_ms' (milliseconds)", "where' (SQL92, 'price > 3')",
-        "concurrency", "auto_commit", "tag", "credentials' (a pair (access_key, secret_key))",
-        "table",
+        "concurrency", "auto_commit", "tag", "retry_times_max", "certificate",
+        "credentials' (a pair (access_key, secret_key))", "table",
     ]  # fmt: skip
     with Producer("127.0.0.1:1") as producer:
         assert wrong(lambda: producer.send("t", b"x", tags="A")).startswith("send() got")  # type: ignore[call-arg]
@@ -198,4 +200,3 @@ def test_a_misspelt_import_names_ours(line: str, said: str) -> None:
 def test_other_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sluicemq.nothing  # type: ignore[attr-defined]  # noqa: B018
-    assert "Did you mean 'name'" not in wrong(lambda: GroupConfig("g", nam=1))  # type: ignore[call-arg]

@@ -38,12 +38,13 @@ class InputError(click.ClickException):
 
 
 class OptionError(ConfigurationError):
-    """The value of an option cannot be one: exit code 2.
+    """The value of an option of a command cannot be one.
 
-    When: a command of `sluice` is given a value that it cannot use: a date that is none, a format
-    that it does not write.
+    When: a command is given a value that it cannot read; its exit code is 2.
     Then: nothing was done.
-    Cure: the text names option and value; `--help` shows what it takes.
+    Cure: write the value as the text says; `--help` shows the options.
+
+        --property 'colour' is not NAME=VALUE. For example: -p origin=JFK.
     """
 
 
@@ -135,10 +136,10 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 def _exit(text: str = "") -> NoReturn:
     """Threads that wait, and whatever else an exit runs, are not waited for."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, gone, or in the middle of a flush
+            stream.flush()
+    os.write(2, text.encode())
     os._exit(INTERRUPTED)
 
 

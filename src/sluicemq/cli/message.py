@@ -353,7 +353,7 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
         raise click.UsageError(
             f"{len(meant)} messages with key {key} wait: give a message id, or --yes for all."
         )
-    cancelled, late = [], 0
+    late, cancelled = 0, list[str]()
     when_interrupted(lambda: f"{len(cancelled)} cancelled; `sluice delay list` shows what waits.")
     for address, item in meant:
         try:

@@ -89,7 +89,7 @@ def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
 @store_options
 @json_option
 def info(as_json: bool, **place: str) -> None:
-    """Show what the store in DIR holds, from where to where, and whether a broker runs on it."""
+    """Show what the store in DIR holds, where it begins and ends, and if a broker runs on it."""
     from sluicemq.store.tools.dump import describe  # noqa: PLC0415
 
     with opened(**place) as layout:

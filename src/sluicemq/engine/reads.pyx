@@ -48,7 +48,7 @@ cdef enum:
     IPV6_BYTES = 12
     RECORD_BYTES_MIN = 91
     KNOWN_MAX = 64
-    AHEAD = 4
+    AHEAD = 16
 
 cdef uint32_t MAGIC_V1 = layout.MAGIC_V1 & 0xFFFFFFFF
 cdef uint32_t MAGIC_V2 = layout.MAGIC_V2 & 0xFFFFFFFF
@@ -328,6 +328,7 @@ def columns(
             size = <int32_t>get32(&units[ahead * UNIT_BYTES + 8])
             if 0 <= position <= room - 256 and RECORD_BYTES_MIN <= size < room - position:
                 __builtin_prefetch(log + position)
+                __builtin_prefetch(log + position + 84)
                 __builtin_prefetch(log + position + size - 64)
                 __builtin_prefetch(log + position + size - 128)
                 if size > 256:

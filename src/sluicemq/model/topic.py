@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sluicemq.hints import helpful
+
 PERM_PRIORITY = 8
 PERM_READ = 4
 PERM_WRITE = 2
@@ -92,6 +94,7 @@ class DataVersion:
         return DataVersion(self.counter + 1, now_ms, self.state_version)
 
 
+@helpful
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic as a broker keeps it."""
@@ -113,6 +116,7 @@ class TopicConfig:
         return _told(self.name, words, self.attributes)
 
 
+@helpful
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
     """A consumer group as a broker keeps it."""

@@ -550,7 +550,7 @@ def decode_batch(
         if properties_length < 0 or next_at - at != size or next_at > end:
             raise _bad(at)
         own = source[body_end + 2 : next_at]
-        if not is_small:
+        if not isinstance(own, bytes):
             own = bytes(own)
         tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
         if behind:

@@ -449,19 +449,16 @@ class Store:
             except OSError as error:  # it is made when it is needed
                 logger.warning("the next file of the log cannot be made yet: %s", error)
         files = len(self._queues.unsynced) + len(self._queues.dirty)
-        # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely, unless
-        # there is nobody.
-        interval_ms = (
-            config.consume_queue_flush_thorough_interval_ms
-            if not is_quiet and (config.flush_sync or files > SYNC_EACH_MAX)
-            else config.flush_thorough_interval_ms
-        )
+        interval_ms = config.flush_thorough_interval_ms
+        if not is_quiet and (config.flush_sync or files > SYNC_EACH_MAX):
+            # Under SYNC_FLUSH somebody waits for every sync, and many files take long: rarely.
+            interval_ms = config.consume_queue_flush_thorough_interval_ms
         grown = self._log.records_end - self._checkpoint_end
         is_long = grown >= max(WALK_BYTES, files * WALK_BYTES_A_FILE)
-        if is_long or (now - self._checkpoint_s) * 1000 >= interval_ms:
+        is_time = is_long or (now - self._checkpoint_s) * 1000 >= interval_ms
+        if is_time and self._checkpoint_due is None and self._noted is None:
             self._checkpoint_s, self._checkpoint_end = now, self._log.records_end
-            if self._checkpoint_due is None and self._noted is None:
-                self._noted = self._state(), list(self._queues.dirty)
+            self._noted = self._state(), list(self._queues.dirty)
         self.is_flushing = False
         if self._noted is not None:
             state, queues = self._noted
@@ -659,10 +656,9 @@ class Store:
         self._checkpoint_now()
 
     def close(self) -> None:
-        """Everything to disk, a mark, no `abort`, unlocked. Raises StoreError or OSError after a
-        disk error, before or now: then only unlocked.
-
-        Without room for the queues the log is safe all the same, and the next start adds the rest.
+        """Everything to disk, a mark, no `abort`, unlocked. After a disk error, before or now, only
+        unlocked: raises StoreError or OSError. Without room for the queues the log is safe all the
+        same, and the next start adds the rest.
         """
         if self._is_closed:
             return

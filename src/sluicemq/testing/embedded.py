@@ -312,7 +312,8 @@ async def embedded(
     `clock`: None is real time. `tcp`: free ports on loopback, for other processes and threads
     (`mq.servers.name_server_address`). `proxy`: with `tcp`, a port for clients of gRPC, with TLS or
     without (`mq.servers.proxy_address`). `store`: a directory; None keeps messages in memory.
-    `settings`: keys of a broker.conf. `client`: arguments of `Sluice`.
+    `settings`: keys of a broker.conf. `client`: arguments of `Sluice`
+    (credentials, trace, producer_group, client_id …).
     Raises ConfigurationError for unknown keys, for a clock in a loop that is not asyncio's, and for
     a proxy that nobody can reach or that lacks its package.
     """

@@ -12,6 +12,8 @@ from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records
+from sluicemq.store import bulk
+from sluicemq.store.queues import UNIT_BYTES
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command, encode
 
@@ -144,6 +146,37 @@ def test_a_bulk_pull_has_the_limit_that_it_asks_for(client: SteppedClient) -> No
     assert 40 < len(numbers(some)) < 65
     assert len(some.body) <= 65_536
     assert len(numbers(client.call(11, many | {"sluiceBulk": "false", "maxMsgNums": 32}))) == 32
+
+
+@pytest.mark.parametrize("fields", [{}, {"sluiceAnySpan": "true"}])
+@pytest.mark.parametrize("kind", ["TAG", SQL92])
+def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_once(
+    broker: SteppedBroker, client: SteppedClient, kind: str, fields: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fill(client, 3000, tags="A" + "B" * 99)
+    looked: list[int] = []
+    tagged = bulk.tagged
+
+    def count(units: bytes, *rest: Any) -> Any:
+        looked.append(len(units) // UNIT_BYTES)
+        return tagged(units, *rest)
+
+    monkeypatch.setattr(bulk, "tagged", count)
+    expression, found, offset, pulls = "A" if kind == "TAG" else "TAGS = 'A'", [], 0, 0
+    while offset < 3000:
+        asked = pull_fields(
+            offset=offset, maxMsgNums=4, subscription=expression, expressionType=kind, **fields
+        )
+        answer = client.call(11, asked)
+        found += numbers(answer)
+        offset, pulls = offsets(answer)[0], pulls + 1
+    assert found == list(range(0, 3000, 100))
+    assert pulls <= 30 // 4 + 3
+    delivered = broker.core.delivered["T", "G"]
+    assert delivered.filtered + delivered.messages_out == 3000
+    assert sum(looked) == (3000 if kind == "TAG" else 0)
+    assert broker.store.columns.rows_decoded <= 3000
 
 
 @pytest.mark.parametrize("takes_pieces", [False, True])

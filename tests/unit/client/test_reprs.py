@@ -31,7 +31,7 @@ async def test_what_a_client_makes_says_what_it_is() -> None:
                 rf"<ReceivedMessage {ID} of t queue \d of broker-a offset 0 tag A keys a b "
                 "b'x{24}'… 4,000 B>"
             ),
-            str(message): rf"<message {ID} of t queue \d offset 0 4000 B>",
+            str(message): rf"message {ID} of t/broker-a/\d at offset 0",
             repr(message.record): (
                 rf"<StoredMessage {ID} in t queue \d of broker-a offset 0 tag A keys a b "
                 "b'x{24}'… 4,000 B>"

@@ -276,6 +276,19 @@ def test_mark_of_many_files_comes_seldom(bench: Any, monkeypatch: pytest.MonkeyP
     assert not store._queues.dirty
 
 
+def test_a_mark_that_is_due_comes_as_soon_as_the_one_before_is_made(bench: Any) -> None:
+    store = bench.open()
+    for _ in range(2):
+        bench.send(b"a")
+        ticked(store, 10, bench)  # the disk is slow: nobody has made the first one yet
+    store.sync()
+    store.tick()
+    store.sync()
+    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    assert mark is not None
+    assert mark.units == 2
+
+
 def test_many_files_are_written_when_nothing_comes(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.hints import helpful
 from sluicemq.model.message import RESERVED_PROPERTIES
 from sluicemq.model.topic import (
     DLQ_PREFIX,
@@ -189,6 +190,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
     return tuple(addresses)
 
 
+@helpful
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """Who asks. `security_token` is for temporary keys."""
