@@ -6,6 +6,7 @@ A comment `<!-- not run: reason -->` stands before a block that no test can run.
 import ast
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,10 +115,15 @@ LINES = [line for block in with_language(*SHELL) for line in commands(block)] + 
 
 
 def python_pages(*, of_spark: bool) -> list[list[Fence]]:
-    """The Python blocks of each document that has some: those with Spark in them, or the others."""
+    """The Python blocks of each document that has some: those with Spark in them, or the others.
+
+    Without quotations of programs in examples/: these have tests of their own.
+    """
+    programs = "\n".join(path.read_text() for path in sorted(ROOT.glob("examples/**/*.py")))
     pages: dict[Path, list[Fence]] = {}
     for one in with_language("python"):
-        pages.setdefault(one.document, []).append(one)
+        if not any(textwrap.indent(one.text, " " * depth) in programs for depth in (0, 4)):
+            pages.setdefault(one.document, []).append(one)
     return [page for page in pages.values() if of_spark is any("spark" in it.text for it in page)]
 
 
