@@ -57,9 +57,13 @@ $(NATIVE): $(STAMP) tools/native.py $(wildcard src/sluicemq/engine/*.p[yx][xd])
 native: $(STAMP) ## the compiled engine, built in place; says what is missing when it cannot be (the other targets try it once, quietly)
 	$(BIN)/python tools/native.py
 
-.PHONY: wheels
-wheels: $(STAMP) ## a wheel for this platform and the source distribution, into dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+.PHONY: dist
+dist: ## the source distribution and the wheels made of it, pure and for this platform, into dist/; each is installed and used in an environment of its own
+	$(PYTHON) tools/dist.py $(ARGS)
+
+.PHONY: first-message
+first-message: ## seconds from clone to first message, by the commands of docs/first-message.md (ARGS="--limit 120")
+	$(PYTHON) tools/strangers_path.py $(ARGS)
 
 .PHONY: setup
 setup: $(STAMP) ## the virtual environment with everything in it (the other targets do this themselves)

@@ -1,10 +1,12 @@
-"""A wheel with the compiled engine in it, where a C compiler is there; else a pure one.
+"""A wheel with the compiled engine in it, where a C compiler is there; else a pure one, as with
+SLUICE_PURE=1.
 
-Hatchling calls this for `pip wheel`, `pip install .` and `make wheels`, not for an editable
-install: that never needs a compiler, and `make native` builds in place.
+Hatchling calls this for `pip wheel`, `pip install .` and `make dist`, not for an editable install:
+that never needs a compiler, and `make native` builds in place.
 """
 
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg, misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
+        if version == "editable" or os.environ.get("SLUICE_PURE") == "1":
             return
         native = _native(Path(self.root))
         self._built = tempfile.TemporaryDirectory(prefix="sluicemq-engine-")
