@@ -69,7 +69,7 @@ def write_project(kind: str, directory: Path) -> list[str]:
     )  # fmt: skip
     path = directory / "requirements.txt"
     path.write_text(
-        re.sub(r"^sluicemq\S*", lambda found: requirement(found[0]), path.read_text("utf-8")),
+        re.sub(r"(?m)^sluicemq\S*", lambda found: requirement(found[0]), path.read_text("utf-8")),
         "utf-8",
     )
     return sorted(found.name for found in directory.iterdir())
