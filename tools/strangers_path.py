@@ -5,7 +5,8 @@
 
 The commands are those of the first block of docs/first-message.md, given one by one to a shell that
 starts in an empty folder with nothing of this environment. Two things are not as the page says:
-`python3` is the interpreter that runs this, and where a port is taken the cluster gets others. The total ends with the message; stopping the cluster is left out of it.
+`python3` is the interpreter that runs this, and where a port is taken the cluster gets others. The
+total ends with the message; stopping the cluster is left out of it.
 """
 
 import argparse
