@@ -5,8 +5,8 @@
 
 The commands are those of the first block of docs/first-message.md, given one by one to a shell that
 starts in an empty folder with nothing of this environment. Two things are not as the page says:
-`python3` is the interpreter that runs this, and where the name server's port is taken the cluster
-gets others. The total ends with the message; stopping the cluster is left out of it.
+`python3` is the interpreter that runs this, and where a port is taken the cluster gets others. The
+total ends with the message; stopping the cluster is left out of it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "first-message.md"
-NAME_SERVER_PORT = 9876
+PORTS = 9876, 10909, 10911  # of the name server, and of the broker
 READY_S = 30.0
 
 
@@ -98,11 +98,11 @@ def walk(repository: str) -> tuple[float, bool]:
         empty.mkdir()
         environment = strangers_environment(Path(name), repository)
         ports = ""
-        if not is_free(NAME_SERVER_PORT):
+        if taken := [port for port in PORTS if not is_free(port)]:
             port = free_port()
             environment["NAMESRV_ADDR"] = f"127.0.0.1:{port}"
             ports = f" --nameserver-port {port} --broker-port 0"
-            print(f"port {NAME_SERVER_PORT} is taken here: the cluster gets others")
+            print(f"port {taken[0]} is taken here: the cluster gets others")
         shell = Shell(empty, environment, Path(name) / "output")
         *path, stop = commands(PAGE.read_text())
         total = 0.0

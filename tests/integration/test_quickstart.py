@@ -72,7 +72,7 @@ class Program:
         """The rest of the lines; the end has to come by itself, or after the signal."""
         if number is not None:
             self.process.send_signal(number)
-        printed, _ = self.process.communicate(timeout=60)
+        printed, _ = self.process.communicate(timeout=180)
         assert self.process.returncode == code, printed
         return printed.splitlines()
 
@@ -123,6 +123,7 @@ def test_the_tests_pass(projects: Path, environment: dict[str, str]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # two JVMs, one after the other
 def test_the_pipeline_writes_what_the_report_shows(
     projects: Path, environment: dict[str, str]
 ) -> None:

@@ -42,9 +42,8 @@ def test_a_project_is_written_and_its_first_commands_are_told(kind: str, tmp_pat
     commands = (directory / "README.md").read_text("utf-8").split("```")[1].split("\n")
     assert all(command in told.output for command in commands)
     required = (directory / "requirements.txt").read_text("utf-8").splitlines()
-    assert (
-        requirement("sluicemq[server,spark]" if kind == "spark" else "sluicemq[server]") in required
-    )
+    extras = "server,spark" if kind == "spark" else "server"
+    assert requirement(f"sluicemq[{extras}]") in required
 
 
 def test_an_empty_folder_is_taken_and_one_with_something_in_it_is_left_alone(
