@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
     header: type | None
     handler: Callable[..., Outcome]
-    quick: Callable[..., bool] | None = None
+    quick: Callable[..., bool | bytes] | None = None
 
 
 TABLE: Final[dict[int, Row]] = {

@@ -12,10 +12,10 @@ A handler is `(command, peer) -> outcome`:
 
 Before that, a request code may have a *quick* handler: `(header, body, peer) -> taken`. It gets the
 header's JSON values as they are (nothing is checked, a field may be of any type) and says False for
-whatever is not plain; then the request goes the usual way. When it takes a request it sees to the
-answer itself, through `peer.write` or at the end of the turn. An exception of it is a bug like that
-of any handler: only a header that cannot be decoded falls back to the usual way. The compiled
-engine's `run` stands before both: of a chunk it takes as many frames as are plain.
+whatever is not plain; then the request goes the usual way. When it takes a request it returns the
+answer, to be joined with others, or True and sees to it at the end of the turn. An exception of it
+is a bug like that of any handler: only a header that cannot be decoded falls back to the usual way.
+The compiled engine's `run` stands before both: of a chunk it takes as many frames as are plain.
 
 What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
 logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
@@ -196,7 +196,7 @@ Outcome = Any
 Handler = Callable[[Command, Peer], Outcome]
 Deferred = Callable[[Any, Command, Peer], None]
 Before = Callable[[Command, Peer], Outcome]
-Quick = Callable[[dict[str, Any], bytes, Peer], bool]
+Quick = Callable[[dict[str, Any], bytes, Peer], bool | bytes]
 """Of a quick handler, and of `admit`."""
 
 Run = Callable[[bytes, int, Peer, Shares], int]
@@ -282,8 +282,9 @@ class Dispatcher:
                         if (
                             quick is not None
                             and (admit is None or admit(values, body, peer))
-                            and quick(values, body, peer)
+                            and (taken := quick(values, body, peer))
                         ):
+                            answers += () if taken is True else (taken,)
                             position = end
                             continue
                     except Exception as error:  # noqa: BLE001 -- as in `_answer`
@@ -316,8 +317,8 @@ class Dispatcher:
                 "extFields": command.fields,
             }  # fmt: skip
             try:
-                if quick(header, command.body, peer):  # type: ignore[arg-type]
-                    return b""
+                if taken := quick(header, command.body, peer):  # type: ignore[arg-type]
+                    return b"" if taken is True else taken
             except Exception as error:  # noqa: BLE001 -- as in `_answer`
                 return self._failure(error, command)
         return self._answer(command, peer, is_checked=True)

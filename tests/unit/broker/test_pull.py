@@ -115,18 +115,18 @@ def test_the_quick_way_answers_as_the_usual_one(
     def counts() -> list[int]:
         return [delivered.messages_out, delivered.bytes_out, delivered.filtered, core.pull.found]
 
-    client.log.clear()
     begin = counts()
-    assert core.pull.pull_quick(orjson.loads(encode(command)[8:]), b"", client.peer) == is_taken
+    taken = core.pull.pull_quick(orjson.loads(encode(command)[8:]), b"", client.peer)
+    assert bool(taken) == is_taken
     sums.append([now - before for now, before in zip(counts(), begin, strict=True)])
     kept = dict(delivered.pulled), core.offsets.snapshot()
     if not is_taken:
-        assert (client.log, sums) == ([], [[0, 0, 0, 0]])
+        assert sums == [[0, 0, 0, 0]]
         return
     begin = counts()
     answer = usual(command, client.peer)
     sums.append([now - before for now, before in zip(counts(), begin, strict=True)])
-    assert encode(client.log[0]) == answer
+    assert taken == answer
     assert sums[0] == sums[1]
     assert kept == (delivered.pulled, core.offsets.snapshot())
 

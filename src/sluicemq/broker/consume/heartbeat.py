@@ -105,7 +105,7 @@ class Heartbeats:
             return last.answer_to(command.opaque)
         return Postponed(self._take_in(command, peer))
 
-    def heartbeat_again(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+    def heartbeat_again(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """34. HOT: the last one of its connection once more; False for all else."""
         last: Repeated | None = peer.labels.get(REPEATED)
         opaque, flag = header.get("opaque"), header.get("flag")
@@ -118,8 +118,7 @@ class Heartbeats:
             or not self._repeats(last, header.get("extFields"), header.get("version"), body, peer)
         ):
             return False
-        peer.write(last.answer_to(opaque))
-        return True
+        return last.answer_to(opaque)
 
     def _take_in(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
         """Group by group: a heartbeat may bring thousands, each with expressions to compile."""

@@ -216,7 +216,7 @@ class Pull:
         peer.write_pieces(pieces)
         return None
 
-    def pull_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+    def pull_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """11. HOT: a plain pull where there are messages; False for all else, which goes to `pull`.
         It has its share of the time, as any request."""
         shares = self.shares
@@ -249,18 +249,19 @@ class Pull:
         if consumed >= 0:
             self.offsets.commit(reading.group, *reading.queue, consumed)
         result = self._read(reading, offset)
+        answer: bool | bytes = True
         if result.status is _FOUND:
             pieces = self._found(reading, opaque, result)
             if result.size_bytes < PIECES_BYTES_MIN:
-                peer.write(b"".join(pieces))
+                answer = b"".join(pieces)
             else:
                 peer.write_pieces(pieces)
         elif (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND:
             return False  # it may wait
         else:
-            peer.write(self._not_found(reading, opaque, code, result))
+            answer = self._not_found(reading, opaque, code, result)
         shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
-        return True
+        return answer
 
     def compile(self, sends: Callable[..., int]) -> Run:
         """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
