@@ -120,11 +120,19 @@ def python_pages(*, of_spark: bool) -> list[list[Fence]]:
     Without quotations of programs in examples/: these have tests of their own.
     """
     programs = "\n".join(path.read_text() for path in sorted(ROOT.glob("examples/**/*.py")))
+    programs = _with_one_blank_line(programs)
     pages: dict[Path, list[Fence]] = {}
     for one in with_language("python"):
-        if not any(textwrap.indent(one.text, " " * depth) in programs for depth in (0, 4)):
+        if not any(
+            textwrap.indent(_with_one_blank_line(one.text), " " * depth) in programs
+            for depth in (0, 4)
+        ):
             pages.setdefault(one.document, []).append(one)
     return [page for page in pages.values() if of_spark is any("spark" in it.text for it in page)]
+
+
+def _with_one_blank_line(text: str) -> str:
+    return re.sub(r"\n{2,}", "\n\n", text)
 
 
 def execute(block: Fence, scope: dict[str, Any], replaced: Mapping[str, str]) -> None:
