@@ -115,6 +115,15 @@ async def test_a_cancelled_block_rolls_back(cluster):
             assert [len(items) for items in admin.transactions().values()] == [0]
 
 
+async def test_a_committed_message_is_found_where_it_was_delivered(cluster):
+    """Its half message has the same id."""
+    async with Sluice(cluster.addresses) as mq:
+        async with mq.transaction("t", b"x") as tx:
+            pass
+    with Admin(cluster.addresses) as admin:
+        assert admin.message_by_id(tx.transaction_id).topic == "t"
+
+
 async def test_a_block_that_leaves_it_open_is_asked_about(quick):
     """Nothing in this process knows: the listener decides."""
     ledger = AsyncLedger()

@@ -31,10 +31,11 @@ from sluicemq.wire.signature import sign_command
 TAG_LENGTH_MAX: Final = 128
 NAME_SERVER_PORT: Final = 9876
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_FORBIDDEN_TO_SEND = frozenset({
+BROKERS_TOPICS: Final = frozenset({
     "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
     "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
 })  # fmt: skip
+"""Where brokers keep messages of their own, and of others before their time."""
 
 
 def check_number(
@@ -64,7 +65,7 @@ def check_topic(name: str) -> str:
 
 def check_topic_to_send(name: str) -> str:
     """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
-    if isinstance(name, str) and name in _FORBIDDEN_TO_SEND:
+    if isinstance(name, str) and name in BROKERS_TOPICS:
         raise ConfigurationError(
             f"the topic {name!r} belongs to the broker itself.", cure="Send to a topic of yours."
         )

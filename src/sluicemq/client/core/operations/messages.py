@@ -29,6 +29,7 @@ from typing import Final, TypeVar
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.names import BROKERS_TOPICS
 from sluicemq.client.core.operations.topics import (
     ask_each,
     committed_offset,
@@ -182,7 +183,8 @@ def message_by_id(
             f"no broker has a message at {text}.",
             cure="Name its topic: the id that a producer made is looked for in one.",
         )
-    for name in [topic] if topic is not None else (yield from topics(directory)):
+    names = [topic] if topic is not None else (yield from topics(directory))
+    for name in sorted(names, key=BROKERS_TOPICS.__contains__):  # what was delivered, first
         for message in (yield from messages_by_id(brokers, name, text)):
             return message
     raise MessageNotFoundError(
