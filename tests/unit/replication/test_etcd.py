@@ -184,7 +184,7 @@ async def test_watch_lease_and_reads_go_on_after_a_restart(server: EtcdProcess, 
     await asyncio.to_thread(server.start)
     version = (await etcd.read("t/"))["t/a"].version
     assert await etcd.swap([Swap("t/a", b"2", version, lease.id)])
-    await until(lambda: seen[-1]["t/a"].value == b"2")
+    await until(lambda: seen[-1].get("t/a") is not None and seen[-1]["t/a"].value == b"2")
     assert not lost
     await lease.close()
     await until(lambda: not seen[-1])
