@@ -117,9 +117,8 @@ async def test_a_cancelled_block_rolls_back(cluster):
 
 async def test_a_committed_message_is_found_where_it_was_delivered(cluster):
     """Its half message has the same id."""
-    async with Sluice(cluster.addresses) as mq:
-        async with mq.transaction("t", b"x") as tx:
-            pass
+    async with Sluice(cluster.addresses) as mq, mq.transaction("t", b"x") as tx:
+        pass
     with Admin(cluster.addresses) as admin:
         assert admin.message_by_id(tx.transaction_id).topic == "t"
 
