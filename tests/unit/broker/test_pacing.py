@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sluicemq.broker.consume.delivered import ASK_AGAIN_MAX, BACKOFF_MIN_S, SPAN_MAX, SPAN_MIN, Pace
+from sluicemq.broker.consume.delivered import (
+    ASK_AGAIN_MAX,
+    BACKOFF_MIN_S,
+    GROWS_AFTER_S,
+    SPAN_MAX,
+    SPAN_MIN,
+    Pace,
+)
 from sluicemq.store.gather import PULL_SPAN_MAX, Reach
 from sluicemq.store.read import ReadResult, ReadStatus
 
@@ -39,8 +46,15 @@ def test_begins_with_what_a_java_consumer_holds_by_default() -> None:
 
 
 def test_a_client_that_keeps_up_gets_more_and_more_up_to_what_java_can_be_set_to() -> None:
-    spans = pulls(Pace(), [0.001] * 8)
-    assert spans == [2000, 4000, 8000, 16_000, 32_000, 64_000, SPAN_MAX, SPAN_MAX]
+    pace = Pace()
+    pulls(pace, [0.001])
+    pulls(pace, [0.001], 100.0 + 0.001)
+    spans = pulls(pace, [0.001] * 7, 100.001 + GROWS_AFTER_S)
+    assert spans == [2000, 4000, 8000, 16_000, 32_000, 64_000, SPAN_MAX]
+
+
+def test_nothing_is_tried_in_the_first_second_in_which_a_short_drain_is_over() -> None:
+    assert pulls(Pace(), [0.001] * 500) == [PULL_SPAN_MAX] * 500
 
 
 def test_a_client_that_pauses_gets_half_and_is_tried_again_later_and_later() -> None:

@@ -172,7 +172,8 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
         found += numbers(answer)
         offset, pulls = offsets(answer)[0], pulls + 1
     assert found == list(range(0, 3000, 100))
-    assert pulls <= 30 // 4 + 3
+    # Who says nothing of its span may have the default of Java's, 2,000: it has asked for patience.
+    assert pulls <= (30 // 4 + 3 if fields else 30)
     delivered = broker.core.delivered["T", "G"]
     assert delivered.filtered + delivered.messages_out == 3000
     assert sum(looked) == (3000 if kind == "TAG" else 0)

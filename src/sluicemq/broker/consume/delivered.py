@@ -6,7 +6,8 @@ have not finished lie too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets i
 that lets one message in a hundred through reaches that with twenty messages. The limit is the
 client's own secret, but its pulls tell of it:
 
-    quick     the next pull comes at once: what it has in hand is not too much, so the span grows
+    quick     the next pull comes at once: what it has in hand is not too much, so the span grows;
+              not in the first second, since most limits are the default and a trial costs 50 ms
     late      it comes after some 50 ms: the span shrinks, and grows again later, and later still
               each time that it happens: a client with RocketMQ's limit loses 50 ms now and then
     slow      it comes after more than that: what it got takes its time, which tells nothing
@@ -33,6 +34,7 @@ SPAN_MAX: Final = 65_535
 QUICK_S: Final = 0.020
 LATE_S: Final = 0.040
 SLOW_S: Final = 0.200
+GROWS_AFTER_S: Final = 1.0
 BACKOFF_MIN_S: Final = 0.25
 BACKOFF_MAX_S: Final = 60.0
 ASK_AGAIN_MAX: Final = 16
@@ -56,6 +58,7 @@ class Pace:
 
     span_max: int = PULL_SPAN_MAX
     _grows_at_s: float = 0.0
+    _shrinks_at_s: float = 0.0
     _backoff_s: float = BACKOFF_MIN_S
     _failed: int = 0
     _queues: dict[int, _Queue] = field(default_factory=dict)
@@ -66,15 +69,17 @@ class Pace:
         if queue is None or not queue.span:
             return
         passed_s, span, queue.span = now_s - queue.answered_s, queue.span, 0
+        if not self._grows_at_s:
+            self._grows_at_s = now_s + GROWS_AFTER_S
         if passed_s < QUICK_S:
             if now_s >= self._grows_at_s:
                 self.span_max = max(self.span_max, min(2 * span, SPAN_MAX))
                 if span >= self._failed:  # it was for another reason
                     self._backoff_s = BACKOFF_MIN_S
-        elif LATE_S <= passed_s <= SLOW_S and now_s >= self._grows_at_s:  # once for several
+        elif LATE_S <= passed_s <= SLOW_S and now_s >= self._shrinks_at_s:  # once for several
             self.span_max = max(self.span_max // 2, SPAN_MIN)
             self._failed = span
-            self._grows_at_s = now_s + self._backoff_s
+            self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
 
     def reach(self, queue_id: int, offset: int, consumed: int | None, is_parked: bool) -> Reach:
