@@ -319,3 +319,20 @@ async def test_a_thread_that_does_not_end_keeps_the_lock_and_what_was_done_is_co
     may_end.set()
     assert fake.broker.committed["g", "t", 0] == 1
     assert fake.broker.locks == {("g", QUEUE): mq.client_id}
+
+
+async def test_a_message_that_fails_for_ever_is_logged_whole_more_and_more_rarely(fake, caplog):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"poison")
+    attempts = []
+
+    async def handler(message):
+        attempts.append(message.attempt)
+        raise ValueError("poison")
+
+    async with Sluice(fake.name_server) as mq:
+        async with mq.consumer("g", handler, ordered=True, suspend_s=0.01).subscribe("t"):
+            await until(lambda: len(attempts) >= 9)
+    said = [entry for entry in caplog.records if "handler of g failed" in entry.getMessage()][:8]
+    assert [bool(entry.exc_info) for entry in said] == [True, True, False, True, *[False] * 3, True]
+    assert all(entry.getMessage().endswith("ValueError: poison") for entry in said)

@@ -158,7 +158,10 @@ async def test_only_an_unexpected_error_is_logged_with_its_trace(fake, caplog):
     traced = [entry for entry in caplog.records if entry.exc_info]
     assert [str(entry.exc_info[1]) for entry in traced] == ["unexpected"]
     said = traced[0].getMessage()
-    assert re.fullmatch(r"handler of g failed on message \S+ of t/\S+/0 at offset 1 \(.*\)", said)
+    assert re.fullmatch(
+        r"handler of g failed on message \S+ of t/\S+/0 at offset 1 \(.*\): .*", said
+    )
+    assert said.endswith("ValueError: unexpected")
 
 
 async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):

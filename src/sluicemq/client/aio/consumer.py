@@ -307,10 +307,13 @@ class PushConsumer:
             level, suspend_s, done = error.delay_level, error.suspend_s, max(0, error.done)
         else:
             message = messages[0]
+            # One that fails for ever in its queue's order does so each second: 1, 2, 4, 8 … whole.
+            is_whole = not message.attempt & (message.attempt - 1)
             _log.warning(
-                "handler of %s failed on %s%s (retry %d, attempt %d)",
+                "handler of %s failed on %s%s (retry %d, attempt %d): %s: %s",
                 self.group, message, f" and {len(messages) - 1} more" if messages[1:] else "",
-                message.reconsume_times, message.attempt, exc_info=error,
+                message.reconsume_times, message.attempt, type(error).__name__, error,
+                exc_info=error if is_whole else None,
             )  # fmt: skip
         for message in messages[:done]:
             message.settle()
