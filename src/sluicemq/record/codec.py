@@ -350,7 +350,8 @@ def split_records(
             stop = properties + 2 + _SHORT.unpack_from(data, properties)[0]
         except (struct.error, IndexError):
             size = magic = queue_offset = sys_flag = length = properties = stop = 0
-        if magic == MAGIC_V1 and stop - offset == size and not sys_flag & _ODD and length >= 0:
+        is_whole = stop - offset == size and stop <= end and length >= 0
+        if magic == MAGIC_V1 and is_whole and not sys_flag & _ODD:
             plain = bytes(data[offset:stop])
             if not tags or _tag(plain, properties + 2 - offset) in tags:
                 found.append((queue_offset, size, plain))
@@ -371,9 +372,11 @@ def _tag(record: bytes, begin: int) -> str | None:
             return None
         start = begin + 5
     end = record.find(b"\x02", start)
+    if end < 0:
+        end = len(record)
     if end == start:  # counts as none, and does not hide an earlier one
         return decode_properties(record[begin:]).get(TAGS)
-    return str(record[start:] if end < 0 else record[start:end], "utf-8", "replace")
+    return str(record[start:end], "utf-8", "replace")
 
 
 def body_of(record: bytes | StoredMessage) -> bytes:
