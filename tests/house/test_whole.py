@@ -11,7 +11,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
 
-LINES_MAX = 110390  # bar: 60,000
+LINES_MAX = 110389  # bar: 60,000
 FILES_MAX = 381
 MODULES_A_FOLDER_MAX = 16  # bar: 15, and __init__.py
 USED_ONCE_PERCENT_MAX = 8

@@ -6,7 +6,6 @@ as long as no index has it (`direct_url.json`, PEP 610). The title of its README
 in the list of kinds, and the README's first block the commands that are shown at the end.
 """
 
-import difflib
 import json
 import re
 import shlex
@@ -18,6 +17,7 @@ from typing import Final
 import click
 
 from sluicemq import __version__
+from sluicemq.cli.ending import nearest
 from sluicemq.errors import ConfigurationError
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -40,8 +40,7 @@ def quickstart(kind: str | None, directory: Path | None) -> None:
         )
         return
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, 1)
-        cure = f"Did you mean {near[0]!r}?" if near else f"There are:\n{_kinds()}"
+        cure = nearest(kind, KINDS) or f"There are:\n{_kinds()}"
         raise click.BadParameter(f"{kind!r} is no kind of project. {cure}")
     directory = directory or Path(kind)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
