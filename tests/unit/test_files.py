@@ -157,11 +157,47 @@ def test_file_that_may_only_be_read_is_opened_for_reading(
     monkeypatch.setattr(os, "open", refuse)  # tests may run as root, who may write everywhere
     file = SYSTEM_FILES.open(str(tmp_path / "a"))
     assert file.pread(3, 0) == b"abc"
-    with pytest.raises(OSError, match="Bad file descriptor"):
+    with pytest.raises(PermissionError, match="Permission denied"):
         file.pwrite(b"x", 0)
     file.close()
     with pytest.raises(PermissionError):
         SYSTEM_FILES.open(str(tmp_path / "b"), create=True)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_file_opened_on_a_read_only_file_system_is_written_once_writing_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    import os
+
+    (tmp_path / "a").write_bytes(b"abc")
+    original, is_read_only = os.open, True
+
+    def refuse(path: str, flags: int, *rest: Any) -> int:
+        if is_read_only and flags & os.O_RDWR:
+            raise OSError(number, os.strerror(number), path)
+        return original(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    file = SYSTEM_FILES.open(str(tmp_path / "a"))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        file.pwrite(b"x", 0)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        file.truncate(9)
+    is_read_only = False
+    file.pwrite(b"x", 0)
+    file.truncate(2)
+    assert file.pread(9, 0) == b"xb"
+    file.close()
+    is_read_only = True
+    file = SYSTEM_FILES.open(str(tmp_path / "a"))
+    is_read_only = False
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").rename(tmp_path / "a")
+    with pytest.raises(OSError, match="the file was replaced while it was open"):
+        file.pwrite(b"y", 0)
+    assert (tmp_path / "a").read_bytes() == b"new"
+    file.close()
 
 
 def test_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,9 @@ GAUGES: Final = (
            _one(lambda b: b.watch.disk_percent)),
     Family("sluicemq_sends_refused_disk_full", "1 while sends are refused.", (),
            _one(lambda b: int(b.store.retention.is_refusing))),
+    Family("sluicemq_store_failed",
+           "1 after an error of the disk that makes the store refuse all writes until a restart.",
+           (), _one(lambda b: int(b.store.failure is not None))),
     Family("rocketmq_consumer_connections", "Consumers that are connected.", _GROUP,
            lambda b: [(name, len(group.members))
                       for name, group in b.consumers.groups.copy().items()]),
@@ -315,17 +318,29 @@ class BrokerCollector:
         return []
 
 
+def _store_failure(b: BrokerState) -> list[str]:
+    """Return why the store refuses all writes until a restart, as one sentence; [] if it does
+    not."""
+    error = b.store.failure
+    if error is None:
+        return []
+    return [
+        f"the store refuses all writes until the broker is restarted: {error}."
+        " Check the disk, then restart the broker."
+    ]
+
+
 def unhealthy(b: BrokerState) -> list[str]:
-    """Why the process ought to be started anew."""
+    """Return the reasons to restart the process, one sentence each: the answer of `/health`."""
     from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - many brokers of tests have no probes
 
-    return hanging(b.clock.monotonic_s() - b.sampled_s)
+    return hanging(b.clock.monotonic_s() - b.sampled_s) + _store_failure(b)
 
 
 def unready(b: BrokerState, registration: Registration) -> list[str]:
-    """Why clients are better served elsewhere for now."""
+    """Return the reasons to send clients elsewhere, one sentence each: the answer of `/ready`."""
     servers = registration.name_servers
-    found = []
+    found = _store_failure(b)
     if b.store.retention.is_refusing:
         found.append("the disk is full, so sends are refused.")
     if b.in_sync is not None and b.in_sync.refusal is not None:

@@ -71,6 +71,7 @@ LOOK_S: Final = 0.5
 INDEX_S: Final = 0.1
 COLUMNS_S: Final = 0.1
 CONFIRMED_S: Final = 1.0
+STORE_CHECK_S: Final = 0.2
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
 EXECUTOR_THREADS: Final = 3
@@ -113,6 +114,9 @@ class Broker:
         self.on_role: list[Callable[[bool], None]] = []
         """They are told when connections close at the end of a role (False), and when the next one
         serves (True): for who asks without a socket."""
+        self.on_store_failure: Callable[[OSError], None] = lambda error: None
+        """Called once with the error that makes the store refuse all writes until a restart, if
+        `exitOnFatalStoreError` is true. The server commands end the process then."""
         self.in_sync: InSync | None = None
         """What a master knows of its slaves."""
         self.side: MasterSide | SlaveSide | None = None
@@ -139,6 +143,7 @@ class Broker:
         self._jobs: set[asyncio.Future[Any]] = set()  # in the executor
         self._shares: Shares | None = None
         self._store: Store | None = None
+        self._store_failure: OSError | None = None
         self._ha = 0
         self._confirmed: Confirmed
         self._loop: asyncio.AbstractEventLoop
@@ -502,6 +507,7 @@ class Broker:
             (lambda: 1.0, core.second),
             (lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
             (lambda: EXPIRY_SWEEP_S, core.expire_clients),
+            (lambda: STORE_CHECK_S, self._check_store),
         ]  # fmt: skip
         if (guard := core.guard) is not None:
 
@@ -541,6 +547,21 @@ class Broker:
             (lambda: settings.store.timer_flush_interval_ms / 1000,
              lambda: self._take(delayed.timers.save())),
         ]  # fmt: skip
+
+    def _check_store(self) -> None:
+        """Log a failure that makes the store refuse all writes, once, and report it to
+        `on_store_failure` if `exitOnFatalStoreError` says so."""
+        error = self.store.failure
+        if error is None or error is self._store_failure:
+            return
+        self._store_failure = error
+        exits = self.settings.broker.exit_on_store_failure
+        log.critical(
+            "The store refuses all writes until the broker is restarted: %s. Check the disk.%s",
+            error, " The process ends now (exitOnFatalStoreError)." if exits else "",
+        )  # fmt: skip
+        if exits:
+            self.on_store_failure(error)
 
     async def _each(self, period_s: Callable[[], float], chore: Chore) -> None:
         """Does a chore again and again; a failure is logged, once for each text."""

@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, Self
 
 from sluicemq.config.keys import (
+    BOOLEAN,
     HOST,
     INTEGER,
     NAME,
@@ -81,6 +82,19 @@ def host_name() -> str:
     return os.uname().nodename or "broker"
 
 
+SUPERVISED: Final = "SLUICE_SUPERVISED"
+"""Environment variable with which a supervisor says that it restarts the process when it ends."""
+
+
+def is_supervised() -> bool:
+    """Return whether a supervisor restarts this process when it ends (`SLUICE_SUPERVISED=1`).
+
+    Set by `sluice up --brokers` and `--replicas` for their child processes, by the systemd units
+    and by the image.
+    """
+    return os.environ.get(SUPERVISED) == "1"
+
+
 def _under_home(*parts: str) -> str:
     return os.path.join(os.path.expanduser("~"), *parts)  # noqa: PTH111, PTH118 - text, not Path
 
@@ -126,6 +140,11 @@ class BrokerConfig(ReplicaConfig):
     properties_length_max: int = setting("sluicePropertiesLengthMax", 32767,
         "Bytes of a message's properties. RocketMQ's format has 15 bits for it.",
         minimum=64, maximum=32_767, live=True)
+    exit_on_store_failure: bool = setting("exitOnFatalStoreError", is_supervised,
+        "End the process with exit code 1 when an error of the disk, such as a failed fsync, makes "
+        "the store refuse all writes until a restart. Default: true if `SLUICE_SUPERVISED=1` is in "
+        "the environment, as `--replicas`, `--brokers`, the systemd units and the image set it; "
+        "otherwise the broker stays and serves readers.", kind=BOOLEAN, live=True)
     slow_request_ms: int = setting("sluiceSlowRequestMs", 1000,
         "A request that takes longer is a line of the log (`sluicemq.slow`), in ms. 0: none.",
         live=True)

@@ -145,15 +145,33 @@ class Files(Protocol):
 
 
 class SystemFile:
-    """A file of this machine."""
+    """A file of this machine.
 
-    __slots__ = ("_descriptor", "path")
+    A file that was opened while writing was not allowed (a file system that the kernel has
+    remounted read-only, missing rights) asks for the right again at each `pwrite`, so a descriptor
+    that stays open recovers when the file system does.
+    """
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    __slots__ = ("_descriptor", "_is_writable", "path")
+
+    def __init__(self, path: str, descriptor: int, *, is_writable: bool = True) -> None:
         self.path = path
         self._descriptor = descriptor
+        self._is_writable = is_writable
+
+    def _reopen_for_writing(self) -> None:
+        """Replace a read-only descriptor by a writable one of the same file. Raises OSError: the
+        reason why writing is not allowed, or ESTALE when the path names another file by now."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        if not os.path.samestat(os.fstat(descriptor), os.fstat(self._descriptor)):
+            os.close(descriptor)
+            raise OSError(errno.ESTALE, "the file was replaced while it was open", self.path)
+        os.close(self._descriptor)
+        self._descriptor, self._is_writable = descriptor, True
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        if not self._is_writable:
+            self._reopen_for_writing()
         written = os.pwrite(self._descriptor, data, offset)
         size = len(data)
         while written < size:  # a short write is rare: a signal, or the disk is nearly full
@@ -175,6 +193,8 @@ class SystemFile:
         os.fdatasync(self._descriptor)
 
     def truncate(self, size: int) -> None:
+        if not self._is_writable:
+            self._reopen_for_writing()
         os.ftruncate(self._descriptor, size)
 
     def size(self) -> int:
@@ -222,7 +242,8 @@ class SystemFiles:
         except OSError as error:
             if create or error.errno not in (errno.EACCES, errno.EROFS):
                 raise
-            return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            read_only = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return SystemFile(path, read_only, is_writable=False)
         if not create or access is None:
             return SystemFile(path, descriptor)
         # What this process may not give is left out: nobody else gets it instead.

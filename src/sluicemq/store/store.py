@@ -30,6 +30,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
+from sluicemq.outages import OutageLog
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
     DeletedTopics,
@@ -105,6 +106,9 @@ class Store:
         self._clock = clock
         self._unlock = unlock
         self._is_closed = False
+        self._queue_outage = OutageLog(logger, "writing consume queues")
+        self._next_file_outage = OutageLog(logger, "creating the next commit log file")
+        self._checkpoint_outage = OutageLog(logger, "writing a new checkpoint")
         self._abort_path = f"{config.root}/abort"
         after_crash = files.exists(self._abort_path)
         self._log = log = CommitLog(
@@ -444,10 +448,7 @@ class Store:
             if len(self._queues.dirty) <= SYNC_EACH_MAX:  # else those that are long are written
                 bytes_min = config.consume_queue_flush_pages_min * PAGE_BYTES
                 self._flush([q for q in self._queues.dirty if len(q.tail) >= bytes_min])
-            try:
-                self._log.prepare_next()
-            except OSError as error:  # it is made when it is needed
-                logger.warning("the next file of the log cannot be made yet: %s", error)
+            self._prepare_next_file()
         files = len(self._queues.unsynced) + len(self._queues.dirty)
         interval_ms = config.flush_thorough_interval_ms
         if not is_quiet and (config.flush_sync or files > SYNC_EACH_MAX):
@@ -478,6 +479,17 @@ class Store:
             self._sync_s = now
         return is_due
 
+    def _prepare_next_file(self) -> None:
+        """Create the next file of the commit log ahead of time if the last one is nearly full.
+
+        A failure is only logged: the append that needs the file creates it, or fails."""
+        try:
+            self._log.prepare_next()
+        except OSError as error:
+            self._next_file_outage.failed(error)
+        else:
+            self._next_file_outage.recovered()
+
     def _flush(self, queues: list[Queue], count: int = 1 << 62) -> bool:
         """Write the last so many of these queues, and take them off the list. False: the disk
         refuses."""
@@ -486,8 +498,9 @@ class Store:
                 self._queues.flush(queues[-1])
                 queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
-            logger.warning("writing consume queues failed: %s", error)
+            self._queue_outage.failed(error)
             return False
+        self._queue_outage.recovered()
         return True
 
     # --- checkpoints
@@ -538,7 +551,9 @@ class Store:
                         raise
                     # A full disk is no harm: the mark before holds, another is made later.
                     self._marked = None
-                    logger.warning("there is no room for a new checkpoint: %s", error)
+                    self._checkpoint_outage.failed(error)
+                else:
+                    self._checkpoint_outage.recovered()
             except OSError as error:
                 if error.errno in PASSING_ERRORS:  # it is still due
                     raise StoreTransientError(

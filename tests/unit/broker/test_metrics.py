@@ -1,5 +1,6 @@
 """What Prometheus reads."""
 
+import errno
 import logging
 import socket
 import urllib.error
@@ -17,6 +18,7 @@ from sluicemq.broker.admin.status import Days, Rates
 from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
 from sluicemq.broker.registration import NameServer
 from sluicemq.config import BrokerConfig
+from sluicemq.errors import StoreError
 from sluicemq.model.subscription import TAG
 from sluicemq.testing.embedded import embedded
 
@@ -210,6 +212,24 @@ def test_a_loop_that_hangs_is_unhealthy(broker: SteppedBroker) -> None:
     assert unhealthy(broker.core) == []
     broker.clock.advance(31)
     assert "31 s" in unhealthy(broker.core)[0]
+
+
+def test_a_store_that_refuses_all_writes_fails_both_probes_and_the_metric(
+    broker: SteppedBroker,
+) -> None:
+    registration = SimpleNamespace(name_servers=[])
+    broker.core.second()
+    assert unhealthy(broker.core) == unready(broker.core, registration) == []  # type: ignore[arg-type]
+    assert value(broker, "sluicemq_store_failed") == 0
+    broker.connect().call(310, send_fields(), b"x")
+    broker.files.fail_next("sync", errno.EIO, path_part="commitlog")
+    with pytest.raises(StoreError):
+        broker.store.sync()
+    for reasons in (unhealthy(broker.core), unready(broker.core, registration)):  # type: ignore[arg-type]
+        assert "refuses all writes" in reasons[0]
+        assert "Input/output error" in reasons[0]
+        assert "restart the broker" in reasons[0]
+    assert value(broker, "sluicemq_store_failed") == 1
 
 
 async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:

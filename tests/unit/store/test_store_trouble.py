@@ -182,6 +182,23 @@ def test_failed_writing_of_queues_is_tried_again(bench: Any, caplog: Any) -> Non
     assert bench.bodies() == [b"x"]
 
 
+def test_an_outage_of_queue_writes_is_logged_when_it_begins_and_when_it_ends(
+    bench: Any, caplog: Any
+) -> None:
+    store = bench.open()
+    for topic in ("A", "B"):
+        bench.send(b"x", topic=topic)
+    for _ in range(50):
+        bench.files.fail_next("write", errno.EROFS, path_part="consumequeue")
+    for _ in range(60):
+        bench.clock.ms += 1000
+        store.tick()
+    lines = [text for text in caplog.messages if "consume queues" in text]
+    assert len(lines) == 2
+    assert "failed" in lines[0]
+    assert "succeeded again after 50 failed attempts" in lines[1]
+
+
 def test_failed_sync_of_a_queue_file_is_final_too(bench: Any) -> None:
     store = bench.open()
     bench.send(b"x")
@@ -214,7 +231,7 @@ def test_stop_without_room_for_the_mark_is_followed_by_a_start_as_after_a_crash(
     bench.send(b"y", queue_id=1)
     bench.files.fail_next("write", errno.ENOSPC, path_part="checkpoint", after=1, written=1)
     store.close()
-    assert "no room for a new checkpoint" in caplog.text
+    assert "writing a new checkpoint failed" in caplog.text
     assert bench.files.exists("/store/abort")
     for name in bench.files.names("/store/consumequeue/T/1"):
         bench.files.remove(f"/store/consumequeue/T/1/{name}")

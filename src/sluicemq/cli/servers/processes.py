@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from sluicemq.cli.servers.logs import log_options_of
 from sluicemq.config import BrokerConfig
+from sluicemq.config.settings import SUPERVISED
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 from sluicemq.model.addresses import LOOPBACK
 
@@ -141,6 +142,7 @@ class Child:
     async def _launch(self) -> None:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, SUPERVISED: "1"},
             start_new_session=True,  # Ctrl-C is for the parent, which knows the order
             preexec_fn=_die_with_parent,
         )  # fmt: skip

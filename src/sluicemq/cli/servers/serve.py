@@ -53,7 +53,7 @@ from sluicemq.config.load import (
     tls_entries,
 )
 from sluicemq.config.settings import KEYS
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
 from sluicemq.proxy import proxy_status
@@ -76,6 +76,17 @@ class Running(contextlib.AsyncExitStack):
         self.rereads: dict[str, Callable[[], Change]] = {}
         """What takes up the edited file, by its path: on SIGHUP."""
         self.children: list[ServerChild] = []
+        self.stop = asyncio.Event()
+        """Set to end the servers in order: on SIGTERM, SIGINT and `fail`."""
+        self.failure: StoreError | None = None
+
+    def fail(self, error: OSError) -> None:
+        """End the servers in order and the process with exit code 1, since the store of one
+        refuses all writes after `error`."""
+        self.failure = StoreError(
+            f"The store refuses all writes: {error}.", cure="Check the disk, then start again."
+        )
+        self.stop.set()
 
     def reread(self) -> None:
         """Each server takes up its file. What is wrong there is logged, and nothing changes."""
@@ -427,6 +438,7 @@ async def start_broker(
         server = Broker(config, store, read_only=read_only)
         await server.start()
         stack.push_async_callback(server.close)
+    server.on_store_failure = stack.fail
     if config.config_path and not read_only:
         stack.rereads[config.config_path] = server.reread_config
     log.info(
@@ -475,11 +487,10 @@ def run_servers(start: Started) -> None:
     """Serve until a signal. Exit code 0 after an orderly close, 1 when the start fails."""
 
     async def serve() -> None:
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
         async with Running() as stack:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stack.stop.set)
             text = await start(stack)
             loop.add_signal_handler(signal.SIGHUP, stack.reread)
             # What lives as long as the server is not looked at by the collector again. Requests
@@ -488,8 +499,10 @@ def run_servers(start: Started) -> None:
             gc.freeze()
             gc.set_threshold(GC_OBJECTS, 20, 20)
             click.echo(f"ready {text}")
-            await stop.wait()
+            await stack.stop.wait()
             log.info("closing")
+        if stack.failure is not None:
+            raise stack.failure
 
     log.info("%s", descriptors.explain(descriptors.raise_limit()))
     try:

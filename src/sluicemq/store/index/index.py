@@ -48,6 +48,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
+from sluicemq.outages import OutageLog
 from sluicemq.record.codec import key_hash, keys_of
 from sluicemq.store.directory import DurableMark
 from sluicemq.store.index.file import (
@@ -198,7 +199,7 @@ class KeyIndex:
         self._skip = 0  # keys of the record at `position` that are in already
         self._flush_s = clock.monotonic_s()
         self._flush_due_ms: int | None = None
-        self._trouble = ""
+        self._outage = OutageLog(logger, "writing the key index")
         self.follows_ticks = True
         """Whether `tick` lets the index catch up; false when somebody else does it more often."""
         self.record_at: Callable[[int], bytes | None] = lambda offset: None
@@ -365,7 +366,7 @@ class KeyIndex:
             done = self._try(lambda: self._advance(bytes_max))
         finally:
             self._lock.release()
-        return done or bool(self._trouble)
+        return done or self._outage.is_on
 
     def _advance(self, left: int) -> bool:
         """Index about so many bytes; True when all is done. Raises OSError when an entry cannot be
@@ -412,15 +413,13 @@ class KeyIndex:
         self.flush_due()
 
     def _try(self, work: Callable[[], bool]) -> bool:
-        """False when the disk refuses; said once for each text."""
+        """Return what `work` returns, or False when the disk refuses it (logged once)."""
         try:
             done = work()
         except OSError as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                logger.warning("the key index falls behind: %s", error)
+            self._outage.failed(error)
             return False
-        self._trouble = ""
+        self._outage.recovered()
         return done
 
     def _index_slice(self, bytes_max: int) -> int:
