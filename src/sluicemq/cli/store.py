@@ -9,6 +9,7 @@ Exit codes: 0 done and in order, 1 findings (`verify`), damage that was not repa
 wrong usage; `verify` says 2 also when the store cannot be read at all.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import lock_holder
 
 if TYPE_CHECKING:
+    from sluicemq.store.tools.checks import Findings
     from sluicemq.store.tools.dump import Selection
     from sluicemq.store.tools.layout import StoreLayout
     from sluicemq.store.tools.repair import RepairReport
@@ -276,7 +278,8 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
 @click.option("--all", "show_all", is_flag=True, help="Every finding, not the first 100 of a kind.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes and no progress bar.")
 def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> None:
-    """Check every record, queue unit, index entry and small file of the store in DIR.
+    """Check every record, queue unit, index entry and small file of the store in DIR, and try
+    whether a broker starts on it.
 
     Exit code 0 when all is in order (notes do not count), 1 with findings, 2 when it cannot be
     read.
@@ -289,9 +292,10 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
             byte_progress("verifying", shown=not quiet) as progress,
         ):
             result = verify(layout, progress, 1 << 60 if show_all else 100)
+        findings = result.findings
+        _add_start_refusal(findings, **place)
     except SluiceError as error:
         raise InputError(str(error)) from None
-    findings = result.findings
     totals = {name: findings.total(name) for name in ("error", "warning", "note")}
     for found in findings.kept:
         if quiet and found.severity == "note":
@@ -318,6 +322,31 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
         )
     if not findings.is_clean:
         raise SystemExit(EXIT_FINDINGS)
+
+
+def _add_start_refusal(
+    findings: "Findings", directory: str, commit_log_path: str, consume_queue_path: str
+) -> None:
+    """Add the error with which a broker would refuse to start on this store to `findings`.
+
+    A store that a running process holds is not tried: its files change meanwhile.
+    """
+    from sluicemq.broker.trial import start_refusal  # noqa: PLC0415 - the whole broker
+    from sluicemq.config import StoreConfig  # noqa: PLC0415
+    from sluicemq.store.tools.checks import ERROR, NOTE  # noqa: PLC0415 - NumPy: 80 ms
+
+    if lock_holder(f"{directory}/lock"):
+        text = "a broker runs on this store, so it was not tried whether one starts"
+        findings.add(NOTE, "start", directory, text)
+        return
+    if "," in commit_log_path:
+        return
+    config = StoreConfig(
+        directory, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
+    )
+    refusal = asyncio.run(start_refusal(config))
+    if refusal is not None:
+        findings.add(ERROR, "start", directory, f"no broker starts on this store: {refusal}")
 
 
 # ------------------------------------------------------------------------------------- repair

@@ -1,0 +1,41 @@
+"""Try to start a broker on a store without changing the store: for `sluice store verify`.
+
+A verifier that re-implements what a start reads goes out of date with each document that a broker
+adds. This module opens the store with the broker's own code over a copy-on-write overlay in memory,
+so whatever a start reads is read here as well.
+"""
+
+import logging
+from typing import Final
+
+from sluicemq.broker.server import Broker
+from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.errors import SluiceError
+from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.net.network import MemoryNetwork
+
+_BROKER_LOGGER: Final = logging.getLogger("sluicemq")
+
+
+async def start_refusal(store: StoreConfig, *, files: Files = SYSTEM_FILES) -> SluiceError | None:
+    """Start a read-only broker on the store below `store.root`, stop it, and return the error that
+    prevents the start; return None if the broker starts.
+
+    Nothing is written to the disk, no port is opened and no lock is taken. The sizes of the files
+    are found from the files. Log lines of the trial are dropped: `verify` reports what it finds
+    itself.
+    """
+    config = BrokerConfig(
+        listen_port=0, metrics_enable=False, bind_address="127.0.0.1", broker_ip1="127.0.0.1"
+    )
+    broker = Broker(config, store, files=files, network=MemoryNetwork(), read_only=True)
+    was_disabled, _BROKER_LOGGER.disabled = _BROKER_LOGGER.disabled, True
+    propagates, _BROKER_LOGGER.propagate = _BROKER_LOGGER.propagate, False
+    try:
+        await broker.start()
+        await broker.close()
+    except SluiceError as error:
+        return error
+    finally:
+        _BROKER_LOGGER.disabled, _BROKER_LOGGER.propagate = was_disabled, propagates
+    return None

@@ -1,0 +1,92 @@
+"""`store verify` must not call a store "in order" on which no broker starts.
+
+The trial start that `verify` makes is held against the real start: over every file of a store, each
+damaged in every way, whatever the real start refuses the trial has to refuse too.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from damage import CONFIG, built, damages, paths_below
+from simulation.stepped import START_MS, ManualClock, SteppedBroker, send_fields
+from sluicemq.broker.trial import start_refusal
+from sluicemq.cli import main
+from sluicemq.errors import SluiceError
+from sluicemq.testing.embedded import embedded
+from sluicemq.testing.files import CrashableFiles
+
+
+def real_refusal(files: CrashableFiles) -> SluiceError | None:
+    """The error with which a broker refuses to start on these files."""
+    try:
+        SteppedBroker(store_config=CONFIG, files=files, clock=ManualClock(START_MS + 1_000_000))
+    except SluiceError as error:
+        return error
+    return None
+
+
+def trial_refusal(files: CrashableFiles) -> SluiceError | None:
+    before = {path: files.content(path) for path in paths_below(files, "/store")}
+    found = asyncio.run(start_refusal(CONFIG, files=files))
+    assert {path: files.content(path) for path in paths_below(files, "/store")} == before
+    return found
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_the_trial_refuses_every_damage_that_a_start_refuses(killed: bool) -> None:
+    template = built(killed=killed)
+    assert trial_refusal(template.kill()) is None
+    refused, missed = 0, []
+    for path in paths_below(template, "/store"):
+        for kind in ("deleted", "truncated", "emptied", "swapped"):
+            for name, damage in damages(template, path, kind):
+                files = template.kill()
+                damage(files)
+                real = real_refusal(files.kill())
+                if real is None:
+                    continue
+                refused += 1
+                if trial_refusal(files) is None:
+                    missed.append(f"{path} {name}: {real}")
+    assert refused > 5
+    assert not missed, "\n".join(missed)
+
+
+def test_an_unreadable_document_of_any_part_of_the_broker_is_refused_by_both() -> None:
+    broker = SteppedBroker(store_config=CONFIG)
+    assert broker.connect().call(310, send_fields(), b"x").code == 0
+    paths = [document.path for document in broker.core.documents]
+    broker.close()
+    refused = []
+    for path in paths:
+        files = broker.files.kill()
+        files.put(path, b"")
+        files.put(f"{path}.bak", b"")
+        if real_refusal(files.kill()) is not None:
+            refused.append(path)
+            found = trial_refusal(files)
+            assert found is not None, path
+            assert path in str(found)
+    assert len(refused) >= 6, refused
+
+
+async def stored(root: str) -> None:
+    async with embedded(store=root) as mq:
+        for number in range(5):
+            await mq.send("T", b"%d" % number, keys=[f"k{number}"])
+
+
+def test_the_command_reports_a_store_on_which_no_broker_starts(tmp_path: Path) -> None:
+    asyncio.run(stored(str(tmp_path)))
+    root = str(tmp_path / "broker-a")
+    whole = CliRunner().invoke(main, ["store", "verify", root, "-q"])
+    assert (whole.exit_code, "in order" in whole.output) == (0, True), whole.output
+    for name in ("topics.json", "topics.json.bak"):
+        (tmp_path / "broker-a" / "config" / name).write_bytes(b"")
+    broken = CliRunner().invoke(main, ["store", "verify", root, "-q"])
+    assert broken.exit_code == 1
+    assert f"no broker starts on this store: {root}/config/topics.json" in broken.output
+    assert "[start]" in broken.output

@@ -1,0 +1,127 @@
+"""A small store over files in memory, and every damage of every file of it."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from simulation.stepped import SMALL as USUAL
+from simulation.stepped import SteppedBroker, SteppedClient, send_fields
+from sluicemq.testing.files import CrashableFiles
+
+LOG_BYTES, QUEUE_BYTES = 4096, 200
+CONFIG: Final = dataclasses.replace(
+    USUAL, commit_log_file_bytes=LOG_BYTES, consume_queue_file_bytes=QUEUE_BYTES, index_slots=11,
+    index_entries=44,
+)  # fmt: skip
+MESSAGES: Final = 80
+FLIPS: Final = 6
+
+
+def topic_of(number: int) -> str:
+    return "T" if number % 3 else "S"
+
+
+def send(client: SteppedClient, numbers: range) -> None:
+    for number in numbers:
+        tag = "ab"[number % 2]
+        properties = f"UNIQ_KEY\x01U{number:05d}\x02KEYS\x01k{number}\x02TAGS\x01{tag}\x02"
+        fields = send_fields(topic_of(number), properties, e=number // 3 % 2)
+        assert client.call(310, fields, b"body %05d " % number * 12).code == 0
+
+
+def built(*, killed: bool) -> CrashableFiles:
+    """A store of two topics over several files of each kind; the mark lies 20 messages back."""
+    broker = SteppedBroker(store_config=CONFIG)
+    client = broker.connect()
+    send(client, range(60))
+    broker.core.offsets.commit("G", "T", 0, 3)
+    for _ in range(3):
+        broker.clock.advance(20)
+        broker.store.tick()
+        broker.store.sync()
+    for document in broker.core.documents:
+        document.save()
+    send(client, range(60, 72))
+    broker.clock.advance(1.5)
+    broker.store.tick()
+    send(client, range(72, MESSAGES))
+    broker.core.offsets.commit("G", "T", 0, 5)
+    for document in broker.core.documents:
+        document.save()
+    if not killed:
+        broker.close()
+    return broker.files.kill()
+
+
+Damage = Callable[[CrashableFiles], None]
+
+
+def edit(path: str, change: Callable[[bytearray], None]) -> Damage:
+    def do(files: CrashableFiles) -> None:
+        data = bytearray(files.content(path))
+        change(data)
+        files.put(path, bytes(data))
+
+    return do
+
+
+def flips(files: CrashableFiles, path: str) -> Iterator[tuple[str, Damage]]:
+    """One bit in each part of what is written, chosen by the file's name."""
+    used = len(files.content(path).rstrip(b"\0"))
+    rng = random.Random(path)
+    for part in range(FLIPS if used >= FLIPS else 0):
+        at = rng.randrange(used * part // FLIPS, used * (part + 1) // FLIPS)
+        bit = 1 << rng.randrange(8)
+
+        def flip(data: bytearray, at: int = at, bit: int = bit) -> None:
+            data[at] ^= bit
+
+        yield f"bit {bit} of byte {at} flipped", edit(path, flip)
+
+
+def neighbour(files: CrashableFiles, path: str) -> str | None:
+    directory, _, name = path.rpartition("/")
+    others = [n for n in files.names(directory) if n != name and is_file(files, f"{directory}/{n}")]
+    return (
+        f"{directory}/{min((n for n in others if n > name), default=others[-1])}"
+        if others
+        else None
+    )
+
+
+def is_file(files: CrashableFiles, path: str) -> bool:
+    return not files.names(path) and path in paths_below(files, path.rpartition("/")[0])
+
+
+def paths_below(files: CrashableFiles, directory: str) -> list[str]:
+    found: list[str] = []
+    for name in files.names(directory):
+        path = f"{directory}/{name}"
+        try:
+            files.open(path)
+        except IsADirectoryError:
+            found += paths_below(files, path)
+        else:
+            found.append(path)
+    return found
+
+
+def damages(files: CrashableFiles, path: str, kind: str) -> Iterator[tuple[str, Damage]]:
+    if kind == "flipped":
+        yield from flips(files, path)
+    elif kind == "swapped":
+        other = neighbour(files, path)
+        if other is not None:
+
+            def swap(files: CrashableFiles) -> None:
+                mine, its = files.content(path), files.content(other)
+                files.put(path, its)
+                files.put(other, mine)
+
+            yield f"swapped with {other}", swap
+    elif kind == "deleted":
+        yield kind, lambda files: files.remove(path)
+    else:
+        size = 0 if kind == "emptied" else len(files.content(path)) // 2
+        yield kind, lambda files: files.open(path).truncate(size)
