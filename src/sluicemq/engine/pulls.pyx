@@ -150,8 +150,15 @@ def are_whole(units, offsets, segment, queue, long long lost_code) -> bool:
     cdef long long position, size, base = segment.base
     cdef const byte *unit
     cdef Py_ssize_t index
-    PyObject_GetBuffer(segment.view(), &view, PyBUF_SIMPLE)
     PyObject_GetBuffer(units, &found, PyBUF_SIMPLE)
+    unit = <const byte *>found.buf + found.len - UNIT_BYTES
+    try:  # what lies behind the data of the file is a hole, which no map may read
+        PyObject_GetBuffer(
+            segment.data_view(<long long>get64(unit) + <int>get32(unit + 8)), &view, PyBUF_SIMPLE
+        )
+    except BaseException:
+        PyBuffer_Release(&found)
+        raise
     try:
         for index in range(found.len // UNIT_BYTES):
             unit = <const byte *>found.buf + index * UNIT_BYTES
@@ -409,7 +416,10 @@ cdef class Pulls:
         if segment is None:
             return None
         base = segment.base
-        PyObject_GetBuffer(segment.view(), &view, PyBUF_SIMPLE)
+        # What lies behind the data of the file is a hole, which no map may read.
+        position = get64(self.units + (count - 1) * UNIT_BYTES)
+        size = <int>get32(self.units + (count - 1) * UNIT_BYTES + 8)
+        PyObject_GetBuffer(segment.data_view(position + size), &view, PyBUF_SIMPLE)
         try:
             for index in range(count):
                 position = get64(self.units + index * UNIT_BYTES)

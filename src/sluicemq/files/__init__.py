@@ -23,6 +23,7 @@ import logging
 import os
 import stat
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -346,6 +347,18 @@ class SystemFiles:
 
 SYSTEM_FILES: Final = SystemFiles()
 _FICLONE: Final = 0x40049409
+_TMPFS: Final = 0x01021994  # f_type of statfs(2)
+_STATFS_BYTES: Final = 256  # more than struct statfs has on any platform
+
+
+def is_on_tmpfs(path: str) -> bool:
+    """Return whether a file lies on tmpfs, where reading a hole through a map takes a page of room
+    (and is a SIGBUS when there is none). False where the system does not tell."""
+    statfs = getattr(ctypes.CDLL(None, use_errno=True), "statfs", None)  # Linux alone has this one
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if statfs is None or statfs(os.fsencode(path), answer):
+        return False
+    return int.from_bytes(answer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) == _TMPFS
 
 
 def clone(old: str, new: str) -> bool:

@@ -19,7 +19,6 @@ from sluicemq.store.log import (
     LOST_CODE,
     CommitLog,
     Scanned,
-    is_blank,
     record_size,
 )
 from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_possible
@@ -206,11 +205,11 @@ def sweep_records(
     singles, between = SINGLES_FIRST if singles is None else singles, SINGLES_BETWEEN
     position = start
     while (segment := log.segments.at(position)) is not None:
-        view, base = segment.view(), segment.base
+        base = segment.base
         limit = segment.end if stop is None else min(stop, segment.end)
-        while limit - position >= BLANK_BYTES and not is_blank(view, position - base):
-            # What is not written yet is not touched: the kernel would read holes ahead, megabytes.
-            if stop is not None and position + record_size(view, position - base) > limit:
+        while limit - position >= BLANK_BYTES and not log.is_blank_at(segment, position):
+            view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
+            if stop is not None and position + record_size(*segment.look(position, 4)) > limit:
                 return
             found: Scanned | Sweep | None
             if singles:

@@ -28,7 +28,7 @@ from sluicemq.files import cure_of
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.store.dispatch import Dispatcher
 from sluicemq.store.index.index import KeyIndex
-from sluicemq.store.log import BLANK_BYTES, CommitLog, explain
+from sluicemq.store.log import BLANK_BYTES, CommitLog
 from sluicemq.store.queues import Queue
 from sluicemq.store.writer import Writer
 
@@ -141,14 +141,14 @@ class Following:
         segment = self._log.segments.at(end)
         if segment is None or stop - end < BLANK_BYTES:
             return
-        view, at = segment.view(), end - segment.base
-        size, magic = BLANK.struct.unpack_from(view, at)
-        is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= len(view) - at
+        room = segment.end - end
+        size, magic = BLANK.struct.unpack_from(*segment.look(end, BLANK_BYTES))
+        is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
         is_begun = is_record and end + size > stop
-        if not is_begun and not (magic == MAGIC_BLANK and size == len(view) - at):
+        if not is_begun and not (magic == MAGIC_BLANK and size == room):
+            place = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
-                f"What the master sent for {end} (byte {at} of {segment.path}) is no record:"
-                f" {explain(view, at, segment.base)}.",
+                f"What the master sent for {place} is no record: {self._log.explain(end)}.",
                 cure="Check the master's store with `sluice store verify`; then begin here with an"
                 " empty directory.",
             )

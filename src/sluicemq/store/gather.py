@@ -54,7 +54,7 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.log import LOST_CODE, CommitLog, explain, records_from
+from sluicemq.store.log import LOST_CODE, CommitLog, records_from
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
@@ -108,7 +108,8 @@ def are_whole(
     """Are the records of the units, which stand at these offsets of the queue, all common ones,
     whole, and in one file of the log? False where each has to be looked at. HOT; as the compiled
     engine has it."""
-    view, base, topic, queue_id = segment.view(), segment.base, queue.topic_part, queue.queue_id
+    base, topic, queue_id = segment.base, queue.topic_part, queue.queue_id
+    view = segment.data_view(end_of_last(units))
     room = base + len(view) - RECORD_BYTES_MIN
     for (position, size, code), offset in zip(_unpack_units(units), offsets, strict=True):
         if code == lost_code or not base <= position <= room or size < RECORD_BYTES_MIN:
@@ -136,6 +137,12 @@ def are_whole(
         ):
             return False
     return True
+
+
+def end_of_last(units: Units) -> int:
+    """Return where the record of the last unit ends in the log, as the unit says."""
+    position, size, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
+    return int(position) + int(size)
 
 
 @cache
@@ -190,7 +197,8 @@ class Soundness:
         if not is_whole and segment is not None and len(suspects) >= COLUMNS_MIN:
             from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy: bulk reads
 
-            suspects = unproved_heads(segment.view(), segment.base, units, queue.queue_id, offsets)
+            view = segment.data_view(end_of_last(units))
+            suspects = unproved_heads(view, segment.base, units, queue.queue_id, offsets)
         blanked: bytearray | None = None
         for index in suspects:
             unit = Unit._make(UNIT.unpack_from(units, index * UNIT_BYTES))
@@ -218,10 +226,10 @@ class Soundness:
         segment = self._log.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
-        view, at = segment.view(), position - segment.base
-        if size < RECORD_BYTES_MIN or at + size > len(view):
+        if size < RECORD_BYTES_MIN or position + size > segment.end:
             return f"a record of {size} bytes cannot be there"
         if not is_whole:
+            view, at = segment.look(position, RECORD_BYTES_MIN)
             found, magic, queue_id, offset, where = _HEAD.unpack_from(view, at)
             is_record = found == size and magic in MAGICS and where == position
             is_its = place is None or (queue_id, offset) == (place[0].queue_id, place[1])
@@ -229,7 +237,7 @@ class Soundness:
                 return None
         record = self._log.counted_at(position)
         if record is None or record.size_bytes != size:
-            return f"{explain(view, at, segment.base)} ({segment.path})"
+            return f"{self._log.explain(position)} ({segment.path})"
         if place is not None and not record.stands_in(place[0].key, place[1]):
             return "it says that it stands elsewhere than its queue says"
         return None

@@ -189,6 +189,7 @@ class CommitLog:
                 file = segment.file()  # without a descriptor nothing has begun
                 begun.append((position, len(data)))
                 file.pwrite(data, position - segment.base)
+                segment.grown(position + len(data))
         except OSError as error:
             try:
                 self._wipe()
@@ -299,39 +300,74 @@ class CommitLog:
         begin = position - segment.base
         return segment.view()[begin : begin + size]
 
-    def scanned_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
-        """The record that begins there; None when none does that is wholly good."""
+    def look(self, position: int) -> tuple[memoryview, int]:
+        """Return a view and the index in it of the record that begins at `position`.
+
+        The view reaches to the record's end if the bytes there begin like a record of this
+        position, else it holds at least `RECORD_BYTES_MIN` bytes; it is shorter, or empty, where
+        the files end. Holes are not touched: see `Segment.look`.
+        """
         segment = self.segments.at(position)
         if segment is None:
-            return None
-        at = position - segment.base
-        return read_scanned(segment.view(), at, segment.base, check_crc=check_crc)
+            return memoryview(b""), 0
+        view, at = segment.look(position, RECORD_BYTES_MIN)
+        if len(view) - at < RECORD_BYTES_MIN:
+            return view, at
+        head = view[at : at + RECORD_BYTES_MIN]
+        size = record_size(head, 0)
+        is_plausible = RECORD_BYTES_MIN <= size <= min(segment.end - position, RECORD_BYTES_MAX)
+        if len(view) - at >= size or not is_plausible:
+            return view, at
+        is_there = head[_POSITION_AT : _POSITION_AT + 8] == position.to_bytes(8)
+        return segment.look(position, size) if is_there else (view, at)
+
+    def scanned_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
+        """Return the record that begins there; None when none does that is wholly good."""
+        view, at = self.look(position)
+        return read_scanned(view, at, position - at, check_crc=check_crc)
 
     def counted_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
-        """As `scanned_at`, if it counts: with its checksum where the log requires one."""
-        scanned = self.scanned_at(position, check_crc=check_crc)
+        """Return what `scanned_at` returns if it counts: with its checksum where the log requires
+        one."""
+        view, at = self.look(position)
+        scanned = read_scanned(view, at, position - at, check_crc=check_crc)
         if scanned is None or not (check_crc and self.requires_checksum):
             return scanned
-        record = self.record(position, scanned.size_bytes)
-        return scanned if record is not None and is_sealed(record) else None
+        return scanned if is_sealed(view[at : at + scanned.size_bytes]) else None
+
+    def is_blank_at(self, segment: Segment, position: int) -> bool:
+        """Return whether a blank record at `position` of `segment` says that the rest of the file
+        holds nothing."""
+        view, at = segment.look(position, BLANK_BYTES)
+        if len(view) - at < BLANK_BYTES:
+            return False
+        size, magic = _unpack_begin(view, at)
+        return bool(magic == MAGIC_BLANK and size == segment.end - position)
 
     def skip_blank(self, position: int) -> int:
-        """Where the log goes on: behind a blank record, if there is one."""
+        """Return where the log goes on: behind a blank record, if there is one."""
         segment = self.segments.at(position)
         if segment is None or segment.end - position < BLANK_BYTES:
             return position
-        return segment.end if is_blank(segment.view(), position - segment.base) else position
+        return segment.end if self.is_blank_at(segment, position) else position
+
+    def explain(self, position: int) -> str:
+        """Return why no record counts at `position`, as a phrase."""
+        segment = self.segments.at(position)
+        if segment is None:
+            return f"no file of the log holds byte {position}"
+        view, at = self.look(position)
+        return explain(view, at, position - at, segment.end - position)
 
     def scan(
         self, start: int, stop: int | None = None, *, check_crc: bool = True
     ) -> "Iterator[Scanned]":
-        """Every good record from `start` on that begins before `stop`, up to the first place where
-        there is none."""
+        """Yield every good record from `start` on that begins before `stop`, up to the first place
+        where there is none."""
         position = start
         while (segment := self.segments.at(position)) is not None:
-            view, base = segment.view(), segment.base
             limit = segment.end if stop is None else min(stop, segment.end)
-            while limit - position >= BLANK_BYTES and not is_blank(view, position - base):
+            while limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
                 scanned = self.counted_at(position, check_crc=check_crc)
                 if scanned is None:
                     return
@@ -412,12 +448,6 @@ def record_size(view: memoryview, at: int) -> int:
     return size
 
 
-def is_blank(view: memoryview, at: int) -> bool:
-    """Whether a blank record at `at` says that the rest of the file holds nothing."""
-    size, magic = _unpack_begin(view, at)
-    return bool(magic == MAGIC_BLANK and size == len(view) - at)
-
-
 def is_torn(topic: bytes, properties: bytes) -> bool:
     """Whether a lost end (of any length) or a lost sector shows in them."""
     return (
@@ -468,7 +498,7 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
 
 
 def next_record(log: CommitLog, position: int) -> Scanned | None:
-    """The first whole record behind a bad place, as far as a report looks."""
+    """Return the first whole record behind a bad place, as far as a report looks."""
     segment = log.segments.at(position)
     if segment is None:
         return None
@@ -476,9 +506,9 @@ def next_record(log: CommitLog, position: int) -> Scanned | None:
     stop = min(segment.end, position + SEARCH_BYTES_MAX)
     place = next_good(segment, position + 1, stop, segment.end, takes_blank=False)
     if place is not None:
-        found = read_scanned(segment.view(), place - segment.base, segment.base, check_crc=True)
+        found = log.scanned_at(place)
     while found is None and (segment := log.segments.at(segment.end)) is not None:
-        found = read_scanned(segment.view(), 0, segment.base, check_crc=True)
+        found = log.scanned_at(segment.base)
     return found
 
 
@@ -540,10 +570,13 @@ def next_good(
     return None
 
 
-def explain(view: memoryview, at: int, base: int) -> str:
-    """Why no record counts at `at` of a file that begins at `base`."""
-    if len(view) - at < BLANK_BYTES:
-        return f"only {len(view) - at} bytes are left in the file"
+def explain(view: memoryview, at: int, base: int, room: int) -> str:
+    """Return why no record counts at index `at` of a view that begins at `base` of the log.
+
+    `room` is the number of bytes from there to the end of the file.
+    """
+    if min(room, len(view) - at) < BLANK_BYTES:
+        return f"only {room} bytes are left in the file"
     size, magic = BLANK.struct.unpack_from(view, at)
     head, fault = None, ""
     try:
@@ -553,8 +586,7 @@ def explain(view: memoryview, at: int, base: int) -> str:
     if not any(view[at : at + RECORD_BYTES_MIN]):
         fault = "there are zeros instead of a record"
     elif magic == MAGIC_BLANK:
-        left = len(view) - at
-        fault = f"the blank record says that {size} bytes are left in the file: {left} are"
+        fault = f"the blank record says that {size} bytes are left in the file: {room} are"
     elif magic not in MAGICS:
         fault = (
             f"the magic number is {magic & 0xFFFFFFFF:#010x}, that of a record is"

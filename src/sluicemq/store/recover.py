@@ -42,12 +42,12 @@ from sluicemq.store.log import (
     SEARCH_BYTES_MAX,
     CommitLog,
     Scanned,
-    explain,
     next_record,
     read_scanned,
     records_from,
 )
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit
+from sluicemq.store.segments import fill_holes
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class Recovery:
         log, before = self._log, None
         log.segments.load()
         for segment in log.segments:  # were the names of files exchanged?
+            fill_holes(segment)
             data = segment.read(segment.base + _POSITION_AT, _POSITION.size)
             segment.release()
             (position,) = _POSITION.unpack(data)
@@ -116,7 +117,8 @@ class Recovery:
                 continue
             if (  # with a record of its own in the other file, these are old bytes behind the end
                 log.scanned_at(position, check_crc=True) is None
-                and read_scanned(segment.view(), 0, position, check_crc=True) is not None
+                and read_scanned(segment.data_view(segment.end), 0, position, check_crc=True)
+                is not None
             ):
                 raise StoreDamagedError(
                     f"{segment.path} holds the bytes of another file: its first record says that"
@@ -380,7 +382,7 @@ class Recovery:
             where = f"The commit log in {directory} is damaged at {position}: it ends there"
         else:
             at = position - segment.base
-            what = explain(segment.view(), at, segment.base)
+            what = self._log.explain(position)
             where = f"The commit log is damaged at {position} (byte {at} of {segment.path}): {what}"
             found = next_record(self._log, position)
             if found is not None:

@@ -26,7 +26,7 @@ from contextlib import closing
 from typing import Final
 
 from sluicemq.errors import StoreDamagedError
-from sluicemq.files import File, Files
+from sluicemq.files import File, Files, SystemFile, is_on_tmpfs
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,17 @@ class Segment:
     """One file: the bytes [base, base + size) of the sequence. Opened when first used."""
 
     __slots__ = (
-        "_file", "_files", "_is_sparse", "_view", "_wanted_at", "base", "is_used", "path", "size",
-    )  # fmt: skip
+        "_data_end",
+        "_file",
+        "_files",
+        "_is_sparse",
+        "_view",
+        "_wanted_at",
+        "base",
+        "is_used",
+        "path",
+        "size",
+    )
 
     def __init__(
         self, files: Files, path: str, base: int, size: int, *, is_sparse: bool = False
@@ -64,6 +73,7 @@ class Segment:
         self._is_sparse = is_sparse
         self._file: File | None = None
         self._view: memoryview | None = None
+        self._data_end = 0  # within the file, a whole number of pages; 0: not known yet
         self.is_used = False  # lately, for `DescriptorPool`
         self._wanted_at = 0
         self.path = path
@@ -81,10 +91,14 @@ class Segment:
         return file
 
     def view(self) -> memoryview:
-        """The whole file, read-only. Positions in it are relative to `base`.
+        """Return the whole file as a read-only view; positions in it are relative to `base`.
 
-        Holder through a descriptor of its own: another thread may just release the shared one.
+        Read only bytes through it that are known to have been written: on tmpfs, reading a hole
+        through a map allocates a page, and that kills the process (SIGBUS) when the file system is
+        full. Use `data_view` or `look` where the bytes may never have been written.
         """
+        # The map is made through a descriptor of its own: another thread may just release the
+        # shared one.
         self.is_used = True
         view = self._view
         if view is None:
@@ -92,6 +106,52 @@ class Segment:
                 view = self._view = map_file(file, self.size, is_sparse=self._is_sparse)
             self._files.pool.enter(self)
         return view
+
+    def data_view(self, end: int) -> memoryview:
+        """Return the file as a read-only view that ends before the hole behind its data.
+
+        The view reaches up to offset `end` of the sequence if the file holds data up to there, and
+        is never longer than the data, rounded up to pages. So a reader that checks positions
+        against the length of the view never touches the hole, whatever a damaged unit says.
+        """
+        if end - self.base > self._data_end:
+            self._find_data_end()
+        view = self.view()
+        return view if self._data_end >= self.size else view[: self._data_end]
+
+    def look(self, offset: int, size: int) -> tuple[memoryview, int]:
+        """Return a view and the index in it of the bytes [offset, offset + size) of the sequence,
+        which may never have been written.
+
+        Where the file holds data up to their end the view is the map, else a copy made by pread,
+        which reads holes as zeros without allocating them. It holds fewer bytes at the file's end.
+        """
+        view, at = self.data_view(min(offset + size, self.end)), offset - self.base
+        if at + size <= len(view) or len(view) == self.size:
+            return view, at
+        return memoryview(self.copy(offset, size)), 0
+
+    def copy(self, offset: int, size: int) -> bytes:
+        """Read bytes at `offset` of the sequence without the map, through a descriptor of its own.
+        Returns fewer at the file's end. Raises OSError."""
+        with closing(self._files.open(self.path)) as file:
+            return file.pread(size, offset - self.base)
+
+    def grown(self, end: int) -> None:
+        """Note that the bytes before offset `end` of the sequence were written."""
+        if end - self.base > self._data_end:
+            self._data_end = -(-(end - self.base) // _BLOCK_BYTES) * _BLOCK_BYTES
+
+    def _find_data_end(self) -> None:
+        """Ask the file system where the last data of the file ends."""
+        with closing(self._files.open(self.path)) as file:
+            end = min(self._data_end, self.size)
+            while (start := file.data_start(end)) is not None:
+                following = file.data_end(start)
+                if following <= end:
+                    break
+                end = following
+        self.grown(self.base + end)
 
     def part(self, offset: int, size: int) -> memoryview | bytes:
         """Some bytes at `offset` of the sequence, fewer at the end. Of a file without a map a few
@@ -110,8 +170,9 @@ class Segment:
         self._view = None
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """At `offset` of the sequence."""
+        """Write `data` at `offset` of the sequence. Raises OSError."""
         self.file().pwrite(data, offset - self.base)
+        self.grown(offset + len(data))
 
     def read(self, offset: int, size: int) -> bytes:
         """A copy by pread: for single looks into files that need no map."""
@@ -150,6 +211,23 @@ class Segment:
         self._files.pool.leave(self)
         self.let_go()
         self.release()
+
+
+def fill_holes(segment: Segment) -> None:
+    """Write zeros into each hole between the data of a file on tmpfs, so that no map reads a hole
+    there. Do nothing on other file systems, where reading a hole takes no room.
+
+    A copy made with `cp --sparse=always` has such holes where message bodies hold zeros. The hole
+    behind the last data stays: see `Segment.data_view`. Raises OSError, ENOSPC among them.
+    """
+    file = segment.file()
+    if not isinstance(file, SystemFile) or not is_on_tmpfs(segment.path):
+        return
+    end = file.data_end(0)
+    while (start := file.data_start(end)) is not None and start < segment.size:
+        for at in range(end, start, _READ_BYTES):
+            file.pwrite(bytes(min(_READ_BYTES, start - at)), at)
+        end = file.data_end(start)
 
 
 def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:

@@ -135,7 +135,7 @@ def test_what_is_common_and_whole_is_seen_at_once_and_nothing_else(bench: Any) -
     looks = [sound.are_whole] + ([] if engine.pulls is None else [engine.pulls.are_whole])
 
     def verdict(data: bytes, units: bytes = units, at: int = 0, lost_code: int = LOST_CODE) -> bool:
-        segment = SimpleNamespace(base=0, view=lambda: memoryview(data))
+        segment = SimpleNamespace(base=0, data_view=lambda end: memoryview(data))
         found = {look(units, [at, at + 1], segment, queue, lost_code) for look in looks}
         assert len(found) == 1, "both engines say the same"
         return found.pop()

@@ -44,7 +44,7 @@ from sluicemq.store.bulk import Hits, unproved_rows
 from sluicemq.store.columns.blocks import PART_ROWS, ColumnBlocks
 from sluicemq.store.columns.file import Head
 from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select, Soundness
-from sluicemq.store.log import LOST_CODE, CommitLog, explain, read_scanned
+from sluicemq.store.log import LOST_CODE, CommitLog, read_scanned
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
 
 if TYPE_CHECKING:
@@ -532,7 +532,8 @@ class RangeScan:
         log, position = self._log, int(rows.positions[0])
         segment = log.segments.at(position)
         try:
-            view = None if segment is None else segment.view()
+            end = int(rows.positions[-1]) + int(rows.sizes[-1])
+            view = None if segment is None else segment.data_view(end)
         except FileNotFoundError:  # retention has just removed it
             view = None
         if segment is None or view is None:
@@ -554,7 +555,7 @@ class RangeScan:
         if not good.all():
             bad = np.flatnonzero(~good)
             at = int(starts[bad[0]])
-            reason = explain(view, at, base) if 0 <= at < len(view) else "it cannot be there"
+            reason = log.explain(base + at) if 0 <= at < segment.size else "it cannot be there"
             place = f"{reason} ({segment.path}, byte {at})"
             self._spoil(len(bad), int(rows.offsets[bad[0]]), place)
             starts, rows = starts[good], rows.part(good)

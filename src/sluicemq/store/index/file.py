@@ -199,8 +199,9 @@ class IndexFile:
     def load(self) -> Iterator[None]:
         """Bring the slots into memory as the file has them, in steps."""
         slots = _new_slots(self.geometry.slots)
-        stored = self._segment.view()[HEADER.size : self.geometry.entries_at]
-        yield from slots.load(stored, self.count)
+        # Without the map: most slots lie in holes between the data (`Segment.view`).
+        stored = self._segment.copy(HEADER.size, self.geometry.entries_at - HEADER.size)
+        yield from slots.load(memoryview(stored), self.count)
         self._slots = slots
 
     def restore(self, count: int, end_ms: int) -> Iterator[None]:
@@ -241,7 +242,9 @@ class IndexFile:
         if self._slots is not None:
             number = self._slots[slot]
         else:
-            number = _INT.unpack_from(view, HEADER.size + SLOT_BYTES * slot)[0]
+            # Without the map: most slots lie in holes between the data (`Segment.view`).
+            stored = self._segment.copy(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
+            number = _INT.unpack(stored)[0]
         limit = self.count
         for _ in range(CHAIN_MAX):
             if not 0 < number < limit:  # numbers fall along a chain: no damage makes it a circle

@@ -525,7 +525,7 @@ class LogWalk:
                 self.position = file_end
                 yield Hole(start, file_end, "the file is too short")
                 continue
-            head, reason = None, explain(view, at, base)
+            head, reason = None, explain(view, at, base, room)
             with suppress(ProtocolError):
                 head = parse_head(view, at)
             if head is not None and head.physical_offset == start and head.store_time_ms > 0:
