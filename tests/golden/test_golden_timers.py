@@ -14,7 +14,7 @@ from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.config import StoreConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers import read_timer_checkpoint
+from sluicemq.store.timers.files import read_timer_checkpoint
 from sluicemq.testing.files import CrashableFiles
 
 ARCHIVE = Path(__file__).parent / "store" / "golden1.tar.gz"

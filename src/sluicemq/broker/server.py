@@ -46,6 +46,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, Change, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import Host, UniqueIds, encode_host
@@ -96,6 +97,7 @@ class Broker:
         claim: Claim | None = None,
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
+        incarnation: Incarnation | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
         what blocks; by default three threads. `stretch`: the pause before a chore comes again, of
@@ -103,7 +105,7 @@ class Broker:
 
         With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
         is, `propose` is asked for another in-sync set, which `decided` answers, and `steering` is
-        who decides about roles."""
+        who decides about roles. `incarnation` is that of the store's directory."""
         if read_only:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
@@ -130,6 +132,7 @@ class Broker:
         self.registration: Registration
         self._clock = clock
         self._files = files
+        self._incarnation = incarnation or Incarnation(files, store_config.root)
         self._network = network = secured(network, broker_tls(config), config)
         self._stretch = stretch
         # A thread inherits the priority of the loop's, which may be low when it begins.
@@ -252,7 +255,7 @@ class Broker:
         is_hidden = settings.is_slave and settings.is_failover
         self._store = store = Store.open(
             settings.store, files=files, clock=self._clock, is_gated=settings.is_gated,
-            confirmed=(confirmed.end or 0) if is_hidden else None,
+            confirmed=(confirmed.end or 0) if is_hidden else None, incarnation=self._incarnation,
         )  # fmt: skip
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset

@@ -28,6 +28,7 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick, Run
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import broker_tls
@@ -47,7 +48,6 @@ from sluicemq.replication.election import (
     next_step,
 )
 from sluicemq.replication.forward import FORWARDED, READS, Forwarder
-from sluicemq.replication.incarnation import Incarnation
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -291,7 +291,7 @@ class Replica:
         now = now or self._is_set_back
         if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
             return
-        if member.end > 0:
+        if member.end > 0:  # before others hear of it, and the set counts on it
             self._incarnation.grown()
         self._published = None
         known, entries = self.view.state, await self._consensus.read(self._prefix)
@@ -663,16 +663,13 @@ async def replicated(
     )  # fmt: skip
     broker = seat.broker = Broker(
         config, store_config, files=files, network=network, propose=replica.propose,
-        steering=replica, **parts,
+        steering=replica, incarnation=incarnation, **parts,
     )  # fmt: skip
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
     forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
     forwarder.guard = lambda: broker.core.guard
     try:
-        store = broker.store
-        is_empty = store.written_offset <= store.offset_min
-        incarnation.begin(is_empty=is_empty, is_synced=store_config.flush_sync)
         broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(replica.run())
@@ -683,4 +680,3 @@ async def replicated(
     finally:
         await replica.close()
         await broker.close()
-        incarnation.end()

@@ -9,7 +9,7 @@ from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClie
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.model.ids import RecallHandle
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers import NONE
+from sluicemq.store.timers.files import NONE
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600

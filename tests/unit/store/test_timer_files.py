@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.store.timers import (
+from sluicemq.store.timers.files import (
     DEFAULT,
     DELETE,
     NONE,

@@ -54,7 +54,7 @@ from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import Store
-from sluicemq.store.timers import (
+from sluicemq.store.timers.files import (
     DEFAULT,
     DELETE,
     NONE,
