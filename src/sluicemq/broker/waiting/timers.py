@@ -47,8 +47,14 @@ from sluicemq.broker.produce.intake import (
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import TIMER_TOPIC
-from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
-from sluicemq.clock import Clock
+from sluicemq.broker.waiting.rewrite import (
+    TIMER_DELETES,
+    TIMER_OUT,
+    exact_due_ms,
+    lead_of,
+    named_due_ms,
+)
+from sluicemq.clock import SteadyClock
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import as_dict, value_of
@@ -328,6 +334,8 @@ class Waiting(NamedTuple):
 class Timers:
     """`prepare` and `deliver` work a slice; `settle` says whether what it put is stored."""
 
+    name: Final = "timed messages"
+
     def __init__(
         self,
         settings: Settings,
@@ -335,7 +343,7 @@ class Timers:
         redelivery: Redelivery,
         intake: Intake,
         files: Files,
-        clock: Clock,
+        clock: SteadyClock,
         count: Callable[[str, int], None],
     ) -> None:
         """`count` is told of so many messages of a topic that wait more, or fewer."""
@@ -376,9 +384,10 @@ class Timers:
     def load(self) -> None:
         """Blocking. Raises StoreDamagedError."""
         is_rebuilt = self.files.load()
+        self._go_on_from(self._cut_down(self.files.checkpoint.read_ms))
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
-        self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
+        self.read_ms = min(self._cut_down(self.files.checkpoint.read_ms), now_ms)
         checkpoint, high = self.files.checkpoint, self._store.queue_offsets(TIMER_TOPIC, 0)[1]
         is_exact = checkpoint.replay_offset != NONE
         if is_rebuilt:
@@ -391,6 +400,15 @@ class Timers:
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
         self._done_ms = checkpoint.done_ms if is_exact or not is_rebuilt else 0
+
+    def _go_on_from(self, read_ms: int) -> None:
+        """Let the clock go on from where delivery stopped, if the wall clock has been set back
+        since and messages wait: otherwise they would wait for that time to pass again."""
+        if read_ms <= self._clock.now_ms():
+            return
+        end_ms = read_ms + SLOTS // 2 * self._precision_ms
+        if self.queue_behind or any(self.files.wheel.occupied(read_ms, end_ms)):
+            self._clock.raise_to(read_ms)
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
         """Messages below the offset are delivered when their second is before `read_ms`."""
@@ -415,7 +433,9 @@ class Timers:
             log.error("message %d of the timer's queue is not timed", self.files.queue_offset)
             return
         slot_ms, magic = self._cut_down(int(out)), DEFAULT
-        begin_ms = min(self._cut_down(record.store_time_ms), write_ms)
+        named_ms = named_due_ms(record.properties, record.store_time_ms)
+        lead_ms = 0 if named_ms is None else lead_of(named_ms, slot_ms, self._precision_ms)
+        begin_ms = min(self._cut_down(record.store_time_ms + lead_ms), write_ms)
         if slot_ms - begin_ms >= self._window_ms:
             magic |= ROLL
             # Looked at again when the wheel ends, or half-way when little would be left then.
@@ -575,7 +595,7 @@ class Timers:
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
         times = own.get("TIMER_ROLL_TIMES", "0")
-        own["TIMER_DELIVER_MS"] = str(self._due_ms(record))
+        own["TIMER_DELIVER_MS"] = str(self._due_ms(record) - self._clock.lead_ms)
         own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
         own["TIMER_ENQUEUE_MS"] = str(self._cut_down(record.store_time_ms))
         own |= as_dict(dequeued.decode())
