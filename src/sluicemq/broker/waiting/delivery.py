@@ -126,13 +126,25 @@ class DelayLevels:
         self._kept = self.document.load(parse_offsets) or {}
         for topic, queue_id in self._store.queues():
             if topic == SCHEDULE_TOPIC:
-                self._level(queue_id, self._kept.pop(queue_id + 1, 0))
+                self._go_on_from(self._level(queue_id, self._kept.pop(queue_id + 1, 0)))
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
             return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
 
         for queue_id, cancelled in (self.cancellations.load(parse_cancelled) or {}).items():
             self._level(queue_id).cancelled |= cancelled
+
+    def _go_on_from(self, level: Level) -> None:
+        """Let the clock go on from when the newest message that waits was stored."""
+        end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
+        if level.coming >= end or not self._is_default:
+            return
+        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
+        if len(units):
+            _, size, due_ms = UNIT.unpack_from(units)
+            if size != BLANK_SIZE:
+                self._clock.raise_to(due_ms - level.delay_ms)
+                self._look(level)
 
     def _level(self, queue_id: int, offset: int = 0) -> Level:
         level = self._levels.get(queue_id)

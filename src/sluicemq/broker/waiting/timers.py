@@ -367,6 +367,7 @@ class Timers:
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
+        self._over_until_ms = 0  # of slots before it the exact times were not read
         # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
         self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
         # The first of those in a second that came too late for their own.
@@ -384,10 +385,13 @@ class Timers:
     def load(self) -> None:
         """Blocking. Raises StoreDamagedError."""
         is_rebuilt = self.files.load()
-        self._go_on_from(self._cut_down(self.files.checkpoint.read_ms))
+        # If the wall clock has been set back, messages would wait for a time that has passed, and
+        # slots that are delivered would be read again.
+        self._clock.raise_to(self._cut_down(self.files.checkpoint.read_ms))
+        self._clock.raise_to(self._newest_ms())
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
-        self.read_ms = min(self._cut_down(self.files.checkpoint.read_ms), now_ms)
+        self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
         checkpoint, high = self.files.checkpoint, self._store.queue_offsets(TIMER_TOPIC, 0)[1]
         is_exact = checkpoint.replay_offset != NONE
         if is_rebuilt:
@@ -401,14 +405,22 @@ class Timers:
         self._loaded_ms = self._load_floor_ms = self.read_ms
         self._done_ms = checkpoint.done_ms if is_exact or not is_rebuilt else 0
 
-    def _go_on_from(self, read_ms: int) -> None:
-        """Let the clock go on from where delivery stopped, if the wall clock has been set back
-        since and messages wait: otherwise they would wait for that time to pass again."""
-        if read_ms <= self._clock.now_ms():
-            return
-        end_ms = read_ms + SLOTS // 2 * self._precision_ms
-        if self.queue_behind or any(self.files.wheel.occupied(read_ms, end_ms)):
-            self._clock.raise_to(read_ms)
+    def _newest_ms(self) -> int:
+        """Return what the clock said when the newest timed message was stored, 0 without one."""
+        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
+        if low == high:
+            return 0
+        entry = next(entries(self._store, TIMER_TOPIC, 0, high - 1), None)
+        if entry is None or entry.record is None:
+            return 0
+        record = entry.record
+        slot_ms, named_ms = (
+            record.number(TIMER_OUT),
+            named_due_ms(record.properties, record.store_time_ms),
+        )
+        if slot_ms is None or named_ms is None:
+            return record.store_time_ms
+        return record.store_time_ms + lead_of(named_ms, slot_ms, self._precision_ms)
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
         """Messages below the offset are delivered when their second is before `read_ms`."""
@@ -538,6 +550,8 @@ class Timers:
                     yield
         is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
         is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_begun
+        if is_over:
+            self._over_until_ms = max(self._over_until_ms, slot_ms + self._precision_ms)
         marks = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
         for number, index in enumerate(chain(marks, reversed(range(len(places))))):
             position, record = places[index], None
@@ -704,7 +718,10 @@ class Timers:
         now_ms, next_ms = self._clock.now_ms(), self.next_ms
         done_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
-            done_ms = min(done_ms, next_ms - 1)
+            # A message of a slot that was over when it was loaded is in the table for the slot's
+            # end. Its own time may be any of the slot: nothing of the slot counts as done.
+            is_exact = next_ms > self._over_until_ms
+            done_ms = min(done_ms, next_ms - 1 if is_exact else self._slot_of(next_ms))
         is_written = False
         try:
             replay = self._late[0][1] if self._late else self.files.queue_offset
