@@ -47,8 +47,14 @@ from sluicemq.broker.produce.intake import (
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import TIMER_TOPIC
-from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
-from sluicemq.clock import Clock
+from sluicemq.broker.waiting.rewrite import (
+    TIMER_DELETES,
+    TIMER_OUT,
+    exact_due_ms,
+    lead_of,
+    named_due_ms,
+)
+from sluicemq.clock import SteadyClock
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import as_dict, value_of
@@ -328,6 +334,8 @@ class Waiting(NamedTuple):
 class Timers:
     """`prepare` and `deliver` work a slice; `settle` says whether what it put is stored."""
 
+    name: Final = "timed messages"
+
     def __init__(
         self,
         settings: Settings,
@@ -335,7 +343,7 @@ class Timers:
         redelivery: Redelivery,
         intake: Intake,
         files: Files,
-        clock: Clock,
+        clock: SteadyClock,
         count: Callable[[str, int], None],
     ) -> None:
         """`count` is told of so many messages of a topic that wait more, or fewer."""
@@ -359,6 +367,7 @@ class Timers:
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
+        self._over_until_ms = 0  # of slots before it the exact times were not read
         # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
         self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
         # The first of those in a second that came too late for their own.
@@ -376,6 +385,10 @@ class Timers:
     def load(self) -> None:
         """Blocking. Raises StoreDamagedError."""
         is_rebuilt = self.files.load()
+        # If the wall clock has been set back, messages would wait for a time that has passed, and
+        # slots that are delivered would be read again.
+        self._clock.raise_to(self._cut_down(self.files.checkpoint.read_ms))
+        self._clock.raise_to(self._newest_ms())
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
         self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
@@ -391,6 +404,23 @@ class Timers:
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
         self._done_ms = checkpoint.done_ms if is_exact or not is_rebuilt else 0
+
+    def _newest_ms(self) -> int:
+        """Return what the clock said when the newest timed message was stored, 0 without one."""
+        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
+        if low == high:
+            return 0
+        entry = next(entries(self._store, TIMER_TOPIC, 0, high - 1), None)
+        if entry is None or entry.record is None:
+            return 0
+        record = entry.record
+        slot_ms, named_ms = (
+            record.number(TIMER_OUT),
+            named_due_ms(record.properties, record.store_time_ms),
+        )
+        if slot_ms is None or named_ms is None:
+            return record.store_time_ms
+        return record.store_time_ms + lead_of(named_ms, slot_ms, self._precision_ms)
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
         """Messages below the offset are delivered when their second is before `read_ms`."""
@@ -415,7 +445,9 @@ class Timers:
             log.error("message %d of the timer's queue is not timed", self.files.queue_offset)
             return
         slot_ms, magic = self._cut_down(int(out)), DEFAULT
-        begin_ms = min(self._cut_down(record.store_time_ms), write_ms)
+        named_ms = named_due_ms(record.properties, record.store_time_ms)
+        lead_ms = 0 if named_ms is None else lead_of(named_ms, slot_ms, self._precision_ms)
+        begin_ms = min(self._cut_down(record.store_time_ms + lead_ms), write_ms)
         if slot_ms - begin_ms >= self._window_ms:
             magic |= ROLL
             # Looked at again when the wheel ends, or half-way when little would be left then.
@@ -518,6 +550,8 @@ class Timers:
                     yield
         is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
         is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_begun
+        if is_over:
+            self._over_until_ms = max(self._over_until_ms, slot_ms + self._precision_ms)
         marks = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
         for number, index in enumerate(chain(marks, reversed(range(len(places))))):
             position, record = places[index], None
@@ -575,7 +609,7 @@ class Timers:
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
         times = own.get("TIMER_ROLL_TIMES", "0")
-        own["TIMER_DELIVER_MS"] = str(self._due_ms(record))
+        own["TIMER_DELIVER_MS"] = str(self._due_ms(record) - self._clock.lead_ms)
         own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
         own["TIMER_ENQUEUE_MS"] = str(self._cut_down(record.store_time_ms))
         own |= as_dict(dequeued.decode())
@@ -684,7 +718,10 @@ class Timers:
         now_ms, next_ms = self._clock.now_ms(), self.next_ms
         done_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
-            done_ms = min(done_ms, next_ms - 1)
+            # A message of a slot that was over when it was loaded is in the table for the slot's
+            # end. Its own time may be any of the slot: nothing of the slot counts as done.
+            is_exact = next_ms > self._over_until_ms
+            done_ms = min(done_ms, next_ms - 1 if is_exact else self._slot_of(next_ms))
         is_written = False
         try:
             replay = self._late[0][1] if self._late else self.files.queue_offset

@@ -173,7 +173,14 @@ class TimerLog:
         size_bytes: int,
         topic_hash: int,
     ) -> int:
-        """Add a unit; returns its position. Nothing is written yet. HOT."""
+        """Add a unit; returns its position. Nothing is written yet. HOT.
+
+        `delay_ms` has 32 bits in the file. One that has more room moves `write_ms` instead: their
+        sum, which says to which second the unit belongs, is what counts.
+        """
+        fitting_ms = min(max(delay_ms, -(1 << 31)), (1 << 31) - 1)
+        if fitting_ms != delay_ms:
+            write_ms, delay_ms = write_ms + delay_ms - fitting_ms, fitting_ms
         end = self.end
         room = self._file_bytes - end % self._file_bytes
         if room < UNIT_BYTES + _BLANK.size:
