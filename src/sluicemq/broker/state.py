@@ -44,6 +44,7 @@ from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
+from sluicemq.store.timers.state import discard_timer_files
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
 
@@ -210,6 +211,7 @@ class BrokerState:
             ):
                 part.load()
             if is_slave:  # what a master works at, and no file is written but by its master
+                discard_timer_files(store, self.files, self.settings.store.root)
                 return
             if not is_read_only:
                 self.offsets.cut(

@@ -447,8 +447,9 @@ class Delayed:
         self.levels = DelayLevels(settings, store, self.redelivery, files, clock, jobs)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
-            settings, store, self.redelivery, intake, files, clock, self.metrics.add
-        )
+            settings, store, self.redelivery, intake, files, clock, self.metrics.add,
+            self.metrics.counts.clear,
+        )  # fmt: skip
         self.parts: list[Part] = [self.levels, self.timers]
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
         self._alarm: Alarm | None = None
@@ -464,8 +465,8 @@ class Delayed:
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
         self.levels.load()
+        self.metrics.load()  # first: timers that are built again are counted again
         self.timers.load()
-        self.metrics.load()
         self._worker.is_on = not self._settings.is_read_only
 
     @property
@@ -575,6 +576,8 @@ class Delayed:
         with closing(self.timers.save(is_last=True)) as steps:
             for step in steps:
                 step()
+        if not self._worker.is_on:  # nothing is delivered, or taken in, any more
+            self.timers.seal()
 
     def clean(self) -> None:
         """Now and then: timer log files that nothing needs any more. Raises OSError."""

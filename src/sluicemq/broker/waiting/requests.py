@@ -21,7 +21,6 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Durable
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT
 from sluicemq.broker.waiting.timers import FROM_END, Waiting
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
@@ -29,6 +28,7 @@ from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import KEYS, REAL_QUEUE, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.topic import PERM_WRITE
 from sluicemq.net.dispatch import Peer
+from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header

@@ -30,22 +30,12 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.record import codec as text
+from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT, slot_of
 from sluicemq.wire.codes import ResponseCode
 
-TIMER_OUT: Final = "TIMER_OUT_MS"
-TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 _NEVER: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC})
 _INTEGER_DIGITS_MAX: Final = 18
-_LEAD_MIN_MS: Final = 2_000
-"""A slot may differ by less because the store's clock is read a moment later."""
-_TIMES: Final = (
-    (_SECONDS.encode(), 1000, True),
-    (_MILLISECONDS.encode(), 1, True),
-    (_DELIVER.encode(), 1, False),
-)
-"""Property, its unit in ms, whether it counts from when the message was stored."""
 
 
 class DelayRewrite:
@@ -132,43 +122,6 @@ class DelayRewrite:
                 f"{delay_max_s:,} s (timerMaxDelaySec). It was not stored."
             )
         return slot_of(now_ms + delay_ms, self._precision_ms)
-
-
-def slot_of(due_ms: int, precision_ms: int) -> int:
-    """The slot of a time: cut down to the precision, one less when it is a multiple of it."""
-    return (due_ms - 1) // precision_ms * precision_ms
-
-
-def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_ms: int) -> int:
-    """When a stored message is due, to the ms: always within the slot that it stands in. HOT.
-
-    A relative delay counts from the store time; of a message that was stored again on its way
-    TIMER_DELIVER_MS says it. Times of messages that were stored while the broker's clock was ahead
-    of the wall clock (`clock.SteadyClock`) are moved by that lead.
-    """
-    due_ms = named_due_ms(properties, store_time_ms)
-    if due_ms is None:
-        return slot_ms + precision_ms
-    due_ms += lead_of(due_ms, slot_ms, precision_ms)
-    return min(max(due_ms, slot_ms + 1), slot_ms + precision_ms)
-
-
-def lead_of(due_ms: int, slot_ms: int, precision_ms: int) -> int:
-    """By how much the slot of a stored message is later than that of the time it names: the lead
-    that the broker's clock had over the wall clock (`clock.SteadyClock`), mostly 0."""
-    lead_ms = slot_ms - slot_of(due_ms, precision_ms)
-    return lead_ms if abs(lead_ms) > _LEAD_MIN_MS else 0
-
-
-def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
-    """The time that the properties of a stored message name, by the wall clock of when it was
-    stored; None without one. HOT."""
-    has_rolled = b"TIMER_ROLL_TIMES\x01" in properties
-    for name, unit_ms, is_relative in _TIMES:
-        value = text.value_of(properties, name)
-        if value is not None and value.isdigit() and not (has_rolled and is_relative):
-            return int(value) * unit_ms + (store_time_ms if is_relative else 0)
-    return None
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
