@@ -181,9 +181,12 @@ class IdentityFile:
             self._write(Identity(self._incarnation, State.OPEN, position, crc))
 
     def seal(
-        self, log: RecordSource, position: int, checksum: int, details: Mapping[str, int | str] | None
-        = None,
-    ) -> None:  # fmt: skip
+        self,
+        log: RecordSource,
+        position: int,
+        checksum: int,
+        details: Mapping[str, int | str] | None = None,
+    ) -> None:
         """Note, durably, that the derived file is complete and synced: it covers the log up to and
         including the record at `position` (NO_RECORD: none) and has this checksum. Raises OSError.
         """

@@ -50,7 +50,7 @@ from sluicemq.store.identity import RecordSource
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, expired_units
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, Units, expired_units
 from sluicemq.store.read import LogReader
 from sluicemq.store.recover import Recovery
 from sluicemq.store.retain import Retention
@@ -617,6 +617,33 @@ class Store:
         """The one after the last message that is committed, which may not be visible yet."""
         queue = self._queues.by_key.get((topic, queue_id))
         return 0 if queue is None else queue.committed_offset
+
+    # --- what is committed, visible or not: for derived files, which know all that the log holds
+
+    def committed_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
+        """Return up to `count` units of a queue from `offset` on as they are stored; none where the
+        queue has none. Fewer where a file ends."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        if queue is None or not queue.offset_min <= offset < queue.committed_offset:
+            return b""
+        return queue.units(offset, min(count, queue.committed_offset - offset))
+
+    def first_offset(self, topic: str, queue_id: int, position: int) -> int:
+        """Return the offset of a queue's first record that lies at `position` of the log or behind;
+        the queue's end when none does."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        return 0 if queue is None else max(queue.first_from(position), queue.offset_min)
+
+    def committed_record(self, position: int, size: int) -> memoryview | None:
+        """Return the bytes of the record that a unit names, unchecked; None when the log does not
+        hold them."""
+        if position < self._log.start or position + size > self._log.written_offset or size <= 0:
+            return None
+        return self._log.record(position, size)
+
+    def counts(self, topic: str, position: int) -> bool:
+        """Return whether a record of the topic still counts, or its topic was deleted since."""
+        return self._queues.deleted.counts(topic, position)
 
     def queue_exists(self, topic: str, queue_id: int) -> bool:
         return (topic, queue_id) in self._queues.by_key
