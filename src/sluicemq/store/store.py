@@ -567,18 +567,7 @@ class Store:
                 if len(due.paths) <= SYNC_EACH_MAX or not all(map(self._files.sync_all, roots)):
                     for path in due.paths:
                         self._sync_path(path)
-                try:
-                    if due.mark.log_offset:  # from here on a missing log is a loss
-                        self.incarnation.grown()
-                    self._durable.write(due.mark)
-                except OSError as error:
-                    if error.errno not in FULL_ERRORS:
-                        raise
-                    # A full disk is no harm: the mark before holds, another is made later.
-                    self._marked = None
-                    self._checkpoint_outage.failed(error)
-                else:
-                    self._checkpoint_outage.recovered()
+                self._write_mark(due.mark)
             except OSError as error:
                 if error.errno in PASSING_ERRORS:  # it is still due
                     raise StoreTransientError(
@@ -588,6 +577,21 @@ class Store:
                     ) from error
                 self._log.fail(error)
             self._checkpoint_due = None
+
+    def _write_mark(self, mark: Mark) -> None:
+        """Write a mark to the checkpoint; on a full disk the mark before stays in force, and
+        another is made later. Raises OSError for any other error."""
+        try:
+            if mark.log_offset:  # from here on a missing log is a loss
+                self.incarnation.grown()
+            self._durable.write(mark)
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                raise
+            self._marked = None
+            self._checkpoint_outage.failed(error)
+        else:
+            self._checkpoint_outage.recovered()
 
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):
