@@ -15,6 +15,12 @@
                 aborted one, of an attempt that has failed, of a commit that came too late
     forgotten   a change that was answered is not there at the end
     apart       two replicas differ in what both have of the log
+    undelivered a timed message that was acknowledged, and not taken back, is not delivered
+    unlisted    a pending timed message is missing in the master's list after the last fault
+    early       a timed message was delivered before it was due
+    repeated    a timed message was delivered more often than there were masters, or more than once
+                although it was due after the last election
+    recalled    a timed message was delivered although taking it back had succeeded
 
 Each check is linear (or a sort) in the history, so histories of real processes can be as long as
 they like. Linearizability is that simple because an append says its place: an order of the
@@ -28,6 +34,11 @@ from math import inf
 
 from histories.history import History, Outcome, Queue, Send
 
+CLOCK_MS = 1
+"""Times are cut down to the ms."""
+LIST_MS = 1500
+"""A message that is due sooner may be delivered while the list is made."""
+
 
 def check(history: History) -> list[str]:
     """Everything that is wrong, the plainest first. Without a replica left that may take over (the
@@ -38,6 +49,7 @@ def check(history: History) -> list[str]:
     return [
         *_lost(history), *during, *_order(history), *_taken_back(history), *_missed(history),
         *_phantoms(history), *_epochs(history), *_forgotten(history), *_apart(history),
+        *check_timed(history),
     ]  # fmt: skip
 
 
@@ -118,12 +130,13 @@ def _missed(history: History) -> Iterator[str]:
 def _phantoms(history: History) -> Iterator[str]:
     by_value = {send.value: send for send in history.sends}
     counts: dict[str, int] = defaultdict(int)
-    staged = {value for epoch in history.epochs for value in epoch.staged}
+    others = {value for epoch in history.epochs for value in epoch.staged}
+    others |= {timed.value for timed in history.timed}
     for queue, values in _final(history).items():
         for offset, value in values.items():
             send = by_value.get(value)
             counts[value] += 1
-            if value in staged:
+            if value in others:
                 continue
             if send is None:
                 yield f"phantom: nobody sent {value}, which is at {queue}:{offset}"
@@ -212,3 +225,45 @@ def _apart(history: History) -> Iterator[str]:
         if ours[:size] != theirs[:size]:
             at = next(i for i in range(size) if ours[i] != theirs[i])
             yield f"apart: {first.name} and {left.name} differ at {start + at}"
+
+
+def check_timed(history: History) -> Iterator[str]:
+    """Yield what is wrong with the timed messages of a history that has come to rest.
+
+    A master may deliver a message once, and a new master repeats what its predecessor delivered
+    shortly before the failover. So the number of masters bounds the number of deliveries, and a
+    message that is due after the last election is delivered once.
+    """
+    counts = Counter(value for values in _final(history).values() for value in values.values())
+    masters = max(len({term.epoch for term in history.terms}), 1)
+    for timed in history.timed:
+        name, count = f"{timed.value} ({timed.kind})", counts[timed.value]
+        is_sure = timed.outcome is Outcome.OK
+        if is_sure and timed.recall is None and not count:
+            yield f"undelivered: {name} was acknowledged, due at {timed.due_ms:.0f}"
+        if timed.recall is Outcome.OK and count:
+            yield f"recalled: {name} was taken back, and is delivered {count} times"
+        bound = 1 if timed.due_ms > history.calm_ms else masters
+        if count > bound:
+            yield f"repeated: {name} is delivered {count} times, {bound} allowed"
+    yield from _early(history)
+    yield from _unlisted(history)
+
+
+def _early(history: History) -> Iterator[str]:
+    due_ms = {timed.value: timed.due_ms for timed in history.timed}
+    for seen in history.seen if history.has_true_clocks else ():
+        if seen.stored_ms is not None and seen.stored_ms < due_ms.get(seen.value, 0) - CLOCK_MS:
+            early_ms = due_ms[seen.value] - seen.stored_ms
+            yield f"early: {seen.value} was delivered {early_ms:.0f} ms before it was due"
+
+
+def _unlisted(history: History) -> Iterator[str]:
+    for listed in history.listed:
+        for timed in history.timed:
+            is_pending = timed.outcome is Outcome.OK and timed.due_ms > listed.at_ms + LIST_MS
+            if is_pending and timed.recall is None and timed.value not in listed.values:
+                yield (
+                    f"unlisted: {timed.value} ({timed.kind}) is not listed"
+                    f" {timed.due_ms - listed.at_ms:.0f} ms before it is due"
+                )

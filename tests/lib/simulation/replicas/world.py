@@ -64,6 +64,8 @@ class ClientNode(Node):
 class ReplicaWorld(World):
     """One history."""
 
+    make_node: Callable[..., ReplicaNode] = ReplicaNode
+
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self.history = History()
@@ -71,7 +73,7 @@ class ReplicaWorld(World):
         self._is_sync_flush = rng.random() < 0.5
         settings = {"flushDiskType": "SYNC_FLUSH" if self._is_sync_flush else "ASYNC_FLUSH"}
         self.nodes = [
-            ReplicaNode(index, self.clock, self.network, settings, self.service)
+            self.make_node(index, self.clock, self.network, settings, self.service)
             for index in range(1, rng.choice((2, 3, 3)) + 1)
         ]
         self.clients = [ClientNode(f"client-{i}", self.clock, self.network) for i in range(3)]
@@ -232,7 +234,8 @@ class ReplicaWorld(World):
             for message in decode_records(answer.data):
                 place = (queue.topic, queue.queue_id)
                 value, now_s = message.body.decode(), self.network.now_s()
-                found.append(Seen(place, message.queue_offset, value, now_s, node.name))
+                stored_ms = message.store_time_ms
+                found.append(Seen(place, message.queue_offset, value, now_s, node.name, stored_ms))
                 offset = message.queue_offset + 1
             if offset >= answer.offset_max or not answer.data:
                 self.history.seen += found
