@@ -73,6 +73,7 @@ COLUMNS_S: Final = 0.1
 CONFIRMED_S: Final = 1.0
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
+CLOSE_POLL_S: Final = 0.005
 EXECUTOR_THREADS: Final = 3
 """One may wait for the log's fsync while another saves a table and the third reads for slaves."""
 
@@ -465,6 +466,8 @@ class Broker:
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not turns.is_idle:  # an fsync says that it ends in a turn of the loop
                     await self._in_executor(lambda: None)
+                    if not turns.is_idle:  # answers wait for slaves, up to slaveTimeout
+                        await asyncio.sleep(CLOSE_POLL_S)
         self._announcements.release()
         self._tell_role(False)
         for server in self._servers:

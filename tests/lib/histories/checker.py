@@ -18,8 +18,8 @@
     undelivered a timed message that was acknowledged, and not taken back, is not delivered
     unlisted    a pending timed message is missing in the master's list after the last fault
     early       a timed message was delivered before it was due
-    repeated    a timed message was delivered more often than there were masters, or more than once
-                although it was due after the last election
+    repeated    a timed message was delivered more than once, and more often than masters were
+                elected after it was due
     recalled    a timed message was delivered although taking it back had succeeded
 
 Each check is linear (or a sort) in the history, so histories of real processes can be as long as
@@ -230,20 +230,23 @@ def _apart(history: History) -> Iterator[str]:
 def check_timed(history: History) -> Iterator[str]:
     """Yield what is wrong with the timed messages of a history that has come to rest.
 
-    A master may deliver a message once, and a new master repeats what its predecessor delivered
-    shortly before the failover. So the number of masters bounds the number of deliveries, and a
-    message that is due after the last election is delivered once.
+    A master delivers a message once, and a new master may repeat what its predecessor delivered
+    shortly before the failover. So a message is delivered once, and at most once more for each
+    master that was elected after the message was due.
     """
     counts = Counter(value for values in _final(history).values() for value in values.values())
-    masters = max(len({term.epoch for term in history.terms}), 1)
+    elected_ms: dict[int, float] = {}
+    for term in history.terms:
+        elected_ms[term.epoch] = min(term.at_ms, elected_ms.get(term.epoch, inf))
     for timed in history.timed:
         name, count = f"{timed.value} ({timed.kind})", counts[timed.value]
         is_sure = timed.outcome is Outcome.OK
         if is_sure and timed.recall is None and not count:
             yield f"undelivered: {name} was acknowledged, due at {timed.due_ms:.0f}"
-        if timed.recall is Outcome.OK and count:
+        if timed.recall is Outcome.OK and count and history.has_true_clocks:
             yield f"recalled: {name} was taken back, and is delivered {count} times"
-        bound = 1 if timed.due_ms > history.calm_ms else masters
+        due_ms = timed.due_ms if history.has_true_clocks else 0
+        bound = 1 + sum(at_ms >= due_ms for at_ms in elected_ms.values())
         if count > bound:
             yield f"repeated: {name} is delivered {count} times, {bound} allowed"
     yield from _early(history)

@@ -134,6 +134,8 @@ class TermSeen:
     life: str
     in_sync: Mapping[int, str]
     is_unclean: bool = False
+    at_ms: float = inf
+    """The latest time at which this value may have been written, in ms since 1970."""
 
 
 @dataclass(slots=True)
@@ -162,9 +164,6 @@ class History:
     timed: list[Timed] = field(default_factory=list)
     listed: list[Listed] = field(default_factory=list)
     """Lists of pending messages that were taken after the last fault."""
-    calm_ms: float = inf
-    """When faults had ended and the last master was elected: each timed message that is due later
-    is delivered once."""
     has_true_clocks: bool = True
     """Whether the replicas' clocks were right throughout, so that an early delivery is an error."""
     returns: int = 0

@@ -95,7 +95,11 @@ class BrokerReplica(ReplicaNode):
         if self._task is not None:
             self._task.cancel()
         self.replica = self.broker = None
-        await self.process.run(_close(replica, broker, incarnation))
+        try:
+            await self.process.run(_close(replica, broker, incarnation))
+        except OSError:  # as good as killed
+            if self.files.free_bytes is None:
+                raise
         self.files = self.files.kill()
         self.files.clock = self.clock
         await self.end(rng)

@@ -14,23 +14,19 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from histories.history import Listed, Outcome, Timed
+from histories import timed
+from histories.history import Outcome, Timed
 from simulation.replicas.brokers import BrokerReplica
 from simulation.replicas.node import BROKER, ReplicaNode
 from simulation.replicas.world import QUEUES, TOPIC, WEIGHTS, ClientNode, ReplicaWorld
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
 from sluicemq.errors import SluiceError
-from sluicemq.model.topic import MessageQueue
-from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 
-LEVELS_S: Final = (1, 5, 10, 30)
-"""Delays of the first levels of messageDelayLevel."""
-TIMERS: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
 HOP_S: Final = 25.0
 """How long a hop of a circle may take: a lease ends after 3 s, a slave catches up within 5 s."""
 JUMP_MAX_MS: Final = 600_000
+LAST_MS: Final = 20_000
 DUE_S: Final = 3.0
 """A message that is due is delivered and in sync after this time."""
 TIMED_WEIGHTS: Final = {
@@ -53,61 +49,35 @@ class TimedWorld(ReplicaWorld):
         for _ in range(count):
             delay_s = rng.choice((1, 3, 10, rng.uniform(0.2, 60)))
             self._values += 1
-            timed = self._timed(rng, f"v{self._values}", delay_s)
-            client.spawn(self._send_timed(client, node, timed))
+            due_ms = self.clock.now_ms() + delay_s * 1000
+            one = timed.draw(rng, f"v{self._values}", rng.choice(QUEUES), due_ms)
+            client.spawn(self._send_timed(client, node, one))
         return f"{client.name} sends {count} timed, up to v{self._values} in {delay_s:.1f} s"
 
-    def _timed(self, rng: random.Random, value: str, delay_s: float) -> Timed:
-        kind, queue = rng.choice(("DELAY", *TIMERS)), rng.choice(QUEUES)
-        due_ms = self.clock.now_ms() + delay_s * 1000
-        return Timed(value, (queue.topic, queue.queue_id), due_ms, kind)
-
-    async def _send_timed(self, client: ClientNode, node: ReplicaNode, timed: Timed) -> bool:
-        now_ms = self.clock.now_ms()
-        number, timed.due_ms = delay_of(timed.kind, timed.due_ms, now_ms)
-        self.history.timed.append(timed)
-        properties = f"UNIQ_KEY\1{timed.value}\2{timed.kind}\1{number}\2"
-        outgoing = Outgoing(
-            TOPIC, timed.value.encode(), properties, "", 0, 0, wait_store_ok=True
-        )  # fmt: skip
-        queue = MessageQueue(TOPIC, BROKER, timed.queue[1])
+    async def _send_timed(self, client: ClientNode, node: ReplicaNode, one: Timed) -> bool:
+        command = timed.send(one, BROKER, self.clock.now_ms())
+        self.history.timed.append(one)
         with contextlib.suppress(SluiceError):
-            answer = await client.call(node, requests.send("senders", queue, outgoing, now_ms))
+            answer = await client.call(node, command)
             if answer.code == ResponseCode.SUCCESS:
-                timed.outcome = Outcome.OK
-        return timed.outcome is Outcome.OK
+                one.outcome = Outcome.OK
+        return one.outcome is Outcome.OK
 
     async def do_recall(self, rng: random.Random) -> str:
         client, luck = rng.choice(self.clients), random.Random(rng.random())
-        client.spawn(self._recall(client, self._master(), luck))
+        asking = timed.take_back(self.history, TOPIC, luck, self.clock.now_ms)
+        client.spawn(self._ask(client, self._master(), asking))
         return f"{client.name} takes back one of the messages that wait"
 
-    async def _recall(self, client: ClientNode, node: ReplicaNode, luck: random.Random) -> None:
+    async def _ask(self, client: ClientNode, node: ReplicaNode, asking: timed.Asking) -> bool:
+        """Do what `asking` asks for; return whether it came to its end."""
         with contextlib.suppress(SluiceError):
-            found = await self._list(client, node)
-            by_value = {timed.value: timed for timed in self.history.timed}
-            if not found:
-                return
-            waiting = luck.choice(found)
-            timed = by_value[waiting.unique_id]
-            timed.recall = timed.recall or Outcome.UNSURE
-            command = requests.cancel_delayed(handle=waiting.handle)
-            answer = await client.call(node, command)
-            is_early = self.clock.now_ms() < timed.due_ms
-            if answer.code == ResponseCode.SUCCESS and is_early and self.history.has_true_clocks:
-                timed.recall = Outcome.OK
-
-    async def _list(self, client: ClientNode, node: ReplicaNode) -> list[bodies.WaitingMessage]:
-        """Return all pages of the list of pending messages. Raises SluiceError."""
-        found: list[bodies.WaitingMessage] = []
-        cursor: str | None = None
-        while True:
-            command = requests.list_delayed(topic=TOPIC, cursor=cursor)
-            answer = requests.expect_success(await client.call(node, command))
-            found += bodies.decode_waiting(answer.body)
-            cursor = (answer.fields or {}).get("cursor")
-            if cursor is None:
-                return found
+            command = next(asking)
+            with contextlib.suppress(StopIteration):
+                while True:
+                    command = asking.send(await client.call(node, command))
+            return True
+        return False
 
     # --- roles
 
@@ -172,40 +142,29 @@ class TimedWorld(ReplicaWorld):
 
     # --- the end
 
-    async def _until_last_sends(self, client: ClientNode) -> None:
-        """One more timed message of each kind, then the list of all that wait."""
-        self.history.calm_ms = self.clock.now_ms()
-        for kind in ("DELAY", *TIMERS):
-            self._values += 1
-            due_ms = self.clock.now_ms() + 20_000
-            timed = Timed(f"v{self._values}", (TOPIC, 0), due_ms, kind)
+    async def _last_timed(self, client: ClientNode) -> None:
+        """Send one more timed message of each kind, and list all that wait."""
+        for kind in timed.KINDS:
             await self._until_done(
-                lambda timed=timed: self._send_timed(client, self._master(), timed),  # type: ignore[misc]
-                60, f"a timed send ({kind})",
+                lambda kind=kind: self._try_timed(client, kind), 60, f"a timed send ({kind})"  # type: ignore[misc]
             )  # fmt: skip
-        assert client.process is not None
-        at_ms = self.clock.now_ms()
-        found = await client.process.run(self._list(client, self._master()))
-        values = frozenset(waiting.unique_id for waiting in found)
         if self.history.has_true_clocks:
-            self.history.listed.append(Listed(at_ms, values))
-        last_ms = max(timed.due_ms for timed in self.history.timed)
+            await self._until_done(
+                lambda: self._ask(
+                    client, self._master(),
+                    timed.note_pending(self.history, TOPIC, self.clock.now_ms()),
+                ), 60, "the list of pending messages",
+            )  # fmt: skip
+        last_ms = max(one.due_ms for one in self.history.timed)
         last_ms += 0 if self.history.has_true_clocks else JUMP_MAX_MS
         await self.clock.advance(max(last_ms - self.clock.now_ms(), 0) / 1000 + DUE_S)
 
+    async def _try_timed(self, client: ClientNode, kind: str) -> bool:
+        self._values += 1
+        due_ms = self.clock.now_ms() + LAST_MS
+        one = Timed(f"v{self._values}", (TOPIC, 0), due_ms, kind)
+        return await self._send_timed(client, self._master(), one)
+
     async def _leave(self, client: ClientNode) -> None:
-        await self._until_last_sends(client)
+        await self._last_timed(client)
         await super()._leave(client)
-
-
-def delay_of(kind: str, due_ms: float, now_ms: int) -> tuple[int, float]:
-    """Return the value of the property `kind` for a message due at `due_ms`, and the time at which
-    a message with this property is due."""
-    delay_ms = max(due_ms - now_ms, 1)
-    if kind == "DELAY":
-        level = min(range(len(LEVELS_S)), key=lambda at: abs(LEVELS_S[at] * 1000 - delay_ms))
-        return level + 1, now_ms + LEVELS_S[level] * 1000
-    if kind == "TIMER_DELAY_SEC":
-        seconds = max(round(delay_ms / 1000), 1)
-        return seconds, now_ms + seconds * 1000
-    return (int(due_ms), int(due_ms)) if kind == "TIMER_DELIVER_MS" else (int(delay_ms), due_ms)

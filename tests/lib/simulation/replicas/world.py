@@ -121,8 +121,9 @@ class ReplicaWorld(World):
                 state = election.parse(PREFIX, {key: entry}).state
                 assert state is not None
                 seen = TermSeen(
-                    state.epoch, state.master_id, state.life, dict(state.in_sync), state.is_unclean
-                )
+                    state.epoch, state.master_id, state.life, dict(state.in_sync), state.is_unclean,
+                    self.clock.now_ms(),
+                )  # fmt: skip
                 self._versions[entry.version] = seen
                 self.history.terms.append(seen)
             return is_done
