@@ -73,14 +73,14 @@ class BrokerReplica(ReplicaNode):
 
     async def _restart(self, process: Process) -> None:
         """Start again after a full disk has closed the broker, as a supervisor does."""
-        if self.process is process:
+        while self.process is process:
             await self.crash(random.Random(self.name), "kill")
-            while self.process is None:
-                try:
-                    await self.start()
-                except (SluiceError, OSError):
-                    await self.crash(random.Random(self.name), "kill")
-                    await asyncio.sleep(RESTART_S)
+            try:
+                await self.start()
+            except (SluiceError, OSError):
+                if (started := self.process) is not None:
+                    process = started
+                await asyncio.sleep(RESTART_S)
 
     async def crash(self, rng: random.Random, how: str) -> None:
         self.broker = None
