@@ -34,8 +34,6 @@ from math import inf
 
 from histories.history import History, Outcome, Queue, Send
 
-CLOCK_MS = 1
-"""Times are cut down to the ms."""
 LIST_MS = 1500
 """A message that is due sooner may be delivered while the list is made."""
 
@@ -254,11 +252,15 @@ def check_timed(history: History) -> Iterator[str]:
 
 
 def _early(history: History) -> Iterator[str]:
-    due_ms = {timed.value: timed.due_ms for timed in history.timed}
+    """A broker stamps all records of one group commit with the time at which it began, and relative
+    delays count from that time: `early_ms` is how long a group commit may take."""
+    timed = {one.value: one for one in history.timed}
     for seen in history.seen if history.has_true_clocks else ():
-        if seen.stored_ms is not None and seen.stored_ms < due_ms.get(seen.value, 0) - CLOCK_MS:
-            early_ms = due_ms[seen.value] - seen.stored_ms
-            yield f"early: {seen.value} was delivered {early_ms:.0f} ms before it was due"
+        if (one := timed.get(seen.value)) is not None and seen.stored_ms is not None:
+            early_ms = one.due_ms - min(seen.stored_ms, seen.at_s * 1000 + history.epoch_ms)
+            if early_ms > history.early_ms:
+                name = f"{one.value} ({one.kind})"
+                yield f"early: {name} was delivered {early_ms:.0f} ms before it was due"
 
 
 def _unlisted(history: History) -> Iterator[str]:

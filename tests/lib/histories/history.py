@@ -164,6 +164,10 @@ class History:
     timed: list[Timed] = field(default_factory=list)
     listed: list[Listed] = field(default_factory=list)
     """Lists of pending messages that were taken after the last fault."""
+    epoch_ms: float = 0.0
+    """When the clock of the history was 0, in ms since 1970."""
+    early_ms: float = 1.0
+    """How far a delivery may be before its time because clocks are read once for several things."""
     has_true_clocks: bool = True
     """Whether the replicas' clocks were right throughout, so that an early delivery is an error."""
     returns: int = 0

@@ -65,6 +65,8 @@ SEND_PAUSE_S: Final = 0.03
 HOP_S: Final = 30.0
 CIRCLES_MAX: Final = 4
 TIMED_SHARE: Final = 0.25
+GROUP_COMMIT_MS: Final = 500.0
+"""The longest group commit of a broker on a busy machine."""
 DUE_AFTER_S: Final = 4.0
 """The last timed messages are due so long after the last fault."""
 DELIVERY_S: Final = 20.0
@@ -118,7 +120,9 @@ class Run:
         self.rng = random.Random(seed)
         self.topic = f"history-{seed}"
         self.seconds = seconds * (SPARK_SLOWNESS if sink == SPARK else 1)
-        self.history = History()
+        self.history = History(
+            epoch_ms=(time.time() - time.monotonic()) * 1000, early_ms=GROUP_COMMIT_MS
+        )
         self.queues = [MessageQueue(self.topic, BROKER, number) for number in range(QUEUES)]
         self.story: list[str] = []
         self.sink = self._sink(sink, seed) if sink else None

@@ -41,6 +41,11 @@ class TimedWorld(ReplicaWorld):
     make_node = BrokerReplica
     nodes: list[BrokerReplica]  # type: ignore[assignment]
 
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        now_ms, now_s = self.clock.now_ms(), self.clock.monotonic_s()
+        self.history.epoch_ms = now_ms - now_s * 1000
+
     # --- clients
 
     async def do_timed(self, rng: random.Random) -> str:
