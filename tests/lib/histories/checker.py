@@ -34,6 +34,8 @@ from math import inf
 
 from histories.history import History, Outcome, Queue, Send
 
+LEASE_MS = 4000
+"""After this time a master knows that another one is elected."""
 LIST_MS = 1500
 """A message that is due sooner may be delivered while the list is made."""
 
@@ -229,8 +231,9 @@ def check_timed(history: History) -> Iterator[str]:
     """Yield what is wrong with the timed messages of a history that has come to rest.
 
     A master delivers a message once, and a new master may repeat what its predecessor delivered
-    shortly before the failover. So a message is delivered once, and at most once more for each
-    master that was elected after the message was due.
+    shortly before the failover, or as long as its predecessor did not know of the election. So a
+    message is delivered once, and at most once more for each master that was elected later than
+    LEASE_MS before the message was due.
     """
     counts = Counter(value for values in _final(history).values() for value in values.values())
     elected_ms: dict[int, float] = {}
@@ -244,7 +247,7 @@ def check_timed(history: History) -> Iterator[str]:
         if timed.recall is Outcome.OK and count and history.has_true_clocks:
             yield f"recalled: {name} was taken back, and is delivered {count} times"
         due_ms = timed.due_ms if history.has_true_clocks else 0
-        bound = 1 + sum(at_ms >= due_ms for at_ms in elected_ms.values())
+        bound = 1 + sum(at_ms >= due_ms - LEASE_MS for at_ms in elected_ms.values())
         if count > bound:
             yield f"repeated: {name} is delivered {count} times, {bound} allowed"
     yield from _early(history)

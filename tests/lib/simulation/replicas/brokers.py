@@ -32,8 +32,7 @@ class SimulatedSeat(BrokerSeat):
 
     def opening(self, dispatcher: Dispatcher) -> None:
         super().opening(dispatcher)
-        if isinstance(self.broker.side, SlaveSide):
-            self.broker.side.follower.on_pace = lambda is_low: None
+        quieten(self.broker)
 
 
 class BrokerReplica(ReplicaNode):
@@ -54,7 +53,7 @@ class BrokerReplica(ReplicaNode):
         replica, broker, incarnation = await start_replica(
             config, store, self.consensus, seat=SimulatedSeat(), files=self.files,
             network=self.network.of(process), boot=str(self.boot), make_life=make_life,
-            clock=self.clock, executor=InlineExecutor(), stretch=_stretch,
+            clock=self.clock, executor=InlineExecutor(), stretch=stretch,
         )  # fmt: skip
         self.replica, self.broker, self.incarnation_file = replica, broker, incarnation
         self._task = watch(process.spawn(self._run(replica, process)))
@@ -114,7 +113,14 @@ class BrokerReplica(ReplicaNode):
         return frozenset(self.broker.core.topics.table)
 
 
-def _stretch(period_s: float) -> float:
+def quieten(broker: Broker) -> None:
+    """Leave the priority of the test's own thread alone while a slave catches up."""
+    if isinstance(broker.side, SlaveSide):
+        broker.side.follower.on_pace = lambda is_low: None
+
+
+def stretch(period_s: float) -> float:
+    """Return the pause of a broker's chore whose usual pause is `period_s`."""
     return period_s if period_s >= SWEEP_S else period_s * INDEX_STRETCH
 
 

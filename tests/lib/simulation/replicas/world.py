@@ -7,7 +7,7 @@ waits for an answer within a step; time passes in the steps that wait.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from histories.checker import check
@@ -65,6 +65,8 @@ class ReplicaWorld(World):
     """One history."""
 
     make_node: Callable[..., ReplicaNode] = ReplicaNode
+    counts: Sequence[int] = (2, 3, 3)
+    """How many replicas there may be."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -74,7 +76,7 @@ class ReplicaWorld(World):
         settings = {"flushDiskType": "SYNC_FLUSH" if self._is_sync_flush else "ASYNC_FLUSH"}
         self.nodes = [
             self.make_node(index, self.clock, self.network, settings, self.service)
-            for index in range(1, rng.choice((2, 3, 3)) + 1)
+            for index in range(1, rng.choice(self.counts) + 1)
         ]
         self.clients = [ClientNode(f"client-{i}", self.clock, self.network) for i in range(3)]
         self._values = 0
@@ -106,8 +108,10 @@ class ReplicaWorld(World):
         for client in self.clients:
             await client.start()
         await self._until(self._is_whole, 60, "the first master")
+        await self._make_first_topic()
+
+    async def _make_first_topic(self) -> None:
         first = self.clients[0]
-        assert first.process is not None
         await self._until_done(lambda: self._make_topic(first, TOPIC), 60, "the first topic")
 
     def _note_terms(self) -> None:
