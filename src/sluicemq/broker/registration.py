@@ -360,9 +360,9 @@ class Announcements:
         """Write the held answers now. With `error`, which says why replicas may lack the changes,
         each answer becomes a failure with the text of the error."""
         waiting, self._waiting = self._waiting, []
+        if error is not None:
+            waiting = [(peer, a and failed(a, error, str(error))) for peer, a in waiting]
         for peer, answer in waiting:
-            if error is not None and answer:
-                answer = failed(answer, error, str(error))
             peer.write(answer)
 
     async def close(self) -> None:

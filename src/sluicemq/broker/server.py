@@ -42,10 +42,11 @@ from sluicemq.broker.replicas.status import Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
-from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from sluicemq.config import BrokerConfig, Change, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError, StoreUncertainError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import Host, UniqueIds, encode_host
@@ -55,6 +56,7 @@ from sluicemq.net.limits import ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.tls import broker_tls
 from sluicemq.store.store import Store
+from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
@@ -104,6 +106,7 @@ class Broker:
         claim: Claim | None = None,
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
+        incarnation: Incarnation | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
         what blocks; by default three threads. `stretch`: the pause before a chore comes again, of
@@ -111,7 +114,7 @@ class Broker:
 
         With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
         is, `propose` is asked for another in-sync set, which `decided` answers, and `steering` is
-        who decides about roles."""
+        who decides about roles. `incarnation` is that of the store's directory."""
         if read_only:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
@@ -135,6 +138,7 @@ class Broker:
         self.registration: Registration
         self._clock = clock
         self._files = files
+        self._incarnation = incarnation or Incarnation(files, store_config.root)
         self._network = network = secured(network, broker_tls(config), config)
         self._stretch = stretch
         # A thread inherits the priority of the loop's, which may be low when it begins.
@@ -151,6 +155,8 @@ class Broker:
         self._ha = 0
         self._confirmed: Confirmed
         self._loop: asyncio.AbstractEventLoop
+        self._steady = SteadyClock(clock)
+        self._supervisor = Supervisor(clock, log)
         self._unwritten: dict[str, str] = {}
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -256,7 +262,7 @@ class Broker:
         is_hidden = settings.is_slave and settings.is_failover
         self._store = store = Store.open(
             settings.store, files=files, clock=self._clock, is_gated=settings.is_gated,
-            confirmed=(confirmed.end or 0) if is_hidden else None,
+            confirmed=(confirmed.end or 0) if is_hidden else None, incarnation=self._incarnation,
         )  # fmt: skip
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset
@@ -352,7 +358,7 @@ class Broker:
             call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
             announce=announce, look_up=look_up, offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
-            shares=self._shares,
+            shares=self._shares, steady=self._steady, jobs=self._supervisor,
         )  # fmt: skip
         self._shares = self.core.shares
         self.core.steering = self._steering
@@ -497,24 +503,35 @@ class Broker:
     # ---------------------------------------------------------------------------------- chores
 
     async def _live(self) -> None:
+        jobs = self._supervisor
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._announcements.run())
-            for period_s, chore in self._chores():
-                group.create_task(self._each(period_s, chore))
+            group.create_task(jobs.keep("registration", self._announcements.run))
+            for name, period_s, chore in self._chores():
+                pause_s = partial(self._paused_s, period_s)
+                group.create_task(jobs.repeat(name, pause_s, chore))
             if isinstance(self.side, SlaveSide):
-                for work in self.side.tasks(self._network, self._announcements.pool):
-                    group.create_task(work)
+                side, pool = self.side, self._announcements.pool
+                for name, begin in side.tasks(self._network, pool).items():
+                    group.create_task(jobs.keep(name, begin))
 
-    def _chores(self) -> list[tuple[Callable[[], float], Chore]]:
+    def _paused_s(self, period_s: Callable[[], float]) -> float:
+        """The pause between two runs of a chore."""
+        return self._stretch(period_s())
+
+    def _chores(self) -> list[tuple[str, Callable[[], float], Chore]]:
         core, settings, save, take = self.core, self.settings, self._save, self._take
-        chores: list[tuple[Callable[[], float], Chore]] = [
-            (lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
-            (lambda: INDEX_S, lambda: take(core.follow_keys())),
-            (lambda: COLUMNS_S, lambda: take(core.work_at_columns(), computes=True)),
-            (lambda: 1.0, core.second),
-            (lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
-            (lambda: EXPIRY_SWEEP_S, core.expire_clients),
-        ]  # fmt: skip
+        chores: list[tuple[str, Callable[[], float], Chore]] = [
+            ("flush", lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
+            ("key index", lambda: INDEX_S, lambda: take(core.follow_keys())),
+            (
+                "property columns",
+                lambda: COLUMNS_S,
+                lambda: take(core.work_at_columns(), computes=True),
+            ),
+            ("samples", lambda: 1.0, core.second),
+            ("confirmed end", lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
+            ("client expiry", lambda: EXPIRY_SWEEP_S, core.expire_clients),
+        ]
         if (guard := core.guard) is not None:
 
             async def look_at_rules() -> None:
@@ -523,15 +540,15 @@ class Broker:
                 if isinstance(self.side, MasterSide):
                     await self._in_executor(self.side.look)
 
-            chores.append((lambda: LOOK_S, look_at_rules))
+            chores.append(("access rules", lambda: LOOK_S, look_at_rules))
         if self.registration.beats:
             beat_ms = settings.broker.name_server_heartbeat_ms
-            chores.append((lambda: beat_ms / 1000, self._announcements.beat))
+            chores.append(("heartbeat", lambda: beat_ms / 1000, self._announcements.beat))
         if not settings.is_read_only:
-            chores.append((lambda: CLEAN_S, lambda: take(core.cleaning.run())))
+            chores.append(("retention", lambda: CLEAN_S, lambda: take(core.cleaning.run())))
         return chores if settings.is_slave else chores + self._chores_of_master()
 
-    def _chores_of_master(self) -> list[tuple[Callable[[], float], Chore]]:
+    def _chores_of_master(self) -> list[tuple[str, Callable[[], float], Chore]]:
         """Tables are written; those of a slave are its master's."""
         core, settings, save = self.core, self.settings, self._save
         delayed, filters = core.delayed, core.filters
@@ -546,27 +563,24 @@ class Broker:
 
         return [
             # RocketMQ's JSON of topics and groups lags by as much.
-            (lambda: TABLES_S, lambda: save(*core.journaled, core.locks.document)),
-            (lambda: settings.broker.consumer_offset_flush_interval_ms / 1000, self._save_offsets),
-            (lambda: FILTERS_PERIOD_S, save_filters),
-            (lambda: settings.store.delay_offset_flush_interval_ms / 1000, save_delayed),
-            (lambda: settings.store.timer_flush_interval_ms / 1000,
-             lambda: self._take(delayed.timers.save())),
-        ]  # fmt: skip
-
-    async def _each(self, period_s: Callable[[], float], chore: Chore) -> None:
-        """Does a chore again and again; a failure is logged, once for each text."""
-        said = ""
-        while True:
-            await asyncio.sleep(self._stretch(period_s()))
-            try:
-                if (work := chore()) is not None:
-                    await work
-                said = ""
-            except Exception as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.error("%s", error, exc_info=not isinstance(error, SluiceError))
+            ("saving topics", lambda: TABLES_S, lambda: save(*core.journaled, core.locks.document)),
+            (
+                "saving offsets",
+                lambda: settings.broker.consumer_offset_flush_interval_ms / 1000,
+                self._save_offsets,
+            ),
+            ("saving filters", lambda: FILTERS_PERIOD_S, save_filters),
+            (
+                "saving delay levels",
+                lambda: settings.store.delay_offset_flush_interval_ms / 1000,
+                save_delayed,
+            ),
+            (
+                "saving timers",
+                lambda: settings.store.timer_flush_interval_ms / 1000,
+                lambda: self._take(delayed.timers.save()),
+            ),
+        ]
 
     async def _save_offsets(self) -> None:
         offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
@@ -595,11 +609,11 @@ class Broker:
                     steps.close()
 
     def _sweep(self) -> None:
-        self.core.sweep()
-        if isinstance(self.side, MasterSide):
-            self.side.run()
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
+        self.core.sweep()
+        if isinstance(self.side, MasterSide):
+            self._supervisor.run("feeding slaves", self.side.run)
 
     async def _save(self, *documents: Document) -> None:
         """Writes what changed. A failure is logged, once for each text, and tried again the next

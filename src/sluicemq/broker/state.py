@@ -1,6 +1,7 @@
 """All parts of a broker but its sockets and its waiting: what `server.py` serves and a test or a
 simulator steps."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from random import Random
@@ -36,14 +37,18 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.clock import Clock
+from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
+from sluicemq.store.timers.state import discard_timer_files
+from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
+
+log = logging.getLogger(__name__)
 
 INDEX_PAUSE_S: Final = 0.005
 """Between two slices of an index that is built anew: messages go first."""
@@ -86,9 +91,15 @@ class BrokerState:
         compute: Offload | None = None,
         in_sync: InSync | None = None,
         shares: Shares | None = None,
+        steady: SteadyClock | None = None,
+        jobs: Supervisor | None = None,
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
+        self.steady = steady = steady or SteadyClock(clock)
+        """The clock of everything that waits. What is stored and shown has the time of `clock`."""
+        self.jobs = jobs or Supervisor(clock, log)
+        self._lead_ms = 0
         self.behind: Behind = lambda: (None, None)
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
@@ -115,10 +126,10 @@ class BrokerState:
         self.polls = LongPolls(turns.write, turns.hold, turns.flush, polls_max, self.shares)
         turns.wake = self.polls.wake
         self.order = ConsumerOrder(
-            settings, topics, groups, offsets, files, clock, self.polls.wake, call_later
+            settings, topics, groups, offsets, files, steady, self.polls.wake, call_later
         )
         self.lanes = Lanes(
-            settings, topics, offsets, store, files, clock, self.polls.wake, call_soon, offload
+            settings, topics, offsets, store, files, steady, self.polls.wake, call_soon, offload
         )
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(
@@ -133,16 +144,16 @@ class BrokerState:
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)
         self.delayed = Delayed(
-            settings, store, intake, turns, files=files, clock=clock, call_soon=call_soon,
-            call_later=call_later,
+            settings, store, intake, turns, files=files, clock=steady, call_soon=call_soon,
+            call_later=call_later, jobs=self.jobs,
         )  # fmt: skip
         self.checkpoints = Checkpoints(
-            settings, topics, offsets, store, intake, turns, self.delayed, files, clock
+            settings, topics, offsets, store, intake, turns, self.delayed, files, steady
         )
         offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
-        self.in_flight = InFlight(groups, self.checkpoints, self.order, clock, self.background)
+        self.in_flight = InFlight(groups, self.checkpoints, self.order, steady, self.background)
         self.checks = self.transactions = Transactions(
-            settings, topics, offsets, store, intake, turns, clock,
+            settings, topics, offsets, store, intake, turns, clock, steady,
             CheckBack(self.producers, settings.broker.broker_name),
         )  # fmt: skip
         self.epochs = Epochs(
@@ -200,6 +211,7 @@ class BrokerState:
             ):
                 part.load()
             if is_slave:  # what a master works at, and no file is written but by its master
+                discard_timer_files(store, self.files, self.settings.store.root)
                 return
             if not is_read_only:
                 self.offsets.cut(
@@ -296,28 +308,40 @@ class BrokerState:
 
     def sweep(self) -> None:
         """A few times a second: long polls and fsyncs whose time is over, messages that are due."""
-        now_s = self.clock.monotonic_s()
-        self.polls.expire(now_s)
-        self.turns.expire(now_s)
-        self.questions.expire(now_s)
+        now_s, run = self.clock.monotonic_s(), self.jobs.run
+        run("parked pulls", lambda: self.polls.expire(now_s))
+        run("held answers", lambda: self.turns.expire(now_s))
+        run("relayed questions", lambda: self.questions.expire(now_s))
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            self.in_sync.run()
+            run("in-sync set", self.in_sync.run)
         self.delayed.run()
-        self.order.run()
-        self.epochs.run()
-        self.transactions.run()
-        self.filter_watch.run()
+        run("ordered pops", self.order.run)
+        run("epochs", self.epochs.run)
+        run("transaction checks", self.transactions.run)
+        run("filter watch", self.filter_watch.run)
 
     def second(self) -> None:
         """Once a second: samples for rates, and what lanes have to do."""
-        self.lanes.run()
+        self.jobs.run("lanes", self.lanes.run)
+        self._look_at_clock()
         counters = self.runtime.counters()
         self.sampled_s = self.clock.monotonic_s()
         self.rates.sample(self.sampled_s, counters)
         self.days.sample(self.clock.now_ms(), counters)
         self.runtime.spans.sample(self.clock.monotonic_s(), self.runtime.statistics)
+
+    def _look_at_clock(self) -> None:
+        """Log that the wall clock was set back, once for each time."""
+        lead_ms = self.steady.lead_ms
+        if lead_ms > self._lead_ms:
+            log.warning(
+                "The wall clock was set back by %d s. Messages that wait are delivered as if it "
+                "had not been; searching by time is wrong until it has passed the newest message.",
+                (lead_ms - self._lead_ms) // 1000,
+            )
+        self._lead_ms = lead_ms
 
     def expire_clients(self) -> None:
         """Now and then: closes the connections of clients that have stopped their heartbeats."""

@@ -184,12 +184,12 @@ def families(b: BrokerState) -> tuple[object, ...]:
         b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning, b.assignments,
         b.filter_watch, b.in_flight,
         Pop(
-            settings, topics, groups, offsets, b.checkpoints, b.order, b.polls, store, clock,
+            settings, topics, groups, offsets, b.checkpoints, b.order, b.polls, store, b.steady,
             b.background, b.delivered, b.request_filters, b.random, consumers,
             b.assignments.admit,
         ),
         Acknowledge(
-            topics, offsets, b.checkpoints, b.order, store, b.turns, clock, b.delivered,
+            topics, offsets, b.checkpoints, b.order, store, b.turns, b.steady, b.delivered,
         ),
         TransactionRequests(settings, b.transactions, clock, b.access),
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
@@ -201,7 +201,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         ),
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),
-        DelayRequests(settings, topics, b.delayed, b.intake, clock),
+        DelayRequests(settings, topics, b.delayed, b.intake, b.steady),
         AccessAdmin(settings, b.guard, b.files, clock, b.offload, b.deferred),
         ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.behind),
         ReplicaRequests(settings, store, b.in_sync, b.side),

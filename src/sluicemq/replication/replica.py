@@ -28,6 +28,7 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick, Run
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import broker_tls
@@ -47,7 +48,6 @@ from sluicemq.replication.election import (
     next_step,
 )
 from sluicemq.replication.forward import FORWARDED, READS, Forwarder
-from sluicemq.replication.incarnation import Incarnation
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -291,7 +291,7 @@ class Replica:
         now = now or self._is_set_back
         if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
             return
-        if member.end > 0:
+        if member.end > 0:  # before others hear of it, and the set counts on it
             self._incarnation.grown()
         self._published = None
         known, entries = self.view.state, await self._consensus.read(self._prefix)
@@ -649,8 +649,8 @@ async def start_replica(
     lease_s: float = LEASE_S,
     make_life: Callable[[], str] | None = None,
     **parts: Any,
-) -> tuple[Replica, Broker, Incarnation]:
-    """Start a broker with sluiceConsensus. Return its replica, the broker and its incarnation.
+) -> tuple[Replica, Broker]:
+    """Start a broker with sluiceConsensus. Return its replica and the broker.
 
     The broker follows nobody until the caller runs `Replica.run`. `parts` are passed on to the
     broker. Raises SluiceError when the broker cannot start.
@@ -666,22 +666,14 @@ async def start_replica(
     )  # fmt: skip
     broker = seat.broker = Broker(
         config, store_config, files=files, network=network, propose=replica.propose,
-        steering=replica, **parts,
+        steering=replica, incarnation=incarnation, **parts,
     )  # fmt: skip
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
     forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
     forwarder.guard = lambda: broker.core.guard
-    store = broker.store
-    is_empty = store.written_offset <= store.offset_min
-    try:
-        incarnation.begin(is_empty=is_empty, is_synced=store_config.flush_sync)
-    except BaseException:
-        await replica.close()
-        await broker.close()
-        raise
     broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
-    return replica, broker, incarnation
+    return replica, broker
 
 
 @contextlib.asynccontextmanager
@@ -693,7 +685,7 @@ async def replicated(
     `parts` are the arguments of `start_replica`. Raises SluiceError when the broker cannot start,
     and, into the block, when it cannot go on.
     """
-    replica, broker, incarnation = await start_replica(config, store_config, consensus, **parts)
+    replica, broker = await start_replica(config, store_config, consensus, **parts)
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(replica.run())
@@ -704,4 +696,3 @@ async def replicated(
     finally:
         await replica.close()
         await broker.close()
-        incarnation.end()

@@ -30,6 +30,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
     DeletedTopics,
@@ -44,10 +45,11 @@ from sluicemq.store.directory import (
 )
 from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.follow import Following
+from sluicemq.store.identity import RecordSource
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, expired_units
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, Units, expired_units
 from sluicemq.store.read import LogReader
 from sluicemq.store.recover import Recovery
 from sluicemq.store.retain import Retention
@@ -98,6 +100,7 @@ class Store:
         *,
         is_gated: bool = False,
         confirmed: int | None = None,
+        incarnation: Incarnation | None = None,
     ) -> None:
         """Load and recover. The directory is locked."""
         self._config = config
@@ -126,6 +129,10 @@ class Store:
         write_abort(files, self._abort_path, is_followed=was_followed)
         self._durable = DurableMark(files, f"{config.root}/checkpoint", checkpoint)
         self.recovered = recovery.run(self._durable.distrust_queues)
+        self.incarnation = incarnation or Incarnation(files, config.root)
+        self.incarnation.begin(
+            is_empty=log.written_offset <= log.start, is_synced=config.flush_sync
+        )
         self.keys = KeyIndex(config, files, clock, log, self._durable, after_crash=after_crash)
         self.writer = Writer(
             log, queues, config, clock, self.recovered.store_time_ms, self.keys.known
@@ -164,11 +171,13 @@ class Store:
         clock: Clock = SYSTEM_CLOCK,
         is_gated: bool = False,
         confirmed: int | None = None,
+        incarnation: Incarnation | None = None,
     ) -> "Store":
         """Lock, load and recover the store below `config.root`, made when it is missing.
 
         `is_gated`: what is committed is visible when it is confirmed. Of what is found there,
         nothing behind the position `confirmed` of the log (None: its end) is visible before.
+        `incarnation`: that of this directory, where the caller keeps it over several openings.
         Raises StoreLockedError when a living process has it, StoreDamagedError when files are not
         what they must be, StoreError when it cannot be written.
         """
@@ -177,7 +186,10 @@ class Store:
             files.make_directory(config.root)
             check_directory(files, config)
             unlock = files.lock(f"{config.root}/lock")
-            return cls(config, files, clock, unlock, is_gated=is_gated, confirmed=confirmed)
+            return cls(
+                config, files, clock, unlock, is_gated=is_gated, confirmed=confirmed,
+                incarnation=incarnation,
+            )  # fmt: skip
         except (SluiceError, OSError) as error:
             if unlock is not None:
                 unlock()
@@ -315,6 +327,17 @@ class Store:
             return b""
         with contextlib.closing(self._files.open(segment.path)) as file:  # others release theirs
             return file.pread(stop - at, at)
+
+    @property
+    def record_source(self) -> RecordSource:
+        """The log as identities of derived files need it. Any thread may read it."""
+
+        def read(position: int, size: int) -> bytes:
+            with contextlib.suppress(StoreError):
+                return self.fetch(position, size)
+            return b""
+
+        return RecordSource(self._log.start, read)
 
     def _extent(self, position: int, size_max: int) -> tuple[Segment | None, int, int]:
         """A file of the log, and where in it those bytes are."""
@@ -532,6 +555,8 @@ class Store:
                     for path in due.paths:
                         self._sync_path(path)
                 try:
+                    if due.mark.log_offset:  # from here on a missing log is a loss
+                        self.incarnation.grown()
                     self._durable.write(due.mark)
                 except OSError as error:
                     if error.errno not in FULL_ERRORS:
@@ -577,6 +602,33 @@ class Store:
         """The one after the last message that is committed, which may not be visible yet."""
         queue = self._queues.by_key.get((topic, queue_id))
         return 0 if queue is None else queue.committed_offset
+
+    # --- what is committed, visible or not: for derived files, which know all that the log holds
+
+    def committed_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
+        """Return up to `count` units of a queue from `offset` on as they are stored; none where the
+        queue has none. Fewer where a file ends."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        if queue is None or not queue.offset_min <= offset < queue.committed_offset:
+            return b""
+        return queue.units(offset, min(count, queue.committed_offset - offset))
+
+    def first_offset(self, topic: str, queue_id: int, position: int) -> int:
+        """Return the offset of a queue's first record that lies at `position` of the log or behind;
+        the queue's end when none does."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        return 0 if queue is None else max(queue.first_from(position), queue.offset_min)
+
+    def committed_record(self, position: int, size: int) -> memoryview | None:
+        """Return the bytes of the record that a unit names, unchecked; None when the log does not
+        hold them."""
+        if position < self._log.start or position + size > self._log.written_offset or size <= 0:
+            return None
+        return self._log.record(position, size)
+
+    def counts(self, topic: str, position: int) -> bool:
+        """Return whether a record of the topic still counts, or its topic was deleted since."""
+        return self._queues.deleted.counts(topic, position)
 
     def queue_exists(self, topic: str, queue_id: int) -> bool:
         return (topic, queue_id) in self._queues.by_key
@@ -679,6 +731,7 @@ class Store:
                 self._request_checkpoint(self._state())
                 self._make_checkpoint()
                 if self._marked is not None:
+                    self._end_incarnation()
                     remove_abort(self._files, self._abort_path)
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)
@@ -689,6 +742,17 @@ class Store:
             self.columns.close()
             self._log.close()
             self._unlock()
+
+    def _end_incarnation(self) -> None:
+        """Note that everything is synced. Without room for that, the note of the start stays: after
+        a power loss the next start then has a new incarnation, which is safe."""
+        try:
+            if self._log.written_offset > self._log.start:
+                self.incarnation.grown()
+            self.incarnation.end()
+        except OSError as error:
+            if error.errno not in FULL_ERRORS | PASSING_ERRORS:
+                raise
 
 
 def _binary(size: float) -> str:

@@ -108,6 +108,11 @@ class VirtualClock:
                 self._targets.remove(target)
                 heapq.heapify(self._targets)
 
+    def set_wall_clock(self, seconds: float) -> None:
+        """Set the wall clock forward by `seconds`, or back if negative, as an administrator or
+        NTP does. No time passes: `monotonic_s`, and so every timer of the loop, is as before."""
+        self._start_ms += round(seconds * 1000)
+
     async def settle(self) -> None:
         """Returns when nothing is left to do without time passing."""
         await self.advance(0)

@@ -70,6 +70,10 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         self._passed_s += seconds
 
+    def set_wall_clock(self, seconds: float) -> None:
+        """Set the wall clock forward by `seconds`, or back if negative; no time passes."""
+        self._start_ms += round(seconds * 1000)
+
 
 class SteppedClient:
     """One connection to a stepped broker."""

@@ -9,7 +9,7 @@ from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClie
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.model.ids import RecallHandle
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers import NONE
+from sluicemq.store.timers.files import NONE
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600
@@ -404,3 +404,21 @@ def test_chains_of_a_slot_count_their_messages(
     unit = broker.core.delayed.timers.files.log.unit(0)
     assert unit is not None
     assert (unit.previous, unit.write_ms, unit.delay_ms) == (NONE, START_MS, 5000)
+
+
+def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    due = [6_250, 6_750, 9_999]
+    for due_ms in due:
+        send(client, due_ms)
+    broker.run(1.0)
+    broker.close()
+    broker.clock.advance(3600)
+    broker = restarted(broker)
+    broker.core.delayed.run()  # loads the seconds that are over
+    assert broker.core.delayed.timers.due.count == 3
+    broker.close()
+    broker = restarted(broker)
+    broker.run(1.0)
+    assert bodies(broker) == due

@@ -10,10 +10,10 @@ import pytest
 
 from sluicemq.broker.replicas.insync import Term
 from sluicemq.errors import RequestError, StoreError
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.replication import election
 from sluicemq.replication.consensus import Entries
 from sluicemq.replication.election import INCOMPLETE, State
-from sluicemq.replication.incarnation import Incarnation
 from sluicemq.replication.replica import LEASE_S, LogEnd, Replica
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
@@ -483,55 +483,3 @@ async def test_whatever_gets_lost_one_epoch_has_one_master(
         one.client.unlucky = None
     await asyncio.sleep(30)
     assert len(masters(nodes)) == 1
-
-
-# ------------------------------------------------------------------------------------ incarnation
-
-
-def incarnation(files: CrashableFiles, boot: str, **values: bool) -> str:
-    return Incarnation(files, "/s", boot=boot).begin(
-        is_empty=values.get("is_empty", False), is_synced=values.get("is_synced", False)
-    )
-
-
-def test_a_killed_process_is_the_same_replica() -> None:
-    files = CrashableFiles()
-    first = incarnation(files, "a")
-    assert incarnation(files, "a") == first
-
-
-def test_a_machine_that_went_down_is_another_unless_all_was_synced() -> None:
-    files = CrashableFiles()
-    first = incarnation(files, "a", is_synced=True)
-    assert incarnation(files, "b", is_synced=False) == first
-    second = incarnation(files, "c", is_synced=True)
-    assert second != first
-    assert incarnation(files, "d") == second
-
-
-def test_a_stop_in_order_is_as_good_as_a_sync() -> None:
-    files = CrashableFiles()
-    stopped = Incarnation(files, "/s", boot="a")
-    first = stopped.begin(is_empty=False, is_synced=False)
-    stopped.end()
-    assert incarnation(files, "b") == first
-
-
-def test_a_wiped_log_is_another_replica() -> None:
-    files = CrashableFiles()
-    one = Incarnation(files, "/s", boot="a")
-    first = one.begin(is_empty=True, is_synced=True)
-    assert incarnation(files, "a", is_empty=True) == first
-    one.grown()
-    assert incarnation(files, "a", is_empty=True) != first
-
-
-def test_a_file_that_cannot_be_read_is_none() -> None:
-    files = CrashableFiles()
-    first = incarnation(files, "a")
-    for text in (b"[]", b"{", b"{}", b'{"incarnation":1,"boot":"a"}'):
-        file = files.open("/s/replica.json", create=True)
-        file.truncate(0)
-        file.pwrite(text, 0)
-        file.close()
-        assert incarnation(files, "a") != first

@@ -160,7 +160,7 @@ def test_backup_holds_what_was_overwritten(bench: Any) -> None:
         content[fact["offset"] : fact["offset"] + len(old)] = old
         after[path] = bytes(content)
     for path, content in before.items():
-        if path not in ("/store/checkpoint", "/store/lock"):
+        if path not in ("/store/checkpoint", "/store/lock", "/store/replica.json"):
             assert after[path] == content, path
     told = json.loads(bench.files.content("/store/repair-now/report.json"))
     assert told["lost"] == [r._asdict() for r in report.lost]

@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.store.timers import (
+from sluicemq.store.timers.files import (
     DEFAULT,
     DELETE,
     NONE,
@@ -207,7 +207,7 @@ def test_a_wheel_of_another_size_is_refused_with_a_cure(files: CrashableFiles) -
 
 
 def test_the_checkpoint_is_written_in_its_56_bytes(files: CrashableFiles) -> None:
-    checkpoint = TimerCheckpoint(1, 2, 3, 3, 0, 6, 7, 8)
+    checkpoint = TimerCheckpoint(1, 2, 3, 3, 0, 6, 7, 8, 9, 10, 11, 12, "0123456789abcdef")
     path = "/s/config/timercheck"
     assert read_timer_checkpoint(files, path) is None
     write_timer_checkpoint(files, path, checkpoint)
@@ -215,7 +215,7 @@ def test_the_checkpoint_is_written_in_its_56_bytes(files: CrashableFiles) -> Non
     assert files.open(path).pread(56, 0) == struct.pack(">7q", 1, 2, 3, 3, 0, 6, 7)
     assert read_timer_checkpoint(files, path) == checkpoint
     files.open(path).pwrite(struct.pack(">7q", 1, 2, 3, 3, 0, 9, 8), 0)
-    changed = TimerCheckpoint(1, 2, 3, 3, 0, 9, 8, 0)
+    changed = TimerCheckpoint(1, 2, 3, 3, 0, 9, 8)
     assert read_timer_checkpoint(files, path) == changed, "RocketMQ wrote since: ours is void"
 
 

@@ -140,12 +140,14 @@ class Statistics:
 
     def all_producers(self, command: Command, peer: Peer) -> Command:
         """328."""
+        clock = self.status.clock
+        started_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
         found = {
             group: [
                 {
                     "clientId": member.client_id,
                     "language": member.language,
-                    "lastUpdateTimestamp": member.seen_ms,
+                    "lastUpdateTimestamp": started_ms + round(member.seen_s * 1000),
                     "remoteIP": f"/{member.peer.remote}",
                     "version": member.version,
                 }

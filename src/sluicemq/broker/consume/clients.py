@@ -75,7 +75,9 @@ class Member:
     peer: Peer
     language: str
     version: int
-    seen_ms: int
+    seen_s: float
+    """When its last heartbeat came, on the monotonic clock: a wall clock that is corrected must not
+    expire it."""
     key: str = ""
     fingerprint: int = 0
     wanted: dict[str, Subscription] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class ConsumerGroup:
         if client_id is not None:
             for other in self.members.values():
                 if other.client_id == client_id and (
-                    member is None or other.seen_ms >= member.seen_ms
+                    member is None or other.seen_s >= member.seen_s
                 ):
                     member = other
         return member
@@ -181,7 +183,7 @@ class Claim:
     so long after the last heartbeat as the member would have."""
 
     key: str
-    seen_ms: int
+    seen_s: float
 
 
 @dataclass(slots=True)
@@ -223,12 +225,12 @@ class Contracts:
         """Does the group wait for members that have not said that they leave?"""
         return self.of(group) == STRICT
 
-    def lost(self, group: str, client_id: str, key: str, seen_ms: int) -> None:
+    def lost(self, group: str, client_id: str, key: str, seen_s: float) -> None:
         """A member's connection is gone, and it has not said that it leaves."""
         if key and self._has_claims(group):
             claims = self._claims.setdefault(group, {})
             if len(claims) < CLAIMS_MAX:
-                claims[client_id] = Claim(key, seen_ms)
+                claims[client_id] = Claim(key, seen_s)
 
     def release(self, group: str, client_id: str) -> None:
         """The client is back, or has left."""
@@ -241,8 +243,8 @@ class Contracts:
         held = self._claims.get(group)
         if held is None:
             return {}
-        limit_ms = self.clock.now_ms() - self.settings.broker.client_expiry_ms
-        for client_id in [client_id for client_id, c in held.items() if c.seen_ms < limit_ms]:
+        limit_s = self.clock.monotonic_s() - self.settings.broker.client_expiry_ms / 1000
+        for client_id in [client_id for client_id, c in held.items() if c.seen_s < limit_s]:
             del held[client_id]
         if not held or not self._has_claims(group):
             del self._claims[group]
@@ -263,9 +265,10 @@ class Contracts:
         other, said = next(iter(different.items()))
         claims, where = self.claims(group), " that are online"
         if different.keys() <= claims.keys():  # all are away, and waited for
-            seen_ms = max(claims[client_id].seen_ms for client_id in different)
-            until_ms = seen_ms + self.settings.broker.client_expiry_ms
-            until = datetime.fromtimestamp(until_ms / 1000, UTC)
+            seen_s = max(claims[client_id].seen_s for client_id in different)
+            silent_ms = round((self.clock.monotonic_s() - seen_s) * 1000)
+            left_ms = self.settings.broker.client_expiry_ms - silent_ms
+            until = datetime.fromtimestamp((self.clock.now_ms() + left_ms) / 1000, UTC)
             where = (
                 " that lost the connection without saying that they leave and are waited for until "
                 f"{until:%Y-%m-%dT%H:%M:%SZ}"
@@ -440,7 +443,7 @@ class Consumers:
         group.consume_from_where = data.consume_from_where
         group.members[member.peer] = known
         said = known.client_id, known.key, known.fingerprint, known.wanted
-        known.client_id, known.seen_ms = member.client_id, member.seen_ms
+        known.client_id, known.seen_s = member.client_id, member.seen_s
         known.wanted = {subscription.topic: subscription for subscription in data.subscriptions}
         before, known.key = known.key, key
         if joined:
@@ -527,7 +530,7 @@ class Consumers:
         known = group.members.get(member.peer)
         has_lanes = name in self.lanes.table
         if known is not None:
-            known.seen_ms = member.seen_ms
+            known.seen_s = member.seen_s
         elif has_lanes or group.fingerprint != fingerprint:  # perhaps another subscription
             return True
         else:
@@ -599,15 +602,15 @@ class Consumers:
             member = group.members[peer]
             self.unregister(group.name, peer)
             if member.client_id not in group.client_ids:
-                self.contracts.lost(group.name, member.client_id, member.key, member.seen_ms)
+                self.contracts.lost(group.name, member.client_id, member.key, member.seen_s)
 
     def expire(self, age_ms: int) -> list[Peer]:
         """Drops members whose last heartbeat is older; returns their connections."""
-        limit = self.clock.now_ms() - age_ms
+        limit_s = self.clock.monotonic_s() - age_ms / 1000
         members = [
             (group.name, m) for group in self.groups.values() for m in group.members.values()
         ]
-        dead = [(name, member) for name, member in members if member.seen_ms < limit]
+        dead = [(name, member) for name, member in members if member.seen_s < limit_s]
         for name, member in dead:
             log.info("client %s of group %s is gone", member.client_id, name)
             self.unregister(name, member.peer)
@@ -641,7 +644,7 @@ class Producers:
             member.peer
         ):
             del self._by_client[known.client_id]
-        known.client_id, known.seen_ms = member.client_id, member.seen_ms
+        known.client_id, known.seen_s = member.client_id, member.seen_s
 
     def unregister(self, group: str, peer: Peer) -> None:
         members = self.groups.get(group)
@@ -661,9 +664,9 @@ class Producers:
 
     def expire(self, age_ms: int) -> list[Peer]:
         """As for consumers."""
-        limit = self._clock.now_ms() - age_ms
+        limit_s = self._clock.monotonic_s() - age_ms / 1000
         members = [(name, m) for name, group in self.groups.items() for m in group.values()]
-        dead = [(name, member.peer) for name, member in members if member.seen_ms < limit]
+        dead = [(name, member.peer) for name, member in members if member.seen_s < limit_s]
         for name, peer in dead:
             self.unregister(name, peer)
         return [peer for _, peer in dead]

@@ -125,7 +125,12 @@ class Heartbeats:
         decode = partial(bodies.decode_heartbeat, command.body)
         data = (yield decode) if len(command.body) > BODY_INLINE_BYTES else decode()
         member = partial(
-            Member, data.client_id, peer, command.language, command.version, self.clock.now_ms()
+            Member,
+            data.client_id,
+            peer,
+            command.language,
+            command.version,
+            self.clock.monotonic_s(),
         )
         standings: list[Standing | None] = []
         changed, creates, refusal = False, False, ""
@@ -203,11 +208,11 @@ class Heartbeats:
         for group, member in last.producers:
             if self.producers.groups.get(group, {}).get(peer) is not member:
                 return False
-        now_ms = self.clock.now_ms()
+        now_s = self.clock.monotonic_s()
         for standing in last.consumers:
-            standing.member.seen_ms = now_ms
+            standing.member.seen_s = now_s
         for group, member in last.producers:
-            member.seen_ms = now_ms
+            member.seen_s = now_s
             self.producers.heartbeat(group, member)
         return True
 

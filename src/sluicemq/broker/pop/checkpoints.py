@@ -46,7 +46,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import REVIVE_QUEUES, TIMER_TOPIC, Topics, revive_topic
 from sluicemq.broker.turns import Turns
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.clock import Clock
+from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.message import FIRST_POP_TIME, TAGS, TIMER_PROPERTIES, UNIQ_KEY
@@ -78,6 +78,8 @@ class Pending(NamedTuple):
 class Checkpoints:
     """The messages in flight of all groups. Part of what `Delayed` drives."""
 
+    name: Final = "POP revival"
+
     def __init__(
         self,
         settings: Settings,
@@ -88,7 +90,7 @@ class Checkpoints:
         turns: Turns,
         delayed: Delayed,
         files: Files,
-        clock: Clock,
+        clock: SteadyClock,
     ) -> None:
         self._settings = settings
         self._topics = topics
@@ -285,7 +287,8 @@ class Checkpoints:
         topic, group, *_ = record.key
         self.stored[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
         host = self._settings.store_host
-        properties = {TAGS: tag, _DELIVER: str(due_ms), UNIQ_KEY: record.unique_id, **more}
+        wall_due_ms = due_ms - self._clock.lead_ms  # what is stored has the time of the wall clock
+        properties = {TAGS: tag, _DELIVER: str(wall_due_ms), UNIQ_KEY: record.unique_id, **more}
         now_ms = self._clock.now_ms()
         return self._intake.accept(
             Draft(self.topic, revive_queue, record.body(), properties, now_ms, host, host)

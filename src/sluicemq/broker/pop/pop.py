@@ -35,7 +35,7 @@ from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Durable, Parked, Postponed
-from sluicemq.clock import Clock
+from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.message import POP_CK
 from sluicemq.model.subscription import MessageFilter
@@ -152,7 +152,7 @@ class Pop:
     order: ConsumerOrder
     polls: LongPolls
     store: Store
-    clock: Clock
+    clock: SteadyClock
     background: Background
     delivered: Deliveries
     filters: RequestFilters
@@ -165,7 +165,7 @@ class Pop:
     def pop(self, header: PopMessageRequest, command: Command, peer: Peer) -> Any:
         """200050. HOT."""
         now_ms = self.clock.now_ms()
-        until_ms = (header.born_time_ms or now_ms) + header.poll_ms
+        until_ms = self._until_ms(header.born_time_ms, header.poll_ms, now_ms)
         try:
             self._check_pop(header, peer, now_ms - until_ms)
             wanted = self._filter(header.expression_kind, header.expression)
@@ -216,7 +216,7 @@ class Pop:
             invisible_ms=0, poll_ms=header.poll_ms, init_mode=FROM_FIRST, order=header.order,
             attempt_id=header.attempt_id, expression=header.expression,
         )  # fmt: skip
-        until_ms = (header.born_time_ms or now_ms) + header.poll_ms
+        until_ms = self._until_ms(header.born_time_ms, header.poll_ms, now_ms)
         popping = Popping(asked, command, peer, until_ms, wanted, is_look=True)
         if self._has_messages(popping):
             return _notice(popping, NotificationResponse(has_messages=True))
@@ -502,6 +502,13 @@ class Pop:
         return False
 
     # -------------------------------------------------------------------------------- waiting
+
+    def _until_ms(self, born_time_ms: int | None, poll_ms: int, now_ms: int) -> int:
+        """Until when a request may wait: `poll_ms` from its birth by the client's clock, which is
+        compared with our wall clock, and never longer than `poll_ms` from now."""
+        if not born_time_ms:
+            return now_ms + poll_ms
+        return min(born_time_ms + self.clock.lead_ms, now_ms) + poll_ms
 
     def _go_on(self, popping: Popping, found: Look) -> Steps[Any]:
         """Looks on, as long as it may wait. Its outcome."""

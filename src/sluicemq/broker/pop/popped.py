@@ -35,12 +35,12 @@ from typing import Final, NamedTuple
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Record, read_record
 from sluicemq.broker.topics import TIMER_TOPIC
-from sluicemq.broker.waiting.rewrite import TIMER_OUT
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import REAL_QUEUE, REAL_TOPIC, TAGS
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
+from sluicemq.store.timers.placing import TIMER_OUT
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import as_integer, as_object, load_object, take_list, take_object
 from sluicemq.wire.declare import take_integer as integer

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
 from sluicemq.broker.turns import Turns
+from sluicemq.clock import STEP_MS
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
 from sluicemq.model.ids import HOST_BYTES_IPV4, offset_message_ids, tag_code
 from sluicemq.model.message import (
@@ -90,8 +91,10 @@ def code_of(error: Exception) -> int:
 class Draft:
     """A message on its way into the store. Hosts are encoded (`model.ids.encode_host`).
 
-    With `delay_ms` the queue's unit says when the message is due, so long after its store time,
-    instead of the hash of its tag. `answer_fields` are added to the answer of a send.
+    With `delay_ms` the queue's unit says when the message is due, `delay_ms` after its store time,
+    instead of the hash of its tag. It is due `delay_ms` after `waits_from_ms` if that differs from
+    the store time by a second or more, because the wall clock was set back. `answer_fields` are
+    added to the answer of a send.
     """
 
     topic: str
@@ -106,6 +109,7 @@ class Draft:
     reconsume_times: int = 0
     prepared_offset: int = 0
     delay_ms: int | None = None
+    waits_from_ms: int = 0
     answer_fields: dict[str, str] = field(default_factory=dict)
 
 
@@ -196,7 +200,10 @@ class Intake:
             draft.prepared_offset,
         )  # fmt: skip
         if draft.delay_ms is not None:
-            self._writer.delay_last(draft.topic, draft.queue_id, draft.delay_ms)
+            delay_ms, lead_ms = draft.delay_ms, draft.waits_from_ms - self._writer.now_ms
+            if draft.waits_from_ms and abs(lead_ms) >= STEP_MS:
+                delay_ms += lead_ms
+            self._writer.delay_last(draft.topic, draft.queue_id, delay_ms)
         return Stored(physical_offset, queue_offset, len(stored))
 
     def check_properties(self, size: int) -> None:

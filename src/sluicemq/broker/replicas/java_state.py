@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files, read_text, replace_text
 from sluicemq.net.channel import Channel
-from sluicemq.store.timers import CHECKPOINT_BYTES
+from sluicemq.store.timers.files import CHECKPOINT_BYTES
 from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command

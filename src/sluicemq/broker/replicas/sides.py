@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, Protocol
 
 from sluicemq.acl.guard import Guard
@@ -284,13 +284,17 @@ class SlaveSide:
             return ""  # an empty slave begins differently behind the one and the other
         return fixed[0] if fixed else self._told[1]
 
-    def tasks(self, network: Network, pool: ChannelPool) -> list[Coroutine[Any, Any, None]]:
-        """What is done until it is cancelled."""
-        return [
-            follow(network, self.follower, lambda: self.ha_master),
-            self.state.run(pool, lambda: self.master),
-            *([self.acting.run()] if self.acting is not None else ()),
-        ]
+    def tasks(
+        self, network: Network, pool: ChannelPool
+    ) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Return the background jobs of a slave by name; each runs until it is cancelled."""
+        tasks: dict[str, Callable[[], Awaitable[None]]] = {
+            "following the log": lambda: follow(network, self.follower, lambda: self.ha_master),
+            "following the state": lambda: self.state.run(pool, lambda: self.master),
+        }
+        if self.acting is not None:
+            tasks["acting master"] = self.acting.run
+        return tasks
 
     def follows(self) -> bool:
         """Is it connected to a master?"""

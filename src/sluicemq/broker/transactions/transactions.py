@@ -58,7 +58,7 @@ from sluicemq.broker.transactions.prepared import (
     properties_of,
 )
 from sluicemq.broker.turns import Turns
-from sluicemq.clock import Clock
+from sluicemq.clock import Clock, SteadyClock
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import (
@@ -220,6 +220,7 @@ class Transactions:
         intake: Intake,
         turns: Turns,
         clock: Clock,
+        steady: SteadyClock,
         check_back: CheckBack,
     ) -> None:
         self._settings = settings
@@ -229,6 +230,7 @@ class Transactions:
         self._intake = intake
         self._turns = turns
         self._clock = clock
+        self._steady = steady
         self.check_back = check_back
         self.reader = PreparedReader(store)
         self.table = OpenTransactions(0, 0)
@@ -346,7 +348,7 @@ class Transactions:
         def undo() -> None:
             transaction.is_ending = False
             self._decided.pop(key, None)
-            self.table.plan(transaction, self._clock.now_ms() + self.interval_ms)
+            self.table.plan(transaction, self._steady.now_ms() + self.interval_ms)
 
         self._turns.own(undo)
 
@@ -403,14 +405,20 @@ class Transactions:
         if is_own_copy and not transaction.wants_check:
             due_ms = transaction.due_ms  # carried, not checked
         elif message.checks:
-            due_ms = message.stored_ms + self.interval_ms
+            due_ms = self._after(message.stored_ms, self.interval_ms)
         else:
             wait_ms = message.immunity_ms
             if wait_ms is None:
                 wait_ms = self._settings.broker.transaction_timeout_ms
-            due_ms = message.began_ms + wait_ms
+            due_ms = self._after(message.began_ms, wait_ms)
         self.table.plan(transaction, due_ms)
         return transaction
+
+    def _after(self, stored_ms: int, wait_ms: int) -> int:
+        """`wait_ms` after a store time, on the steady clock. A store time in the future was
+        written before the wall clock was set back: then the wait begins now."""
+        age_ms = max(self._clock.now_ms() - stored_ms, 0)
+        return self._steady.now_ms() - age_ms + wait_ms
 
     def mark_superseded(self) -> None:
         """Ops for the messages that newer ones of their transactions have superseded."""
@@ -453,12 +461,12 @@ class Transactions:
             return
         try:
             self.mark_superseded()
-            work = Slice(self._clock, SLICE_S, SLICE_TRANSACTIONS)
+            work = Slice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
             while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
                 # Whatever comes of it now: not again before the next time.
                 self.table.plan(one, work.now_ms + self.interval_ms)
                 if one.copy_offset is None:
-                    self._check(one, work.now_ms)
+                    self._check(one)
                 work.done()
             self._carry()
             self._complaint = ""
@@ -475,7 +483,7 @@ class Transactions:
         for topic in (HALF_TOPIC, OP_TOPIC):
             self._turns.arrivals.pop(topic, None)
 
-    def _check(self, transaction: OpenTransaction, now_ms: int) -> None:
+    def _check(self, transaction: OpenTransaction) -> None:
         record = self.reader.record(transaction.physical_offset)
         if record is None:
             self.lost += 1
@@ -486,7 +494,7 @@ class Transactions:
             self.end(transaction, GIVEN_UP)
             return
         self.check_back.overdue(transaction, record)
-        age_ms = now_ms - transaction.began_ms
+        age_ms = self._clock.now_ms() - transaction.began_ms
         kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
         if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
             self._topics.ensure(LIMIT_TOPIC, 1)

@@ -10,9 +10,11 @@ tenth of a second, until it succeeds.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from sluicemq.broker.background import Alarm, CallLater, Progress, Slice, Worker
@@ -23,12 +25,13 @@ from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers, Waiting
-from sluicemq.clock import Clock
+from sluicemq.clock import SteadyClock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
+from sluicemq.supervision import Supervisor
 from sluicemq.wire import fastjson
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,9 @@ log = logging.getLogger(__name__)
 SLICE_S: Final = 0.004
 SLICE_MESSAGES: Final = 2048
 CLOCK_STEP_BACK_MAX_MS: Final = 60_000
+PREPARE: Final = "timer files"
+"""The job that takes timed messages in and loads the near future."""
+LEVEL_PAUSE_MS: Final = 1000
 _CHUNK_UNITS: Final = 256
 _SAVES_PER_VERSION: Final = 200  # spec/store.md §11
 _unpack_units: Final = UNIT.iter_unpack
@@ -69,14 +75,18 @@ class DelayLevels:
     went back, and stays.
     """
 
+    name: Final = "delay levels"
+
     def __init__(
         self,
         settings: Settings,
         store: Store,
         redelivery: Redelivery,
         files: Files,
-        clock: Clock,
+        clock: SteadyClock,
+        jobs: Supervisor,
     ) -> None:
+        self._jobs = jobs
         self._settings = settings
         self._store = store
         self._redelivery = redelivery
@@ -116,13 +126,25 @@ class DelayLevels:
         self._kept = self.document.load(parse_offsets) or {}
         for topic, queue_id in self._store.queues():
             if topic == SCHEDULE_TOPIC:
-                self._level(queue_id, self._kept.pop(queue_id + 1, 0))
+                self._go_on_from(self._level(queue_id, self._kept.pop(queue_id + 1, 0)))
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
             return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
 
         for queue_id, cancelled in (self.cancellations.load(parse_cancelled) or {}).items():
             self._level(queue_id).cancelled |= cancelled
+
+    def _go_on_from(self, level: Level) -> None:
+        """Let the clock go on from when the newest message that waits was stored."""
+        end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
+        if level.coming >= end or not self._is_default:
+            return
+        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
+        if len(units):
+            _, size, due_ms = UNIT.unpack_from(units)
+            if size != BLANK_SIZE:
+                self._clock.raise_to(due_ms - level.delay_ms)
+                self._look(level)
 
     def _level(self, queue_id: int, offset: int = 0) -> Level:
         level = self._levels.get(queue_id)
@@ -198,7 +220,7 @@ class DelayLevels:
         """By the unit, which says it as RocketMQ would; with levels of our own by the record."""
         if size == BLANK_SIZE:
             return 0
-        if not self._is_default:
+        if not self._is_default and not self._clock.lead_ms:
             record = read_record(self._store.reader.view_at(position))
             return record.store_time_ms + level.delay_ms if record is not None else 0
         latest_ms = self._clock.now_ms() + level.delay_ms + CLOCK_STEP_BACK_MAX_MS
@@ -207,10 +229,27 @@ class DelayLevels:
     # --- delivering
 
     def deliver(self, work: Slice) -> None:
-        """Append what is due to its topics, as long as the slice lasts. Raises StoreError."""
+        """Append what is due to its topics, as long as the slice lasts. Raises StoreError.
+
+        A level that fails otherwise is tried again after `LEVEL_PAUSE_MS`; the others go on.
+        """
+        stopped: StoreError | None = None
+
+        def deliver(level: Level) -> None:
+            nonlocal stopped
+            try:
+                while level.due_ms is not None and level.due_ms <= work.now_ms and not work.is_over:
+                    self._deliver_some(level, work)
+            except StoreError as error:
+                stopped = error
+
         for level in self._levels.values():
-            while level.due_ms is not None and level.due_ms <= work.now_ms and not work.is_over:
-                self._deliver_some(level, work)
+            if level.due_ms is None or level.due_ms > work.now_ms or work.is_over:
+                continue
+            if not self._jobs.attempt(f"delay level {level.queue_id + 1}", partial(deliver, level)):
+                level.due_ms = work.now_ms + LEVEL_PAUSE_MS
+            if stopped is not None:
+                raise stopped
 
     def _deliver_some(self, level: Level, work: Slice) -> None:
         units = self._store.reader.sound_units(
@@ -315,7 +354,7 @@ class TimerMetrics:
     what was stored and delivered since the file was written.
     """
 
-    def __init__(self, files: Files, root: str, clock: Clock) -> None:
+    def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
         self._clock = clock
         self.counts: dict[str, int] = {}
         self._changed_ms: dict[str, int] = {}
@@ -366,6 +405,10 @@ class Part(Protocol):
     """What has messages that are due some time."""
 
     @property
+    def name(self) -> str:
+        """Of its background job, for log and metrics."""
+
+    @property
     def next_ms(self) -> int | None:
         """When the next one that is known of is due; None without one."""
 
@@ -387,22 +430,26 @@ class Delayed:
         turns: Turns,
         *,
         files: Files,
-        clock: Clock,
+        clock: SteadyClock,
         call_soon: Callable[[Callable[[], None]], object],
         call_later: CallLater | None = None,
+        jobs: Supervisor,
     ) -> None:
-        """Without `call_later` the sweep alone drives."""
+        """Without `call_later` the sweep alone drives. `jobs` supervises the parts: one that fails
+        does not keep the others from delivering."""
+        self._jobs = jobs
         self._settings = settings
         self._store = store
         self._clock = clock
         self._worker = Worker(self.run, clock, call_soon)
         self.call_later = call_later
         self.redelivery = Redelivery(store, turns, intake.elsewhere)
-        self.levels = DelayLevels(settings, store, self.redelivery, files, clock)
+        self.levels = DelayLevels(settings, store, self.redelivery, files, clock, jobs)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
-            settings, store, self.redelivery, intake, files, clock, self.metrics.add
-        )
+            settings, store, self.redelivery, intake, files, clock, self.metrics.add,
+            self.metrics.counts.clear,
+        )  # fmt: skip
         self.parts: list[Part] = [self.levels, self.timers]
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
         self._alarm: Alarm | None = None
@@ -418,8 +465,8 @@ class Delayed:
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
         self.levels.load()
+        self.metrics.load()  # first: timers that are built again are counted again
         self.timers.load()
-        self.metrics.load()
         self._worker.is_on = not self._settings.is_read_only
 
     @property
@@ -444,11 +491,19 @@ class Delayed:
         if self._worker.is_paused:
             self._wake_at(self._worker.paused_until_s, now_s)
             return
-        next_ms, now_ms = self.next_ms, self._clock.now_ms()
-        if self.timers.is_behind or (next_ms is not None and next_ms <= now_ms):
+        now_ms, wakes_s = self._clock.now_ms(), []
+        for part in self.parts:
+            next_ms = part.next_ms
+            if next_ms is not None:
+                due_s = now_s + (next_ms - now_ms) / 1000
+                wakes_s.append(max(due_s, self._jobs.resume_s(part.name)))
+        if self.timers.is_behind:
+            wakes_s.append(max(now_s, self._jobs.resume_s(PREPARE)))
+        first_s = min(wakes_s, default=math.inf)
+        if first_s <= now_s:
             self._worker.soon()
-        elif next_ms is not None:
-            self._wake_at(now_s + (next_ms - now_ms) / 1000, now_s)
+        elif first_s < math.inf:
+            self._wake_at(first_s, now_s)
 
     def _wake_at(self, time_s: float, now_s: float) -> None:
         if self.call_later is None:
@@ -472,27 +527,42 @@ class Delayed:
         if not self._worker.is_on:
             return
         if not self._worker.is_paused:
-            work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
-            stopped: StoreError | None = None
+            self._jobs.run("delivery", self._deliver)
+        self._jobs.run(PREPARE, self._prepare)
+        self._jobs.run("delivery alarm", self.plan)
+
+    def _deliver(self) -> None:
+        """Deliver one slice of what is due."""
+        work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
+        stopped: StoreError | None = None
+
+        def deliver(part: Part) -> None:
+            nonlocal stopped
             try:
-                for part in self.parts:
-                    part.deliver(work)
+                part.deliver(work)
             except StoreError as error:
                 stopped = error
-            is_idle = work.left == SLICE_MESSAGES and stopped is None
-            is_stored = is_idle or self.redelivery.finish()
-            if stopped is not None or not is_stored:
-                why = stopped or "the turn failed"
-                self._worker.failed(f"delayed messages wait longer: {why}")
-            else:
-                self._worker.succeeded()
-            for part in self.parts:
-                part.settle(is_stored=is_stored)
+
+        are_well = True
+        for part in self.parts:
+            if stopped is None:
+                are_well &= self._jobs.run(part.name, partial(deliver, part))
+        is_idle = work.left == SLICE_MESSAGES and stopped is None and are_well
+        is_stored = is_idle or self.redelivery.finish()
+        if stopped is not None or not is_stored:
+            why = stopped or "the turn failed"
+            self._worker.failed(f"delayed messages wait longer: {why}")
+        else:
+            self._worker.succeeded()
+        for part in self.parts:
+            settle = partial(part.settle, is_stored=is_stored)
+            self._jobs.attempt(f"{part.name}, settling", settle)
+
+    def _prepare(self) -> None:
         try:
             self.timers.prepare(Slice(self._clock, SLICE_S, SLICE_MESSAGES))
         except OSError as error:
             self._worker.failed(f"the timer log cannot be written: {error}")
-        self.plan()
 
     def stop(self) -> None:
         """Deliver no more."""
@@ -506,6 +576,8 @@ class Delayed:
         with closing(self.timers.save(is_last=True)) as steps:
             for step in steps:
                 step()
+        if not self._worker.is_on:  # nothing is delivered, or taken in, any more
+            self.timers.seal()
 
     def clean(self) -> None:
         """Now and then: timer log files that nothing needs any more. Raises OSError."""

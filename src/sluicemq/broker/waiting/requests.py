@@ -21,14 +21,14 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Announced, Durable
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT
 from sluicemq.broker.waiting.timers import FROM_END, Waiting
-from sluicemq.clock import Clock
+from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import KEYS, REAL_QUEUE, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.topic import PERM_WRITE
 from sluicemq.net.dispatch import Peer
+from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -55,7 +55,7 @@ class DelayRequests:
     topics: Topics
     delayed: Delayed
     intake: Intake
-    clock: Clock
+    clock: SteadyClock
 
     # --- taking back
 
@@ -96,7 +96,7 @@ class DelayRequests:
             TAGS: _RECALL_TAG,
             TIMER_DELETES: f"{handle.topic}+{handle.unique_id}",
             UNIQ_KEY: handle.unique_id,
-            "TIMER_DELIVER_MS": str(handle.time_ms),
+            "TIMER_DELIVER_MS": str(handle.time_ms - self.clock.lead_ms),
         }
         draft = Draft(
             handle.topic, 0, b"0", marks, self.clock.now_ms(), peer.remote_bytes,
@@ -181,9 +181,10 @@ class DelayRequests:
         else:
             slot_ms, broker = record.number(TIMER_OUT) or 0, self.settings.broker.broker_name
             handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
+        wall_due_ms = waiting.due_ms - self.clock.lead_ms
         return bodies.WaitingMessage(
             topic, record.number(REAL_QUEUE) or 0, unique_id, record.text(KEYS), record.text(TAGS),
-            waiting.level, waiting.due_ms, record.store_time_ms, len(record.body), handle,
+            waiting.level, wall_due_ms, record.store_time_ms, len(record.body), handle,
         )  # fmt: skip
 
     # --- what slaves ask for

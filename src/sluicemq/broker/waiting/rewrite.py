@@ -16,7 +16,7 @@ from typing import Final
 from sluicemq.broker.produce.intake import Draft
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from sluicemq.clock import Clock
+from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import (
@@ -30,26 +30,20 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.record import codec as text
+from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT, slot_of
 from sluicemq.wire.codes import ResponseCode
 
-TIMER_OUT: Final = "TIMER_OUT_MS"
-TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 _NEVER: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC})
 _INTEGER_DIGITS_MAX: Final = 18
-_TIMES: Final = (
-    (_SECONDS.encode(), 1000, True),
-    (_MILLISECONDS.encode(), 1, True),
-    (_DELIVER.encode(), 1, False),
-)
-"""Property, its unit in ms, whether it counts from when the message was stored."""
 
 
 class DelayRewrite:
     """A rewrite of the intake. `slot_count` tells how many messages a slot (ms) holds."""
 
-    def __init__(self, settings: Settings, clock: Clock, slot_count: Callable[[int], int]) -> None:
+    def __init__(
+        self, settings: Settings, clock: SteadyClock, slot_count: Callable[[int], int]
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._slot_count = slot_count
@@ -73,6 +67,7 @@ class DelayRewrite:
                 properties.pop(name, None)
             draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
             draft.delay_ms = self._delays_ms[level - 1]
+            draft.waits_from_ms = self._clock.now_ms()
         elif TIMER_OUT not in properties and any(name in properties for name in TIMER_PROPERTIES):
             self._to_timer(draft)
         elif TIMER_DELETES in properties and TIMER_OUT not in properties:
@@ -116,7 +111,7 @@ class DelayRewrite:
         elif _MILLISECONDS in properties:
             delay_ms = _integer(properties, _MILLISECONDS)
         else:
-            delay_ms = _integer(properties, _DELIVER) - now_ms
+            delay_ms = _integer(properties, _DELIVER) - (now_ms - self._clock.lead_ms)
         if delay_ms <= 0:
             if TIMER_DELETES in properties:
                 raise _illegal("the message to be taken back was due already: it is delivered.")
@@ -127,29 +122,6 @@ class DelayRewrite:
                 f"{delay_max_s:,} s (timerMaxDelaySec). It was not stored."
             )
         return slot_of(now_ms + delay_ms, self._precision_ms)
-
-
-def slot_of(due_ms: int, precision_ms: int) -> int:
-    """The slot of a time: cut down to the precision, one less when it is a multiple of it."""
-    return (due_ms - 1) // precision_ms * precision_ms
-
-
-def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_ms: int) -> int:
-    """When a stored message is due, to the ms: always within the slot that it stands in. HOT.
-
-    A relative delay counts from the store time; of a message that was stored again on its way
-    TIMER_DELIVER_MS says it.
-    """
-    has_rolled = b"TIMER_ROLL_TIMES\x01" in properties
-    due_ms = 0
-    for name, unit_ms, is_relative in _TIMES:
-        value = text.value_of(properties, name)
-        if value is not None and value.isdigit() and not (has_rolled and is_relative):
-            due_ms = int(value) * unit_ms + (store_time_ms if is_relative else 0)
-            break
-    else:
-        return slot_ms + precision_ms
-    return min(max(due_ms, slot_ms + 1), slot_ms + precision_ms)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:

@@ -14,21 +14,13 @@ second is loaded before the others and has no other effect (spec/delivery.md §2
 Real RocketMQ delivers a second's messages when it is over, up to a second late; here the second is
 only where they lie.
 
-Wheel, log and checkpoint are derived from the queue, and agree or are built again. A save syncs the
-log, then the changed slots, then the checkpoint: the next start begins there, puts what the log
-holds behind it into the slots, and takes in the queue from the message after the last of these on.
-So the wheel on disk never points behind the log on disk. What a crash left behind the last good
-unit is wiped, or a later crash might take it for its own. A unit is good when its message stands in
-the commit log, behind the one before. Files that are missing or do not agree are removed, and the
-whole queue is taken in again: so it is with a slave that becomes master, which has its master's
-checkpoint and none of the other files. What was delivered before is known exactly: the second of a
-message follows from its record alone, but for those that came too late for it, and the checkpoint
-says behind which place of the queue there are such (`replay_offset`).
+Wheel, log and checkpoint are derived from the queue (`store.timers.state`). After a start that is
+not sure what its predecessor delivered, a message that was due before the start waits until the
+log has been asked for its delivery (`store.timers.overdue`).
 """
 
 import heapq
 import logging
-import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -46,28 +38,22 @@ from sluicemq.broker.produce.intake import (
     topic_name,
 )
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import TIMER_TOPIC
-from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
-from sluicemq.clock import Clock
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
+from sluicemq.clock import SteadyClock
+from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import as_dict, value_of
-from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import Store
-from sluicemq.store.timers import (
-    DEFAULT,
-    DELETE,
-    NONE,
-    ROLL,
-    SLOTS,
-    UNIT_BYTES,
-    TimerCheckpoint,
-    TimerLog,
-    TimerUnit,
-    TimerWheel,
-    read_timer_checkpoint,
-    write_timer_checkpoint,
+from sluicemq.store.timers.files import DEFAULT, DELETE, NONE, ROLL, SLOTS
+from sluicemq.store.timers.overdue import Overdue, OverdueMessages
+from sluicemq.store.timers.placing import (
+    DELETES,
+    REAL_TOPIC,
+    TIMER_DELETES,
+    TIMER_TOPIC,
+    Placing,
+    recall_key,
 )
+from sluicemq.store.timers.state import TimerFiles
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +62,10 @@ AHEAD_MS: Final = 1500
 FROM_END: Final = -2
 LOADED_MAX: Final = 200_000
 """No more slots are loaded while so many messages are in the table."""
-_REBUILD_MARGIN_MS: Final = 60_000
 _CHUNK: Final = 64
 _STEP_UNITS: Final = 256
 _LIST_SLOTS: Final = 8192
-_OUT: Final = TIMER_OUT.encode()
-_DELETES: Final = TIMER_DELETES.encode()
-_REAL_TOPIC: Final = b"REAL_TOPIC"
-_UNIQUE_ID: Final = b"UNIQ_KEY"
-_BEGIN: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
-_QUIET_MS: Final = 60_000
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 Due = tuple[int, int]
 """(due in ms since 1970, place in the commit log)."""
 
@@ -142,178 +122,6 @@ class DueTable:
             self.add(due_ms, place)
 
 
-class TimerFiles:
-    """Wheel, log and checkpoint as one thing. Times are ms, cut down to the precision."""
-
-    def __init__(
-        self, store: Store, files: Files, root: str, *, log_file_bytes: int, precision_ms: int
-    ) -> None:
-        self._store = store
-        self._files = files
-        self._saving = threading.Lock()
-        self._saved = self._begun = 0
-        self._is_broken = False
-        self._check_path = f"{root}/config/timercheck"
-        self.wheel = TimerWheel(files, f"{root}/timerwheel", precision_ms)
-        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
-        self.checkpoint = TimerCheckpoint()
-        """The one that is on disk. Everything due by its `done_ms` was delivered, of what lies
-        before `old_end` in the commit log."""
-        self.queue_offset = 0
-        """The first message of the queue that is not in the files."""
-        self.old_end = 0
-
-    # --- the start
-
-    def load(self) -> bool:
-        """Blocking. Are the files to be built again? Raises StoreDamagedError when they have
-        another size than they must."""
-        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
-        known = read_timer_checkpoint(self._files, self._check_path)
-        self.wheel.check()
-        self.log.load(known.log_end if known is not None else 0)
-        self.checkpoint = known or TimerCheckpoint()
-        known_offset = min(max(self.checkpoint.queue_offset, low), high)
-        if known is None or self.log.end != known.log_end or (
-            known.log_end > 0 and not self.wheel.exists
-        ):  # fmt: skip
-            if high > low or not self.log.is_empty:
-                log.warning("timer wheel and log are built from the queue of timed messages")
-            self.forget()
-            self.queue_offset = low
-            self.old_end = self._position(max(self.checkpoint.replay_offset, low))
-            return True
-        self.old_end = self._position(known_offset)
-        self.queue_offset = self._revise(known_offset)
-        return False
-
-    def _position(self, queue_offset: int) -> int:
-        """Where that message lies in the commit log; behind everything when there is none yet."""
-        units = self._store.reader.units(TIMER_TOPIC, 0, queue_offset, 1)
-        return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
-
-    def _revise(self, queue_offset: int) -> int:
-        """Put what the log holds behind the checkpoint into the slots; the next queue offset."""
-        start = end = self.log.end
-        for position, unit in self.log.walk(start):
-            view = self._store.reader.view_at(unit.position)
-            if view is None or len(view) < _BEGIN.size:
-                break
-            size, offset, place = _BEGIN.unpack_from(view)
-            is_there = size == unit.size_bytes and place == unit.position
-            if not is_there or offset < queue_offset or unit.previous >= position:
-                break
-            slot = self.wheel.get(unit.due_ms)
-            step = -1 if unit.magic & DELETE else 1
-            if slot is None:
-                self.wheel.put(unit.due_ms, position, position, step)
-            elif slot.last < position:
-                self.wheel.put(unit.due_ms, slot.first, position, slot.messages + step)
-            queue_offset = offset + 1
-            end = position + UNIT_BYTES
-        self.log.cut(end)
-        if end != start:
-            log.info("%d bytes of the timer log behind its checkpoint are used", end - start)
-        return queue_offset
-
-    def forget(self) -> None:
-        """Wheel and log are empty."""
-        self.wheel.remove()
-        self.log.remove_all()
-
-    # --- taking in
-
-    def add(
-        self, slot_ms: int, magic: int, write_ms: int, position: int, size: int, topic_hash: int
-    ) -> None:
-        """A message belongs to a slot. HOT."""
-        slot = self.wheel.get(slot_ms)
-        first, last, count = (slot.first, slot.last, slot.messages) if slot else (NONE, NONE, 0)
-        unit = self.log.append(
-            last, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
-        )
-        count += -1 if magic & DELETE else 1
-        self.wheel.put(slot_ms, unit if first == NONE else first, unit, count)
-
-    def count(self, slot_ms: int) -> int:
-        """How many messages a slot holds."""
-        slot = self.wheel.get(slot_ms)
-        return slot.messages if slot is not None else 0
-
-    # --- reading
-
-    def chain(self, position: int) -> Iterator[tuple[int, TimerUnit | None]]:
-        """The units of a slot from one on, the last first, each with its place in the log; None for
-        one where the chain is broken."""
-        while position != NONE:
-            unit = self.log.unit(position)
-            if unit is None or not unit.is_whole or unit.previous >= position:
-                yield position, None
-                return
-            yield position, unit
-            position = unit.previous
-
-    # --- saving
-
-    def save(
-        self, read_ms: int, now_ms: int, done_ms: int, replay_offset: int, *, must: bool
-    ) -> Generator[Callable[[], None]]:
-        """Writes a new checkpoint and what it stands for; nothing when only the time has changed,
-        unless it `must` be or the last one is a minute old. Raises OSError.
-
-        What it yields waits for the disk (raises OSError, StoreError) and may be called in another
-        thread; close the iterator when it is done. Savings go through one by one; one that was
-        given up before it began does nothing any more. After a disk error nothing is saved: the
-        kernel may have thrown pages away. The last good checkpoint stays, and the next start begins
-        there.
-        """
-        if self._is_broken:
-            return
-        self.log.write()
-        old = self.checkpoint
-        state = (read_ms, self.log.end, self.queue_offset)
-        is_same = state[1:] == old[1:3] and not self.wheel.has_memory
-        is_young = not old.time_ms or now_ms - old.time_ms < _QUIET_MS
-        if is_same and (is_young or state == old[:3]) and not must:
-            return
-        new = TimerCheckpoint(
-            *state, self.queue_offset, old.state_version, now_ms, old.counter + 1, done_ms,
-            replay_offset,
-        )  # fmt: skip
-        slots, start, end = self.wheel.take(), old.log_end, self.log.end
-        self._begun += 1
-        number = self._begun
-        is_written = has_failed = False
-
-        def write() -> None:
-            nonlocal has_failed
-            with self._saving:
-                if number <= self._saved:
-                    return
-                try:
-                    self._store.sync()
-                    self.log.sync(start, end)
-                    self.wheel.write(slots)
-                    write_timer_checkpoint(self._files, self._check_path, new)
-                except OSError as error:
-                    has_failed = error.errno not in FULL_ERRORS | PASSING_ERRORS
-                    raise
-                self._saved = number
-
-        try:
-            yield write
-            is_written = True
-        finally:
-            if has_failed and not self._is_broken:
-                self._is_broken = True
-                log.error(
-                    "the disk fails: timer files are saved no more. Check it, and start again."
-                )
-            self.wheel.settle(is_written=is_written)
-            if is_written:
-                self.checkpoint = new
-
-
 class Waiting(NamedTuple):
     """A message that waits; `record` is None of one that is taken back, gone, or none at all.
     `cursor` says where a list goes on after it."""
@@ -328,6 +136,8 @@ class Waiting(NamedTuple):
 class Timers:
     """`prepare` and `deliver` work a slice; `settle` says whether what it put is stored."""
 
+    name: Final = "timed messages"
+
     def __init__(
         self,
         settings: Settings,
@@ -335,23 +145,26 @@ class Timers:
         redelivery: Redelivery,
         intake: Intake,
         files: Files,
-        clock: Clock,
+        clock: SteadyClock,
         count: Callable[[str, int], None],
+        forget_counts: Callable[[], None] = lambda: None,
     ) -> None:
-        """`count` is told of so many messages of a topic that wait more, or fewer."""
+        """`count` is told of so many messages of a topic that wait more, or fewer; `forget_counts`
+        when all of them are going to be counted again."""
         config = settings.store
         self._store = store
         self._redelivery = redelivery
         self._intake = intake
         self._clock = clock
         self._precision_ms = precision_ms = config.timer_precision_ms
-        self._window_slots = config.timer_roll_window_slots
-        self._window_ms = config.timer_roll_window_slots * precision_ms
+        self._placing = Placing(precision_ms, config.timer_roll_window_slots)
+        self._cut_down, self._slot_of = self._placing.cut, self._placing.slot_of
         self.files = TimerFiles(
             store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
             precision_ms=precision_ms,
         )  # fmt: skip
         self._count = count
+        self._forget_counts = forget_counts
         self.due = DueTable()
         self.read_ms = 0
         """The first slot that may hold undelivered messages."""
@@ -359,6 +172,7 @@ class Timers:
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
+        self._over_until_ms = 0  # of slots before it the exact times were not read
         # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
         self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
         # The first of those in a second that came too late for their own.
@@ -369,37 +183,87 @@ class Timers:
         self._listed: dict[int, set[bytes]] = {}  # what is taken back of the slot listed last
         self._has_delivered = False  # since the last checkpoint
         self._topics: list[str] = []  # of what this slice has dealt with
+        # Messages that lie before `end` and were due by `start_ms` may be delivered already: where
+        # that is not known, they wait in `overdue`. Marks among them are in `late_marks`.
+        self._overdue: OverdueMessages | None = None
+        self._settling: Generator[None, None, list[Overdue]] | None = None
+        self._start_ms = self._start_end = 0
+        self._late_marks: set[bytes] = set()
+        # What was delivered and is due later than the last checkpoint's `done_ms` lies behind the
+        # floor; the latest of it is due by `delivered_ms`.
+        self._floor = self._delivered_ms = 0
+        self._last_skipped: Entry | None = None  # the last of the queue, if it has no unit
+        self._damage = ""
         self.delivered = self.recalled = 0
 
     # --- the start
 
     def load(self) -> None:
-        """Blocking. Raises StoreDamagedError."""
-        is_rebuilt = self.files.load()
+        """Blocking. Raises OSError."""
+        start = self.files.load()
+        checkpoint = self.files.checkpoint
+        # If the wall clock has been set back, messages would wait for a time that has passed, and
+        # slots that are delivered would be read again.
+        if start.is_exact:
+            self._clock.raise_to(self._cut_down(checkpoint.read_ms))
+        self._clock.raise_to(self._newest_ms())
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
-        self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
-        checkpoint, high = self.files.checkpoint, self._store.queue_offsets(TIMER_TOPIC, 0)[1]
-        is_exact = checkpoint.replay_offset != NONE
-        if is_rebuilt:
-            self._begin_rebuild(
-                checkpoint.replay_offset if is_exact else high,
-                checkpoint.read_ms - (0 if is_exact else _REBUILD_MARGIN_MS),
-            )
+        self.read_ms = self._cut_down(checkpoint.read_ms) if start.is_exact else now_ms
+        if start.is_rebuilt:
             self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
+            is_exact = start.is_exact
+            self._begin_rebuild(
+                checkpoint.replay_offset if is_exact else 0, checkpoint.read_ms if is_exact else 0
+            )
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
-        self._done_ms = checkpoint.done_ms if is_exact or not is_rebuilt else 0
+        self._done_ms = checkpoint.done_ms if start.is_exact else 0
+        self._floor = checkpoint.log_position if start.is_exact else 0
+        self._begin_doubting()
+        if start.is_settled:
+            self._overdue = None
+
+    def _newest_ms(self) -> int:
+        """Return what the clock said when the newest timed message was stored, 0 without one."""
+        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
+        if low == high:
+            return 0
+        entry = next(entries(self._store, TIMER_TOPIC, 0, high - 1), None)
+        if entry is None or entry.record is None:
+            return 0
+        out_ms = entry.record.number("TIMER_OUT_MS")
+        if out_ms is None:
+            return entry.record.store_time_ms
+        return self._placing.stored_ms(entry.record, self._cut_down(out_ms))
+
+    def _begin_doubting(self) -> None:
+        """From now on, what is in the log and due may be delivered already."""
+        self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
+        self._overdue = OverdueMessages(self._store, self._start_end)
+        self._settling = None
+        self._late_marks = set()
+        self._delivered_ms = self._start_ms
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
         """Messages below the offset are delivered when their second is before `read_ms`."""
         self._late.clear()
         self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
         self._rebuild_to = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
+        self._forget_counts()
 
-    def _cut_down(self, time_ms: int) -> int:
-        return time_ms - time_ms % self._precision_ms
+    def _rebuild_now(self, reason: str) -> None:
+        """Build wheel and log again while the broker runs, as a start would. Raises OSError."""
+        done_ms, replay_offset = self._done_by(self._clock.now_ms()), self._replay_offset
+        self.files.begin_again(reason)
+        self.due, self._rolls, self._deleted = DueTable(), DueTable(), {}
+        self._loading, self._last_skipped = None, None
+        self._loaded_ms = self._load_floor_ms = self.read_ms
+        self._done_ms = done_ms
+        self._begin_rebuild(replay_offset, self.read_ms)
+        self.files.old_end = self.files.position_of(replay_offset)
+        self._begin_doubting()
 
     # --- taking in
 
@@ -409,37 +273,42 @@ class Timers:
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
     def _take_one(self, entry: Entry, write_ms: int) -> None:
-        record = entry.record
-        out = value_of(record.properties, _OUT) if record is not None else None
-        if record is None or out is None or not out.isdigit():
-            log.error("message %d of the timer's queue is not timed", self.files.queue_offset)
+        record, offset = entry.record, self.files.queue_offset
+        place = self._placing.place(record, write_ms) if record is not None else None
+        if record is None or place is None:
+            what = "is gone" if record is None else "says no time"
+            log.error(
+                "the timed message %d, at %d, %s: it is not delivered", offset, entry.position, what
+            )
             return
-        slot_ms, magic = self._cut_down(int(out)), DEFAULT
-        begin_ms = min(self._cut_down(record.store_time_ms), write_ms)
-        if slot_ms - begin_ms >= self._window_ms:
-            magic |= ROLL
-            # Looked at again when the wheel ends, or half-way when little would be left then.
-            left_ms = slot_ms - begin_ms - self._window_ms
-            is_near = left_ms < self._window_slots // 3 * self._precision_ms
-            slots = self._window_slots // 2 if is_near else self._window_slots
-            slot_ms = begin_ms + slots * self._precision_ms
-        if self.files.queue_offset < self._rebuild_end and slot_ms < self._rebuild_ms:
+        slot_ms, magic = place
+        is_old = offset < self._rebuild_end
+        if is_old and slot_ms < self._rebuild_ms:
+            self._last_skipped = entry
             return  # delivered before the files were lost
         if slot_ms < self.read_ms:
+            if self._waits_unlisted(entry, record, slot_ms, magic):
+                self._last_skipped = entry
+                return
             slot_ms = self.read_ms
-            if not self._late or self._late[-1][0] != slot_ms:
-                self._late.append((slot_ms, self.files.queue_offset))
-        name = value_of(record.properties, _REAL_TOPIC) or b""
-        if _DELETES in record.properties:
-            magic |= DELETE
-        else:
-            self._count(topic_name(name), 1)
-        self.files.add(
-            slot_ms, magic, write_ms, entry.position, record.size_bytes, tag_code(topic_name(name))
-        )
+            self._note_late(slot_ms, offset)
+        self._list(record, slot_ms, magic, write_ms)
+        self._last_skipped = None
         if slot_ms < self._loaded_ms:
-            is_old = self.files.queue_offset < self._rebuild_end
             self._into_table(slot_ms, entry.position, magic, record, is_old=is_old)
+
+    def _list(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
+        """Put a message into the wheel."""
+        name = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+        if not magic & DELETE:
+            self._count(name, 1)
+        self.files.add(
+            slot_ms, magic, write_ms, record.physical_offset, record.size_bytes, tag_code(name)
+        )
+
+    def _note_late(self, slot_ms: int, offset: int) -> None:
+        if not self._late or self._late[-1][0] != slot_ms or self._late[-1][1] > offset:
+            self._late.append((slot_ms, offset))
 
     def _into_table(
         self,
@@ -452,29 +321,108 @@ class Timers:
     ) -> None:
         """A message of a loaded slot; without its record it is due when the slot is over.
 
-        `is_old`: of before the start, and maybe delivered then.
+        `is_old`: of before the last checkpoint, and maybe delivered then.
         """
         if magic & DELETE and not magic & ROLL:
-            key = value_of(record.properties, _DELETES) if record is not None else None
+            key = value_of(record.properties, DELETES) if record is not None else None
             if key is not None:
                 self._deleted.setdefault(slot_ms, set()).add(key)
             return
+        table, due_ms = self.due, slot_ms + self._precision_ms
         if magic & ROLL:
             if is_old and slot_ms < self._done_ms:
                 return
-            self._rolls.add(slot_ms + 1, position)
+            table, due_ms = self._rolls, slot_ms + 1
+        elif record is not None:
+            due_ms = max(self._placing.due_ms(record), slot_ms + 1)
+        if is_old and due_ms <= self._done_ms and not magic & ROLL:
             return
-        due_ms = slot_ms + self._precision_ms
-        if record is not None:
-            due_ms = max(self._due_ms(record), slot_ms + 1)
-        if not (is_old and due_ms <= self._done_ms):
-            self.due.add(due_ms, position)
+        message = Overdue(position, slot_ms, due_ms, magic, has_unit=True)
+        floor = self._floor if is_old else position
+        if record is None or not self._waits(record, message, floor):
+            table.add(due_ms, position)
 
-    def _due_ms(self, record: Record) -> int:
-        out_ms = int(value_of(record.properties, _OUT) or 0)
-        return exact_due_ms(
-            record.properties, self._cut_down(out_ms), record.store_time_ms, self._precision_ms
+    # --- what may be delivered already
+
+    def _waits(self, record: Record, message: Overdue, floor: int) -> bool:
+        """Let a message wait, if it may be delivered already; its delivery lies behind `floor`.
+
+        What belongs to a topic with a gate does not wait: the gate knows what is delivered.
+        """
+        overdue = self._overdue
+        if (
+            overdue is None
+            or message.due_ms > self._start_ms
+            or message.position >= self._start_end
+            or topic_name(value_of(record.properties, REAL_TOPIC) or b"") in self._redelivery.gates
+        ):
+            return False
+        overdue.add(record, message, floor, is_roll=bool(message.magic & ROLL))
+        return True
+
+    def _waits_unlisted(self, entry: Entry, record: Record, slot_ms: int, magic: int) -> bool:
+        """As `_waits`, for a message whose second is over, and which the wheel need not hold."""
+        if self._overdue is None or entry.position >= self._start_end:
+            return False
+        if magic & DELETE and not magic & ROLL:
+            self._late_marks.add(value_of(record.properties, DELETES) or b"")
+            return True
+        gate = self._redelivery.gates.get(
+            topic_name(value_of(record.properties, REAL_TOPIC) or b"")
         )
+        if gate is not None:
+            return gate(record) is None
+        message = Overdue(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
+        return self._waits(record, message, entry.position)
+
+    @property
+    def _is_doubtful(self) -> bool:
+        """Does a message wait, or is there more of the queue that a rebuild has to take in?"""
+        waits = self._overdue is not None and self._overdue.count > 0
+        is_short = self.files.queue_offset < self._rebuild_to
+        return waits or is_short or self._settling is not None
+
+    def _settle_overdue(self, work: Slice) -> None:
+        """Find out which of those that wait are delivered; the others are due now."""
+        overdue = self._overdue
+        if overdue is None:
+            return
+        if self._settling is None:
+            is_all = self._loading is None and not self.queue_behind
+            if not overdue.count or not (is_all or overdue.is_full):
+                return
+            self._settling = overdue.settle()
+        try:
+            while not work.is_over:
+                next(self._settling)
+                work.done(_CHUNK)
+        except StopIteration as end:
+            self._settling = None
+            for message in end.value:
+                self._redeliver(message)
+
+    def _redeliver(self, message: Overdue) -> None:
+        """A message was not delivered before the start."""
+        record = self._record(message.position)
+        if record is None:
+            return
+        topic = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+        is_roll = bool(message.magic & ROLL)
+        if not self._store.counts(topic, self._floor or message.position):
+            log.info("a timed message of the topic %s, which was deleted, is passed over", topic)
+            return
+        if not is_roll and recall_key(record.properties) in self._late_marks:
+            self.recalled += 1
+            return
+        table, due_ms = (self._rolls if is_roll else self.due), message.due_ms
+        if not message.has_unit:
+            slot_ms = self.read_ms
+            self._note_late(slot_ms, record.queue_offset)
+            self._list(record, slot_ms, message.magic, self._cut_down(self._clock.now_ms()))
+            if slot_ms >= self._loaded_ms:
+                return
+            due_ms = slot_ms + 1
+        table.add(due_ms, message.position)
 
     # --- loading
 
@@ -502,14 +450,9 @@ class Timers:
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
         places, magics = array("q"), array("b")
         slot = self.files.wheel.get(slot_ms)
-        for at, unit in self.files.chain(NONE if slot is None else slot.last):
+        for at, unit in self.files.chain(slot_ms, NONE if slot is None else slot.last):
             if unit is None:
-                log.error("the timer log is damaged at the second %d: it is built again", slot_ms)
-                self.files.forget()
-                self.due, self._rolls = DueTable(), DueTable()
-                end = self._late[0][1] if self._late else self.files.queue_offset
-                self._begin_rebuild(end, self.read_ms)
-                self.files.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
+                self._damage = f"the timer log is damaged at the second {slot_ms}"
                 return
             if at < end:
                 places.append(unit.position)
@@ -518,6 +461,10 @@ class Timers:
                     yield
         is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
         is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_begun
+        if self._overdue is not None and slot_ms <= self._start_ms:
+            is_over = False  # maybe delivered: the record says so
+        if is_over:
+            self._over_until_ms = max(self._over_until_ms, slot_ms + self._precision_ms)
         marks = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
         for number, index in enumerate(chain(marks, reversed(range(len(places))))):
             position, record = places[index], None
@@ -550,9 +497,9 @@ class Timers:
         if record is None:
             return
         deleted = self._deleted.get(self._slot_of(due_ms)) if self._deleted else None
-        if deleted and (_key_of(record.properties) in deleted):
+        if deleted and (recall_key(record.properties) in deleted):
             self.recalled += 1
-            name = value_of(record.properties, _REAL_TOPIC) or b""
+            name = value_of(record.properties, REAL_TOPIC) or b""
             self._topics.append(topic_name(name))
             return
         added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._cut_down(record.store_time_ms)
@@ -561,10 +508,19 @@ class Timers:
             self._topics.append(topic)
 
     def _record(self, position: int) -> Record | None:
+        """Return the timed message at a position of the commit log; None if it is gone, or if the
+        unit that names it is damaged."""
         record = read_record(self._store.reader.view_at(position))
-        if record is None:
-            log.error("the timed message at %d of the commit log is gone: not delivered", position)
-        return record
+        if record is not None and record.topic_view == _TIMER_TOPIC:
+            return record
+        if position < self._store.offset_min:
+            log.error(
+                "the timed message at %d of the commit log is lost: retention has removed it before"
+                " it was due. Set fileReservedTime to more than the longest delay.", position,
+            )  # fmt: skip
+        else:
+            self._damage = f"no timed message is at {position} of the commit log, as a unit says"
+        return None
 
     def _roll(self, _due_ms: int, position: int, dequeued: bytes) -> None:
         """Put the message into the timer's queue again: it is nearer now."""
@@ -575,7 +531,7 @@ class Timers:
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
         times = own.get("TIMER_ROLL_TIMES", "0")
-        own["TIMER_DELIVER_MS"] = str(self._due_ms(record))
+        own["TIMER_DELIVER_MS"] = str(self._placing.due_ms(record) - self._clock.lead_ms)
         own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
         own["TIMER_ENQUEUE_MS"] = str(self._cut_down(record.store_time_ms))
         own |= as_dict(dequeued.decode())
@@ -591,11 +547,10 @@ class Timers:
             return
         for topic in topics:
             self._count(topic, -1)
-        self.delivered += sum(len(chunk) for table, chunk in taken if table is self.due)
+        for table, chunk in taken:
+            self.delivered += len(chunk) if table is self.due else 0
+            self._delivered_ms = max(self._delivered_ms, chunk[-1][0] if chunk else 0)
         self._has_delivered |= any(chunk for _, chunk in taken)
-
-    def _slot_of(self, due_ms: int) -> int:
-        return self._cut_down(due_ms - 1)
 
     # --- the work
 
@@ -603,10 +558,13 @@ class Timers:
         """Load what comes next, and take in what is new. Seconds that are over and have nothing
         left in the table are read."""
         now_ms, next_ms = self._cut_down(work.now_ms), self.next_ms
+        if self._damage:
+            reason, self._damage = self._damage, ""
+            self._rebuild_now(reason)
         limit_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
             limit_ms = min(limit_ms, self._slot_of(next_ms))
-        if limit_ms > self.read_ms:
+        if limit_ms > self.read_ms and not self._is_doubtful:
             self.read_ms = limit_ms
             while self._late and self._late[0][0] < limit_ms:
                 self._late.popleft()
@@ -616,13 +574,20 @@ class Timers:
         if work.now_ms - self._loaded_ms >= SLOTS // 2 * self._precision_ms:
             return
         low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
-        self.files.queue_offset = max(self.files.queue_offset, low)
+        if self.files.queue_offset < low:
+            log.error(
+                "the timed messages %d to %d are lost: retention has removed them before they were"
+                " taken in", self.files.queue_offset, low - 1,
+            )  # fmt: skip
+            self.files.queue_offset = low
         units = self._store.reader.sound_units
         new = entries(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
         for entry in takewhile(lambda _: not work.is_over, new):
             self._take_one(entry, now_ms)
             self.files.queue_offset += 1
+            self.files.record_position = entry.position
             work.done()
+        self._settle_overdue(work)
         self.files.log.write()
 
     @property
@@ -635,7 +600,7 @@ class Timers:
     def is_behind(self) -> bool:
         """Is there something to load or to take in right now?"""
         is_loading = self._loading is not None and self.due.count <= 2 * LOADED_MAX
-        return is_loading or self.queue_behind > 0
+        return is_loading or self.queue_behind > 0 or self._is_doubtful
 
     # --- what waits
 
@@ -660,41 +625,70 @@ class Timers:
 
     def _pending_of(self, slot_ms: int, position: int, deleted: set[bytes]) -> Iterator[Waiting]:
         """A mark stands behind the message it means: it is seen first."""
-        for _, unit in self.files.chain(position):
+        for _, unit in self.files.chain(slot_ms, position):
             if unit is None:
                 return
             record = read_record(self._store.reader.view_at(unit.position))
             if record is not None and unit.magic & DELETE:
-                deleted.add(value_of(record.properties, _DELETES) or b"")
+                deleted.add(value_of(record.properties, DELETES) or b"")
                 record = None
-            if record is not None and deleted and _key_of(record.properties) in deleted:
+            if record is not None and deleted and recall_key(record.properties) in deleted:
                 record = None
-            due_ms = self._due_ms(record) if record is not None else 0
+            due_ms = self._placing.due_ms(record) if record is not None else 0
             yield Waiting(record, due_ms, f"T:{slot_ms}:{unit.previous}")
 
     # --- saving
 
+    @property
+    def _replay_offset(self) -> int:
+        """Of the messages below this one of the queue, those of a second that is over are
+        delivered."""
+        return min((offset for _, offset in self._late), default=self.files.queue_offset)
+
+    def _done_by(self, now_ms: int) -> int:
+        """Return up to when everything that is due is delivered."""
+        next_ms = self.next_ms
+        done_ms = min(now_ms, self._load_floor_ms)
+        if next_ms is not None:
+            # A message of a slot that was over when it was loaded is in the table for the slot's
+            # end. Its own time may be any of the slot: nothing of the slot counts as done.
+            is_exact = next_ms > self._over_until_ms
+            done_ms = min(done_ms, next_ms - 1 if is_exact else self._slot_of(next_ms))
+        return done_ms
+
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
         """What the files lack; see `TimerFiles.save`. The last one of all says the time at any
         rate."""
-        if self.files.queue_offset < self._rebuild_to:
-            return  # by the old checkpoint the rest of the queue is known
+        if self._is_doubtful or self._damage:
+            return  # by the old checkpoint, queue and log the rest is known
+        self._list_last()
         must = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
-        now_ms, next_ms = self._clock.now_ms(), self.next_ms
-        done_ms = min(now_ms, self._load_floor_ms)
-        if next_ms is not None:
-            done_ms = min(done_ms, next_ms - 1)
+        now_ms = self._clock.now_ms()
+        done_ms = self._done_by(now_ms)
+        if self._delivered_ms <= done_ms:
+            self._floor = self._store.written_offset
         is_written = False
         try:
-            replay = self._late[0][1] if self._late else self.files.queue_offset
-            yield from self.files.save(self.read_ms, now_ms, done_ms, replay, must=must)
+            yield from self.files.save(
+                self.read_ms, now_ms, done_ms, self._replay_offset, self._floor, must=must
+            )
             is_written = True
         finally:
             self._has_delivered |= must and not is_written
 
+    def _list_last(self) -> None:
+        """Give the last message of the queue a unit, in a second that is over: RocketMQ goes on in
+        the queue behind the message of the last unit."""
+        entry, self._last_skipped = self._last_skipped, None
+        if entry is not None and entry.record is not None:
+            slot_ms = self.read_ms - self._precision_ms
+            self.files.add(
+                slot_ms, DEFAULT, self.read_ms, entry.position, entry.record.size_bytes, 0
+            )
 
-def _key_of(properties: bytes) -> bytes:
-    """What takes a message back: its topic and id (spec/delivery.md §2)."""
-    name = value_of(properties, _REAL_TOPIC) or b""
-    return name + b"+" + (value_of(properties, _UNIQUE_ID) or b"")
+    def seal(self) -> None:
+        """Blocking, after the last save of an orderly stop: the next start trusts the files.
+        Raises OSError."""
+        if not self._is_doubtful and not self._damage:
+            self.files.seal()

@@ -16,7 +16,6 @@ from sluicemq.broker.server import SWEEP_S, Broker
 from sluicemq.config import load_broker_config
 from sluicemq.errors import SluiceError
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.replication.incarnation import Incarnation
 from sluicemq.replication.replica import BrokerClosedError, BrokerSeat, Replica, start_replica
 from sluicemq.store.store import Store
 from sluicemq.testing.embedded import InlineExecutor
@@ -39,7 +38,6 @@ class BrokerReplica(ReplicaNode):
     """One whole broker and its disk, restarted by a supervisor when it cannot take a role."""
 
     broker: Broker | None = None
-    incarnation_file: Incarnation | None = None
     _task: asyncio.Task[None] | None = None
 
     async def _begin(self, process: Process) -> None:
@@ -50,12 +48,12 @@ class BrokerReplica(ReplicaNode):
         def make_life() -> str:
             return f"{self.id}-{rng.getrandbits(32):08x}"
 
-        replica, broker, incarnation = await start_replica(
+        replica, broker = await start_replica(
             config, store, self.consensus, seat=SimulatedSeat(), files=self.files,
             network=self.network.of(process), boot=str(self.boot), make_life=make_life,
             clock=self.clock, executor=InlineExecutor(), stretch=stretch,
         )  # fmt: skip
-        self.replica, self.broker, self.incarnation_file = replica, broker, incarnation
+        self.replica, self.broker = replica, broker
         self._task = watch(process.spawn(self._run(replica, process)))
 
     async def _run(self, replica: Replica, process: Process) -> None:
@@ -88,14 +86,14 @@ class BrokerReplica(ReplicaNode):
 
     async def stop(self, rng: random.Random) -> None:
         """Stop in order: a master hands over first if another replica can take over."""
-        replica, broker, incarnation = self.replica, self.broker, self.incarnation_file
-        if self.process is None or replica is None or broker is None or incarnation is None:
+        replica, broker = self.replica, self.broker
+        if self.process is None or replica is None or broker is None:
             return
         if self._task is not None:
             self._task.cancel()
         self.replica = self.broker = None
         try:
-            await self.process.run(_close(replica, broker, incarnation))
+            await self.process.run(_close(replica, broker))
         except OSError:  # as good as killed
             if self.files.free_bytes is None:
                 raise
@@ -124,7 +122,6 @@ def stretch(period_s: float) -> float:
     return period_s if period_s >= SWEEP_S else period_s * INDEX_STRETCH
 
 
-async def _close(replica: Replica, broker: Broker, incarnation: Incarnation) -> Any:
+async def _close(replica: Replica, broker: Broker) -> Any:
     await replica.close()
     await broker.close()
-    incarnation.end()

@@ -12,8 +12,8 @@ from unittest.mock import patch
 from sluicemq.broker.replicas.follower import Follower
 from sluicemq.broker.replicas.insync import InSync
 from sluicemq.broker.replicas.mirror import Applier
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.replication.election import View
-from sluicemq.replication.incarnation import Incarnation
 from sluicemq.store.store import Store
 
 Mutant = Callable[[], Any]

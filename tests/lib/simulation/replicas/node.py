@@ -29,11 +29,11 @@ from sluicemq.clock import Clock
 from sluicemq.config import load_broker_config
 from sluicemq.errors import SluiceError
 from sluicemq.files import read_text, replace_text
+from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.ids import encode_host, parse_host
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
 from sluicemq.replication.election import INCOMPLETE
-from sluicemq.replication.incarnation import Incarnation
 from sluicemq.replication.replica import LogEnd, Replica
 from sluicemq.store.store import Store
 from sluicemq.testing.consensus import MemoryConsensus
@@ -123,8 +123,6 @@ class Seat:
             RequestCode.SLUICE_SWITCH_MASTER: self._switch,
         }
         self._open(None, life)
-        is_empty = self.store.written_offset == self.store.offset_min
-        self.incarnation.begin(is_empty=is_empty, is_synced=self.settings.store.flush_sync)
         port = parse_host(self.address).port
         self._listener = self.network.listener(Dispatcher(handlers))
         await self._listener.start(HOST, [port])
@@ -141,7 +139,7 @@ class Seat:
         self.mirrored = MirroredFiles(self.files, self.mirror)
         self.store = Store.open(
             self.settings.store, files=self.files, clock=self.clock, is_gated=is_master,
-            confirmed=self._confirmed,
+            confirmed=self._confirmed, incarnation=self.incarnation,
         )  # fmt: skip
         self.mirror.log_end = lambda: self.store.written_offset
         path = f"{ROOT}/epochFileCheckpoint"

@@ -27,7 +27,8 @@ SYNC_S: Final = 90.0
 """Silence lasts up to 90 s, and a slave asks the name server for its master every 10 s."""
 STEPS: Final = ("send", "read", "end", "timed", "recall", "cut", "silence")
 PAIR_WEIGHTS: Final = {
-    **{name: TIMED_WEIGHTS[name] for name in STEPS}, "wait": 25, "kill": 3, "circle": 8, "exchange": 4, "stop": 3,
+    **{name: TIMED_WEIGHTS[name] for name in STEPS}, "wait": 25, "kill": 3,
+    "circle": 8, "exchange": 4, "stop": 3,
 }  # fmt: skip
 
 

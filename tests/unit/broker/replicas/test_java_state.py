@@ -14,7 +14,7 @@ from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.topic import TopicConfig
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.network import MemoryNetwork
-from sluicemq.store.timers import read_timer_checkpoint
+from sluicemq.store.timers.files import read_timer_checkpoint
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command

@@ -32,14 +32,24 @@ agree up to `log_end`; all messages of the timer's queue below `queue_offset` ar
 everything due before `read_ms` is delivered. Written in place: one sector arrives whole or not at
 all.
 
-Behind them stands what only we have: `done_ms`, up to which the second of `read_ms` is delivered,
-and `replay_offset`, by which wheel and log can be built again exactly: of the messages of the queue
-below it those before `read_ms` are delivered. Those behind it may have come too late for their own
-second. With them stand the time and the counter of the seven longs: when these are others, RocketMQ
-has written since.
+Behind them stands what only we have, with a CRC over everything:
+
+    done_ms         up to here the second of `read_ms` is delivered
+    replay_offset   wheel and log can be built again exactly: of the messages of the queue below it
+                    those before `read_ms` are delivered. Those behind it may have come too late for
+                    their own second
+    log_position    the end of the commit log then: what was delivered since lies behind it
+    record          position and CRC-32 of the last record of the queue that was taken in: the
+                    checkpoint belongs to a commit log that holds it
+    incarnation     of the store whose wheel and timer log `log_end` and `queue_offset` speak of. A
+                    slave has its master's checkpoint, and the wheel of nobody
+
+When RocketMQ has written since, the CRC is wrong. A checkpoint without all this (RocketMQ's, or of
+a version before) does not prove that anything is delivered.
 """
 
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Final, NamedTuple
@@ -47,6 +57,7 @@ from typing import Final, NamedTuple
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import File, Files
 from sluicemq.record.layout import MAGIC_BLANK
+from sluicemq.store.identity import RecordSource, content_checksum
 from sluicemq.store.segments import SegmentFiles
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -61,6 +72,9 @@ ROLL: Final = 2
 DELETE: Final = 4
 """Not a message to deliver: one of the same second is taken back."""
 
+CHECKED_BYTES: Final = 64 << 20
+"""So much of the end of the log a start reads, to compare its checksum."""
+_PIECE_BYTES: Final = 1 << 20
 _BLANK: Final = struct.Struct(">iqi")
 _FLAGS: Final = DEFAULT | ROLL | DELETE
 
@@ -104,6 +118,8 @@ class TimerLog:
         self._tail = bytearray()
         self._tail_start = 0
         self._is_name_new = False
+        self._dense_end = 0
+        """Up to here the files have no holes, so a map of them can be read on a full tmpfs."""
         self.end = 0
         """Where the next unit goes, as far as one fits there."""
 
@@ -114,6 +130,11 @@ class TimerLog:
         self._segments.load(is_derived=True)
         if not len(self._segments):
             end = 0
+        self._dense_end = self._segments.start
+        for segment in self._segments:
+            self._dense_end = segment.base + segment.file().data_end(0)
+            if self._dense_end < segment.end:
+                break
         self.set_end(min(max(end, self._segments.start), self._segments.end))
 
     def set_end(self, end: int) -> None:
@@ -161,6 +182,8 @@ class TimerLog:
         segment = self._segments.at(position)
         if segment is None or position + UNIT_BYTES > segment.end or position < 0:
             return None
+        if position + UNIT_BYTES > self._dense_end:
+            return TimerUnit._make(UNIT.unpack(segment.read(position, UNIT_BYTES)))
         return TimerUnit._make(UNIT.unpack_from(segment.view(), position - segment.base))
 
     def append(
@@ -173,7 +196,14 @@ class TimerLog:
         size_bytes: int,
         topic_hash: int,
     ) -> int:
-        """Add a unit; returns its position. Nothing is written yet. HOT."""
+        """Add a unit; returns its position. Nothing is written yet. HOT.
+
+        `delay_ms` has 32 bits in the file. One that has more room moves `write_ms` instead: their
+        sum, which says to which second the unit belongs, is what counts.
+        """
+        fitting_ms = min(max(delay_ms, -(1 << 31)), (1 << 31) - 1)
+        if fitting_ms != delay_ms:
+            write_ms, delay_ms = write_ms + delay_ms - fitting_ms, fitting_ms
         end = self.end
         room = self._file_bytes - end % self._file_bytes
         if room < UNIT_BYTES + _BLANK.size:
@@ -200,6 +230,8 @@ class TimerLog:
             piece = bytes(tail[done : done + segment.end - start - done])
             segment.write(piece, start + done)
             done += len(piece)
+        if self._dense_end >= start:
+            self._dense_end = max(self._dense_end, start + done)
         tail.clear()
         self._tail_start = start + done
 
@@ -233,8 +265,32 @@ class TimerLog:
         segment = self._segments.at(position)
         if segment is None or position + _BLANK.size > segment.end:
             return False
-        room, _, magic = _BLANK.unpack_from(segment.view(), position - segment.base)
+        room, _, magic = _BLANK.unpack(segment.read(position, _BLANK.size))
         return bool(magic == MAGIC_BLANK and room == segment.end - position)
+
+    @property
+    def bases(self) -> list[int]:
+        """The positions at which the files begin."""
+        return [segment.base for segment in self._segments]
+
+    def read(self, position: int, size: int) -> bytes:
+        """Read bytes of one file with `pread`; fewer where the file ends."""
+        segment = self._segments.at(position)
+        return b"" if segment is None else segment.read(position, min(size, segment.end - position))
+
+    def checksum(self, end: int) -> int:
+        """Return a CRC-32 of the files' bytes before `end`, of the last `CHECKED_BYTES` at most:
+        what lies before is checked when its second is loaded."""
+        crc, position = 0, max(end - CHECKED_BYTES, self.start)
+        while position < end and (data := self.read(position, min(_PIECE_BYTES, end - position))):
+            crc = zlib.crc32(data, zlib.crc32(position.to_bytes(8), crc))
+            position += len(data)
+        return crc
+
+    @property
+    def units_a_file(self) -> int:
+        """How many units a full file holds."""
+        return (self._file_bytes - UNIT_BYTES - _BLANK.size) // UNIT_BYTES + 1
 
     # --- retention
 
@@ -312,6 +368,10 @@ class TimerWheel:
         if file is None:
             file = self._file = self._files.open(self._path, create=True)
         return file
+
+    def checksum(self) -> int:
+        """Return a CRC-32 of the file, as `identity.content_checksum`; 0 without a file."""
+        return content_checksum(self._open()) if self.exists else 0
 
     def remove(self) -> None:
         """All slots are empty again."""
@@ -418,10 +478,11 @@ class TimerWheel:
 
 CHECKPOINT_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">7q")
-_OWN: Final = struct.Struct(">8s4q")
-_OWN_MAGIC: Final = b"sluice2\0"
-_OLD_MAGIC: Final = b"sluice1\0"
-"""Without `replay_offset`."""
+_OWN: Final = struct.Struct(">8s4qI16s")
+_OWN_MAGIC: Final = b"sluice3\0"
+_CRC: Final = struct.Struct(">I")
+_CRC_AT: Final = _FIELDS.size + _OWN.size
+_INCARNATION_BYTES: Final = 16
 
 
 class TimerCheckpoint(NamedTuple):
@@ -436,6 +497,11 @@ class TimerCheckpoint(NamedTuple):
     counter: int = 0
     done_ms: int = 0
     replay_offset: int = NONE
+    """NONE: nothing proves what is delivered."""
+    log_position: int = 0
+    record_position: int = NONE
+    record_crc: int = 0
+    incarnation: str = ""
 
     def encode(self) -> bytes:
         """RocketMQ's 56 bytes, as request 60 answers them too."""
@@ -443,34 +509,63 @@ class TimerCheckpoint(NamedTuple):
 
     def encode_own(self) -> bytes:
         """What stands behind them."""
-        return _OWN.pack(_OWN_MAGIC, self.time_ms, self.counter, self.done_ms, self.replay_offset)
+        own = _OWN.pack(
+            _OWN_MAGIC,
+            self.done_ms,
+            self.replay_offset,
+            self.log_position,
+            self.record_position,
+            self.record_crc,
+            self.incarnation.encode()[:_INCARNATION_BYTES],
+        )
+        return own + _CRC.pack(zlib.crc32(self.encode() + own))
+
+    def is_of(self, log: RecordSource) -> bool:
+        """Return whether the checkpoint says what is delivered of the messages in this log.
+
+        A record that retention has removed cannot be compared, and does not count against it.
+        """
+        if self.replay_offset == NONE:
+            return False
+        if self.record_position == NONE or self.record_position < log.start:
+            return True
+        return log.record_crc(self.record_position) == self.record_crc
+
+    def without_files(self) -> "TimerCheckpoint":
+        """Return the checkpoint of a store whose wheel and log have to be built: every broker,
+        RocketMQ's too, takes in the whole queue."""
+        return self._replace(log_end=0, queue_offset=0, master_queue_offset=0)
 
 
 def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
-    """None when there is none, or nothing in it."""
+    """Read a checkpoint; None when there is none, or nothing in it."""
     if not files.exists(path):
         return None
     with closing(files.open(path)) as file:
-        data = file.pread(_FIELDS.size + _OWN.size, 0)
-    if len(data) < _FIELDS.size + _OWN.size or not any(data):
+        data = file.pread(_CRC_AT + _CRC.size, 0)
+    if len(data) < _FIELDS.size or not any(data):
         return None
     fields = _FIELDS.unpack_from(data)
-    magic, time_ms, counter, done_ms, replay_offset = _OWN.unpack_from(data, _FIELDS.size)
-    is_ours = magic in (_OWN_MAGIC, _OLD_MAGIC) and (time_ms, counter) == fields[5:7]
+    is_ours = len(data) == _CRC_AT + _CRC.size and _CRC.unpack_from(data, _CRC_AT) == (
+        zlib.crc32(data[:_CRC_AT]),
+    )
     if not is_ours:
         return TimerCheckpoint(*fields)
-    return TimerCheckpoint._make((*fields, done_ms, replay_offset if magic == _OWN_MAGIC else NONE))
+    _, *own, name = _OWN.unpack_from(data, _FIELDS.size)
+    return TimerCheckpoint._make((*fields, *own, name.rstrip(b"\0").decode("ascii", "replace")))
 
 
 def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint) -> None:
-    """Durable on return. Raises OSError."""
+    """Write a checkpoint, durably. One that proves nothing leaves what stands behind RocketMQ's
+    bytes as it is. Raises OSError."""
     directory = path.rpartition("/")[0]
     files.make_directory(directory)
     with closing(files.open(path, create=True)) as file:
         is_new = file.size() < CHECKPOINT_BYTES
         if is_new:
             file.truncate(CHECKPOINT_BYTES)
-        file.pwrite(checkpoint.encode() + checkpoint.encode_own(), 0)
+        own = checkpoint.encode_own() if checkpoint.replay_offset != NONE else b""
+        file.pwrite(checkpoint.encode() + own, 0)
         file.sync()
     if is_new:
         files.sync_directory(directory)

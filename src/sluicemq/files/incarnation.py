@@ -1,0 +1,94 @@
+"""Incarnation of a store: which life of its disk it is in.
+
+`Store.open` keeps it for every store. With sluiceConsensus it says which disk a member of the
+in-sync set has; identity files (`store.identity`) say with it in which store they were written.
+"""
+
+import json
+import secrets
+import threading
+from typing import Final
+
+from sluicemq.files import Files, overwrite_text, read_text
+from sluicemq.files.machine import boot_id
+
+INCARNATION_FILE: Final = "replica.json"
+
+
+class Incarnation:
+    """One life of a store's disk: the file `replica.json` in its root.
+
+    `text` stays the same as long as everything that was acknowledged is still there: after an
+    orderly stop, after a killed process (what was written is the kernel's), and after a power loss
+    if everything was synced before it was acknowledged. Otherwise, and when the file or the log is
+    gone, `begin` makes a new one. (A log that is wiped alone, within a second of its first message,
+    is not noticed.)
+    """
+
+    def __init__(self, files: Files, root: str, *, boot: str | None = None) -> None:
+        """Take the incarnation file below `root` (storePathRootDir). `boot` names the boot of the
+        machine and changes with each of its starts; None: ask the machine."""
+        self._files = files
+        self._path = f"{root}/{INCARNATION_FILE}"
+        self._boot = boot_id() if boot is None else boot
+        self._lock = threading.Lock()
+        self._is_synced = False
+        self._written: dict[str, str | bool] | None = None
+        self.text = ""
+        self.is_empty = False
+        """The store had no log when it was opened, and `grown` was not called since."""
+
+    def begin(self, *, is_empty: bool, is_synced: bool) -> str:
+        """Return the incarnation of a store that has been opened; it is durable on return.
+
+        `is_empty`: the store has no log. `is_synced`: nothing will be acknowledged before it is
+        synced. A second call in the same process keeps the text. Raises OSError.
+        """
+        if not self.text:
+            found = _load_incarnation(self._files, self._path)
+            survived = found.get("isSynced") is True or found.get("boot") == self._boot
+            if is_empty and found.get("isEmpty") is not True:
+                survived = False
+            text = found.get("incarnation")
+            self.text = text if survived and isinstance(text, str) else secrets.token_hex(8)
+            self._written = found
+        with self._lock:
+            self.is_empty, self._is_synced = is_empty, is_synced
+            self._write()
+        return self.text
+
+    def grown(self) -> None:
+        """Note that the store has a log now. Raises OSError."""
+        with self._lock:
+            if self.is_empty:
+                self.is_empty = False
+                self._write()
+
+    def end(self) -> None:
+        """Note that the store has been closed in order, so everything is synced. Raises OSError."""
+        with self._lock:
+            self._is_synced = True
+            self._write()
+
+    def _write(self) -> None:
+        content: dict[str, str | bool] = {
+            "incarnation": self.text, "boot": self._boot, "isSynced": self._is_synced,
+            "isEmpty": self.is_empty,
+        }  # fmt: skip
+        if content != self._written:
+            overwrite_text(self._files, self._path, json.dumps(content))
+            self._written = content
+
+
+def read_incarnation(files: Files, root: str) -> str:
+    """Return the incarnation of the store below `root`; "" when it has none that can be read."""
+    text = _load_incarnation(files, f"{root}/{INCARNATION_FILE}").get("incarnation")
+    return text if isinstance(text, str) else ""
+
+
+def _load_incarnation(files: Files, path: str) -> dict[str, str | bool]:
+    try:
+        found = json.loads(read_text(files, path) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,249 @@
+"""Identity of derived files: may a start trust a file that the commit log can rebuild?
+
+A derived file (the timer wheel, the key index, property columns …) says nothing that the commit log
+or a table does not say too. It can look complete and still be wrong: zeroed, older than the log,
+copied from another store, or left behind by an earlier term as master. Therefore each derived file
+has an *identity file* beside it, `<path>.identity`, a JSON document of our own:
+
+    incarnation   the `Incarnation` of the store in which the file was built
+    position      physical offset of the last record that the file covers; -1: it covers none
+    recordCrc     CRC-32 of that record, so that another log of the same length is noticed
+    state         open: the process may be changing the file
+                  sealed: the store was closed in order, and `checksum` holds
+                  discarded: the file was given up on purpose, and has to be built
+    checksum      CRC-32 of the file's content, as its owner computes it (`content_checksum`)
+    details       facts of the owner, for example the version of a table that belongs to the file
+
+The document carries a CRC of itself; a damaged one counts as missing. RocketMQ never looks at it:
+for a directory whose files RocketMQ lists (`timerlog/`, `index/`, `consumequeue/`) the identity
+file lies beside the directory, never inside.
+
+How an owner of a derived file uses it:
+
+    start         `judge` returns a `Verdict`. SEALED: trust the file. OPEN: the process was killed;
+                  check the file's structure from the last durable point on. UNKNOWN: written by
+                  RocketMQ or by a version without identities; verify the file against its source.
+                  DISCARDED, FOREIGN, CHANGED: do not read the file; `discard` and build it.
+    first change  `open`, before the first byte of the file changes. Later calls cost nothing.
+    orderly stop  `seal`, when the file is synced, with its checksum.
+    slave         `discard`, then remove the file: another master's log must not meet it.
+    offline       `read_identity` and `read_incarnation` change nothing.
+
+`Store.open` keeps the incarnation of every store (`files.incarnation`).
+"""
+
+import enum
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Final, NamedTuple
+
+from sluicemq.files import File, Files, overwrite_text, read_text
+
+IDENTITY_SUFFIX: Final = ".identity"
+NO_RECORD: Final = -1
+"""The position of a derived file that covers no record."""
+CHECKSUM_BLOCK_BYTES: Final = 1 << 16
+_SIZE_BYTES: Final = 4
+_RECORD_BYTES_MAX: Final = 1 << 26
+_ZEROS: Final = bytes(CHECKSUM_BLOCK_BYTES)
+
+
+class RecordSource(NamedTuple):
+    """The commit log as identities need it. `read(position, size)` returns fewer bytes, or none,
+    where the log ends."""
+
+    start: int
+    read: Callable[[int, int], bytes]
+
+    def record_crc(self, position: int) -> int | None:
+        """Return the CRC-32 of the record at `position`, None when no record can be there."""
+        size = int.from_bytes(self.read(position, _SIZE_BYTES))
+        if not _SIZE_BYTES <= size <= _RECORD_BYTES_MAX:
+            return None
+        data = self.read(position, size)
+        return zlib.crc32(data) if len(data) == size else None
+
+
+class State(enum.Enum):
+    """What the owner of a derived file last said about it."""
+
+    OPEN = "open"
+    SEALED = "sealed"
+    DISCARDED = "discarded"
+
+
+class Verdict(enum.Enum):
+    """Whether a derived file may be trusted at a start."""
+
+    SEALED = enum.auto()
+    """Closed in order by this store, and its content has not changed since."""
+    OPEN = enum.auto()
+    """Of this store, and in use when the process ended."""
+    UNKNOWN = enum.auto()
+    """Without an identity that can be read."""
+    DISCARDED = enum.auto()
+    """Given up on purpose."""
+    FOREIGN = enum.auto()
+    """Of another incarnation, or the log does not hold the record up to which it was built."""
+    CHANGED = enum.auto()
+    """Closed in order, but its content is not what it was then."""
+
+
+class Identity(NamedTuple):
+    """What an identity file says. See the module for the fields."""
+
+    incarnation: str
+    state: State
+    position: int = NO_RECORD
+    record_crc: int = 0
+    checksum: int = 0
+    details: Mapping[str, int | str] = {}
+
+    def to_text(self) -> str:
+        """Encode as the content of an identity file."""
+        content = {
+            "incarnation": self.incarnation,
+            "state": self.state.value,
+            "position": self.position,
+            "recordCrc": self.record_crc,
+            "checksum": self.checksum,
+            "details": dict(self.details),
+        }
+        return json.dumps({"crc": _crc_of(content), "identity": content}, indent=1) + "\n"
+
+    @classmethod
+    def of_text(cls, text: str) -> "Identity":
+        """Decode the content of an identity file. Raises ValueError, KeyError, TypeError."""
+        document = json.loads(text)
+        content = document["identity"]
+        if document["crc"] != _crc_of(content):
+            raise ValueError("the CRC does not match")
+        return cls(
+            content["incarnation"],
+            State(content["state"]),
+            content["position"],
+            content["recordCrc"],
+            content["checksum"],
+            content["details"],
+        )
+
+    def is_of(self, incarnation: str, log: RecordSource) -> bool:
+        """Return whether a file with this identity was built from this log in this incarnation.
+
+        A record that retention has removed cannot be compared, and does not count against it.
+        """
+        if self.incarnation != incarnation:
+            return False
+        if self.position == NO_RECORD or self.position < log.start:
+            return True
+        return log.record_crc(self.position) == self.record_crc
+
+
+class IdentityFile:
+    """The identity of one derived file, or of several that are only valid together."""
+
+    def __init__(self, files: Files, path: str, incarnation: str) -> None:
+        """Take `<path>.identity`. `incarnation` is that of the store (`Store.incarnation`)."""
+        self._files = files
+        self._path = path + IDENTITY_SUFFIX
+        self._incarnation = incarnation
+        self.found: Identity | None = None
+        """What the file says, as of the last `judge` or change."""
+
+    def judge(self, log: RecordSource, checksum: Callable[[], int]) -> Verdict:
+        """Read the identity file and return how far the derived file may be trusted.
+
+        `checksum` computes the checksum of the content as it is now; it is called only for a sealed
+        file of this store. Raises OSError.
+        """
+        self.found = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
+        if found is None:
+            return Verdict.UNKNOWN
+        if found.state is State.DISCARDED:
+            return Verdict.DISCARDED
+        if not found.is_of(self._incarnation, log):
+            return Verdict.FOREIGN
+        if found.state is State.OPEN:
+            return Verdict.OPEN
+        return Verdict.SEALED if checksum() == found.checksum else Verdict.CHANGED
+
+    def open(self) -> None:
+        """Note, durably, that the derived file is about to change. Call this before its first byte
+        changes; while the file is open already this does nothing. Raises OSError."""
+        found = self.found
+        is_open = found is not None and found.state is State.OPEN
+        if not is_open or found is None or found.incarnation != self._incarnation:
+            is_known = found is not None and found.incarnation == self._incarnation
+            position = found.position if found is not None and is_known else NO_RECORD
+            crc = found.record_crc if found is not None and is_known else 0
+            self._write(Identity(self._incarnation, State.OPEN, position, crc))
+
+    def seal(
+        self,
+        log: RecordSource,
+        position: int,
+        checksum: int,
+        details: Mapping[str, int | str] | None = None,
+    ) -> None:
+        """Note, durably, that the derived file is complete and synced: it covers the log up to and
+        including the record at `position` (NO_RECORD: none) and has this checksum. Raises OSError.
+        """
+        crc = log.record_crc(position) if position != NO_RECORD else 0
+        if crc is None:  # no record is there: nothing could confirm the file later
+            position, crc = NO_RECORD, 0
+        self._write(
+            Identity(self._incarnation, State.SEALED, position, crc, checksum, details or {})
+        )
+
+    def discard(self) -> None:
+        """Note, durably, that the derived file must not be read any more. Call this before the file
+        is removed, and before it is built again; `open` ends it. Raises OSError."""
+        if self.found is None or self.found.state is not State.DISCARDED:
+            self._write(Identity(self._incarnation, State.DISCARDED))
+
+    def _write(self, identity: Identity) -> None:
+        overwrite_text(self._files, self._path, identity.to_text())
+        self.found = identity
+
+
+def read_identity(files: Files, path: str) -> Identity | None:
+    """Return the identity of the derived file at `path`; None when it has none that can be read."""
+    try:
+        text = read_text(files, path + IDENTITY_SUFFIX)
+        return None if text is None else Identity.of_text(text)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def content_checksum(file: File, start: int = 0, end: int | None = None, crc: int = 0) -> int:
+    """Return a CRC-32 of the bytes [start, end) of a file, the whole file by default.
+
+    Blocks of zeros and holes count alike, and cost next to nothing: a sparse file and its copy
+    without holes have the same checksum. The bytes are read with `pread`: a mapped hole could need
+    a page that a full tmpfs does not have. `crc` chains the checksums of several files.
+    """
+    end = file.size() if end is None else min(end, file.size())
+    at = start
+    while at < end and (found := file.data_start(at)) is not None and found < end:
+        at = max(at, found - (found - start) % CHECKSUM_BLOCK_BYTES)
+        data = file.pread(min(CHECKSUM_BLOCK_BYTES, end - at), at)
+        if not data:
+            break
+        if data != _ZEROS[: len(data)]:
+            crc = zlib.crc32(data, zlib.crc32(at.to_bytes(8), crc))
+        at += CHECKSUM_BLOCK_BYTES
+    return crc
+
+
+def file_checksum(files: Files, path: str, crc: int = 0) -> int:
+    """Return `content_checksum` of the whole file at `path`; `crc` unchanged if it is missing."""
+    if not files.exists(path):
+        return crc
+    with closing(files.open(path)) as file:
+        return content_checksum(file, crc=zlib.crc32(file.size().to_bytes(8), crc))
+
+
+def _crc_of(content: Mapping[str, object]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,1 @@
+"""Timer wheel, timer log, and what a start has to know about them."""

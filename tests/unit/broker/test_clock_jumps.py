@@ -1,0 +1,154 @@
+"""A broker whose wall clock is set forward and back at random: whatever waits, waits no longer than
+it was told to, and nothing is lost or delivered twice.
+
+Each seed is one history of sends, pops, jumps, restarts and passing time. Real time is the sum of
+the times that pass; the wall clock is what the broker reads. Delivered is what was due, within
+`LATE_S` of its real time. It is early by no more than the wall clock was set forward meanwhile.
+"""
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, send_fields
+from sluicemq.model.topic import TopicConfig
+from sluicemq.record.codec import decode_records
+
+SEEDS: Final = int(os.environ.get("SLUICEMQ_EXAMPLES", "15"))
+STEP_S: Final = 0.5
+LATE_S: Final = 1.0 + 2 * STEP_S
+JUMPS_S: Final = (0.4, 2, 30, 59, 61, 300, 3600, 86_400, 30 * 86_400)
+LEVELS_S: Final = {1: 1, 2: 5, 3: 10, 4: 30, 5: 60}
+TOPICS: Final = ("T", "P")
+
+
+@dataclass
+class World:
+    """One history. `due_s` is by real time."""
+
+    random: random.Random
+    broker: SteppedBroker = field(default_factory=SteppedBroker)
+    real_s: float = 0.0
+    forward_s: float = 0.0
+    """By how much the wall clock was set forward, all jumps together."""
+    due: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Message -> its real due time, and what the wall clock had been set forward when sent."""
+    seen: dict[str, float] = field(default_factory=dict)
+    restarts: list[tuple[float, float]] = field(default_factory=list)
+    """When the broker was back, and how long it had been down."""
+    next_offset: int = 0
+    client: SteppedClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = self.broker.connect()
+        for topic in TOPICS:
+            self.broker.core.topics.put(TopicConfig(topic, 1, 1))
+
+    # --- what happens
+
+    def passes(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.broker.run(STEP_S, STEP_S)
+            self.real_s += STEP_S
+            self.look()
+
+    def jumps(self) -> None:
+        seconds = self.random.choice(JUMPS_S) * self.random.choice((-1, 1))
+        self.broker.clock.set_wall_clock(seconds)
+        self.forward_s += max(seconds, 0)
+
+    def restarts_after(self, down_s: float) -> None:
+        """An orderly stop; the clock may be set while the broker is down."""
+        self.broker.core.second()
+        self.broker.close()
+        clock = ManualClock(self.broker.clock.now_ms())
+        clock.advance(down_s)
+        self.real_s += down_s
+        if self.random.random() < 0.5:
+            seconds = self.random.choice(JUMPS_S) * self.random.choice((-1, 1))
+            clock.set_wall_clock(seconds)
+            self.forward_s += max(seconds, 0)
+        store = self.broker.settings.store
+        self.broker = SteppedBroker(files=self.broker.files, clock=clock, store_config=store)
+        self.client = self.broker.connect()
+        self.restarts.append((self.real_s, down_s))
+
+    def sends(self) -> None:
+        name = f"m{len(self.due)}"
+        kind = self.random.choice(("level", "seconds", "milliseconds", "deliver"))
+        wait_s = self.random.choice((1, 3, 7.25, 40, 90))
+        match kind:
+            case "level":
+                level = self.random.choice(list(LEVELS_S))
+                wait_s, said = LEVELS_S[level], f"DELAY\x01{level}\x02"
+            case "seconds":
+                wait_s = int(wait_s)
+                said = f"TIMER_DELAY_SEC\x01{wait_s}\x02"
+            case "milliseconds":
+                said = f"TIMER_DELAY_MS\x01{round(wait_s * 1000)}\x02"
+            case _:
+                time_ms = self.broker.clock.now_ms() + round(wait_s * 1000)
+                said = f"TIMER_DELIVER_MS\x01{time_ms}\x02"
+        fields = send_fields(properties=f"UNIQ_KEY\x01{name}\x02{said}")
+        assert self.client.call(310, fields, name.encode()).code == 0
+        self.due[name] = self.real_s + wait_s, self.forward_s
+
+    def look(self) -> None:
+        """What has come since the last look."""
+        found = self.broker.store.reader.read("T", 0, self.next_offset, 10_000, 1 << 26)
+        for message in decode_records(b"".join(found.data)):
+            name = message.body.decode()
+            assert name not in self.seen, f"{name} came twice"
+            self.seen[name] = self.real_s
+            self.next_offset = message.queue_offset + 1
+
+    # --- what is judged
+
+    def judge(self) -> None:
+        for name, (due_s, forward_s) in self.due.items():
+            assert name in self.seen, f"{name}, due at {due_s} s, is lost at {self.real_s} s"
+            came_s = self.seen[name]
+            # How long it was down is not known to a broker whose clock was set back meanwhile.
+            restarts = [down_s for at_s, down_s in self.restarts if due_s - 100 < at_s <= came_s]
+            late_s = came_s - due_s - sum(restarts)
+            assert late_s <= LATE_S, f"{name} came {late_s} s late"
+            has_restarted = bool(restarts)
+            early_s = due_s - came_s - (self.forward_s - forward_s)
+            assert early_s <= LATE_S or has_restarted, f"{name} came {early_s} s early"
+
+
+def play(seed: int, *, with_restarts: bool) -> World:
+    world = World(random.Random(seed))
+    for _ in range(40):
+        what = world.random.random()
+        if what < 0.45:
+            world.sends()
+        elif what < 0.6:
+            world.jumps()
+        elif what < 0.65 and with_restarts:
+            world.restarts_after(world.random.choice((0.0, 2.0, 30.0)))
+        else:
+            world.passes(world.random.choice((0.5, 1, 3, 10)))
+    world.passes(200)
+    return world
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 5))
+def test_nothing_waits_longer_than_it_was_told_to(first: int) -> None:
+    for seed in range(first, first + 5):
+        try:
+            play(seed, with_restarts=False).judge()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 5))
+def test_nothing_waits_longer_over_restarts(first: int) -> None:
+    for seed in range(first, first + 5):
+        try:
+            play(seed, with_restarts=True).judge()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
