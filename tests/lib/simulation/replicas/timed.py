@@ -10,6 +10,7 @@ time passes until all of them are due, and each is looked for.
 """
 
 import contextlib
+import gc
 import random
 from collections.abc import Callable
 from typing import Final
@@ -45,6 +46,11 @@ class TimedWorld(ReplicaWorld):
         super().__init__(rng)
         now_ms, now_s = self.clock.now_ms(), self.clock.monotonic_s()
         self.history.epoch_ms = now_ms - now_s * 1000
+
+    def close(self) -> None:
+        """End the history and give back the memory of its disks: a timer wheel has 38 MB."""
+        super().close()
+        gc.collect()
 
     # --- clients
 
