@@ -1,5 +1,6 @@
 """The checker of histories: right ones pass, each kind of wrong one is told."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,11 +15,13 @@ from histories.history import (
     Filtered,
     History,
     Left,
+    Listed,
     Outcome,
     Queue,
     Seen,
     Send,
     TermSeen,
+    Timed,
 )
 
 Q: Queue = ("t", 0)
@@ -123,4 +126,67 @@ def test_real_time_decides_the_order(order: list[int]) -> None:
         history.sends.append(send)
     assert kinds(history) == (set() if order == sorted(order) else {"order"})
     history.sends = [replace(send, called_s=0.0) for send in history.sends]
+    assert not check(history)
+
+
+def timed_history() -> History:
+    """A message that is due after 10 s, delivered once, and one that is taken back. The second
+    master is elected 20 s after the message was due, and the third later."""
+    history = right()
+    history.timed += [
+        Timed("t", Q, 10_000.0, "DELAY", Outcome.OK),
+        Timed("gone", Q, 10_000.0, "TIMER_DELAY_MS", Outcome.OK, Outcome.OK),
+    ]
+    history.left[0].queues[Q][4] = "t"
+    history.seen.append(Seen(Q, 4, "t", 10.2, stored_ms=10_001))
+    history.terms = [
+        TermSeen(1, 1, "a", {1: "x"}, at_ms=0),
+        TermSeen(2, 1, "b", {1: "x"}, at_ms=30_000),
+        TermSeen(3, 1, "c", {1: "x"}, at_ms=40_000),
+    ]
+    history.listed.append(Listed(1000.0, frozenset({"t"})))
+    return history
+
+
+def test_timed_messages_that_are_delivered_once_pass() -> None:
+    assert not check(timed_history())
+
+
+def deliver(history: History, value: str, copies: int) -> None:
+    queue = history.left[0].queues[Q]
+    for _ in range(copies):
+        queue[len(queue)] = value
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2])
+def test_each_later_master_may_deliver_once_more(copies: int) -> None:
+    history = timed_history()
+    deliver(history, "t", copies)
+    assert not check(history)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("undelivered", lambda h: h.timed.append(Timed("u", Q, 10.0, "DELAY", Outcome.OK))),
+        ("recalled", lambda h: deliver(h, "gone", 1)),
+        ("repeated", lambda h: deliver(h, "t", 3)),
+        ("early", lambda h: h.seen.append(Seen(Q, 4, "t", 10.2, stored_ms=9_998))),
+        ("early", lambda h: h.seen.append(Seen(Q, 4, "t", 9.9, stored_ms=10_001))),
+        ("unlisted", lambda h: h.listed.append(Listed(2000.0, frozenset()))),
+    ],
+)
+def test_what_is_wrong_with_a_timed_message_is_told(
+    kind: str, spoil: Callable[[History], object]
+) -> None:
+    history = timed_history()
+    spoil(history)
+    assert kinds(history) == {kind}
+
+
+def test_nothing_is_early_or_repeated_by_a_clock_that_was_wrong() -> None:
+    history = timed_history()
+    history.seen.append(Seen(Q, 4, "t", 1.0, stored_ms=5))
+    deliver(history, "t", 2)
+    history.has_true_clocks = False
     assert not check(history)

@@ -356,9 +356,12 @@ class Announcements:
         self._waiting.append((peer, answer))
         self._news.set()
 
-    def release(self) -> None:
-        """What is held leaves now."""
+    def release(self, error: StoreError | None = None) -> None:
+        """Write the held answers now. With `error`, which says why replicas may lack the changes,
+        each answer becomes a failure with the text of the error."""
         waiting, self._waiting = self._waiting, []
+        if error is not None:
+            waiting = [(peer, a and failed(a, error, str(error))) for peer, a in waiting]
         for peer, answer in waiting:
             peer.write(answer)
 

@@ -44,7 +44,7 @@ from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
 from sluicemq.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from sluicemq.config import BrokerConfig, Change, StoreConfig
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError, StoreUncertainError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
@@ -76,8 +76,17 @@ CONFIRMED_S: Final = 1.0
 STORE_CHECK_S: Final = 0.2
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
+CLOSE_POLL_S: Final = 0.005
 EXECUTOR_THREADS: Final = 3
 """One may wait for the log's fsync while another saves a table and the third reads for slaves."""
+
+
+def _unkept() -> StoreUncertainError:
+    return StoreUncertainError(
+        "The change was made here, and this replica is not the master any more before all replicas "
+        "had the change: the next master may not know it.",
+        cure="Ask the new master.",
+    )
 
 
 class Broker:
@@ -476,7 +485,10 @@ class Broker:
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not turns.is_idle:  # an fsync says that it ends in a turn of the loop
                     await self._in_executor(lambda: None)
-        self._announcements.release()
+                    if not turns.is_idle:  # answers wait for slaves, up to slaveTimeout
+                        await asyncio.sleep(CLOSE_POLL_S)
+        is_replica = self.in_sync is not None and self.in_sync.term is not None
+        self._announcements.release(_unkept() if is_replica else None)
         self._tell_role(False)
         for server in self._servers:
             await server.close()

@@ -637,29 +637,32 @@ class BrokerSeat:
         self._dispatcher.give(command, peer)
 
 
-@contextlib.asynccontextmanager
-async def replicated(
+async def start_replica(
     config: BrokerConfig,
     store_config: StoreConfig,
     consensus: Consensus,
     *,
+    seat: BrokerSeat | None = None,
     files: Files = SYSTEM_FILES,
     network: Network = SOCKETS,
     boot: str | None = None,
     lease_s: float = LEASE_S,
+    make_life: Callable[[], str] | None = None,
     **parts: Any,
-) -> AsyncIterator[tuple[Replica, Broker]]:
-    """A broker with sluiceConsensus, from its start to its orderly end; `parts` are the broker's.
+) -> tuple[Replica, Broker]:
+    """Start a broker with sluiceConsensus. Return its replica and the broker.
 
-    Raises SluiceError when it cannot start, and, into the block, when it cannot go on.
+    The broker follows nobody until the caller runs `Replica.run`. `parts` are passed on to the
+    broker. Raises SluiceError when the broker cannot start.
     """
     incarnation = Incarnation(files, store_config.root, boot=boot)
-    seat = BrokerSeat()
+    seat = seat or BrokerSeat()
     forwarder = Forwarder(secured(network, broker_tls(config), config).dial)
     replica = Replica(
         seat, consensus, cluster=config.cluster_name, broker=config.broker_name,
         replica_id=config.broker_id, incarnation=incarnation, forwarder=forwarder,
         serves_reads=config.slave_read, lease_s=lease_s,
+        **({} if make_life is None else {"make_life": make_life}),
     )  # fmt: skip
     broker = seat.broker = Broker(
         config, store_config, files=files, network=network, propose=replica.propose,
@@ -669,8 +672,21 @@ async def replicated(
     await broker.start()
     forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
     forwarder.guard = lambda: broker.core.guard
+    broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
+    return replica, broker
+
+
+@contextlib.asynccontextmanager
+async def replicated(
+    config: BrokerConfig, store_config: StoreConfig, consensus: Consensus, **parts: Any
+) -> AsyncIterator[tuple[Replica, Broker]]:
+    """Run a broker with sluiceConsensus from its start to its orderly end.
+
+    `parts` are the arguments of `start_replica`. Raises SluiceError when the broker cannot start,
+    and, into the block, when it cannot go on.
+    """
+    replica, broker = await start_replica(config, store_config, consensus, **parts)
     try:
-        broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(replica.run())
             yield replica, broker

@@ -87,8 +87,8 @@ class Node:
         self.pending.append(size)
 
     def sync(self) -> None:
-        """What was not lost to a failed sync is safe."""
-        self.safe = self._synced()
+        """Make every pending change safe, but for those that a failed sync has lost."""
+        self._apply_pending(self.safe)
         self.pending.clear()
 
     def fail_sync(self) -> None:
@@ -98,12 +98,15 @@ class Node:
 
     def _synced(self) -> bytearray:
         content = bytearray(self.safe)
+        self._apply_pending(content)
+        return content
+
+    def _apply_pending(self, content: bytearray) -> None:
         for change in self.pending:
             if isinstance(change, Write):
                 _put(content, *change)
             else:
                 resize(content, change)
-        return content
 
     def after_crash(self, rng: "random.Random") -> "Node":
         """A content that a power loss may leave."""

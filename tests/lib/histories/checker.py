@@ -15,6 +15,12 @@
                 aborted one, of an attempt that has failed, of a commit that came too late
     forgotten   a change that was answered is not there at the end
     apart       two replicas differ in what both have of the log
+    undelivered a timed message that was acknowledged, and not taken back, is not delivered
+    unlisted    a pending timed message is missing in the master's list after the last fault
+    early       a timed message was delivered before it was due
+    repeated    a timed message was delivered more than once, and more often than masters were
+                elected after it was due
+    recalled    a timed message was delivered although taking it back had succeeded
 
 Each check is linear (or a sort) in the history, so histories of real processes can be as long as
 they like. Linearizability is that simple because an append says its place: an order of the
@@ -28,6 +34,11 @@ from math import inf
 
 from histories.history import History, Outcome, Queue, Send
 
+LEASE_MS = 4000
+"""After this time a master knows that another one is elected."""
+LIST_MS = 1500
+"""A message that is due sooner may be delivered while the list is made."""
+
 
 def check(history: History) -> list[str]:
     """Everything that is wrong, the plainest first. Without a replica left that may take over (the
@@ -38,6 +49,7 @@ def check(history: History) -> list[str]:
     return [
         *_lost(history), *during, *_order(history), *_taken_back(history), *_missed(history),
         *_phantoms(history), *_epochs(history), *_forgotten(history), *_apart(history),
+        *check_timed(history),
     ]  # fmt: skip
 
 
@@ -118,12 +130,13 @@ def _missed(history: History) -> Iterator[str]:
 def _phantoms(history: History) -> Iterator[str]:
     by_value = {send.value: send for send in history.sends}
     counts: dict[str, int] = defaultdict(int)
-    staged = {value for epoch in history.epochs for value in epoch.staged}
+    others = {value for epoch in history.epochs for value in epoch.staged}
+    others |= {timed.value for timed in history.timed}
     for queue, values in _final(history).items():
         for offset, value in values.items():
             send = by_value.get(value)
             counts[value] += 1
-            if value in staged:
+            if value in others:
                 continue
             if send is None:
                 yield f"phantom: nobody sent {value}, which is at {queue}:{offset}"
@@ -212,3 +225,53 @@ def _apart(history: History) -> Iterator[str]:
         if ours[:size] != theirs[:size]:
             at = next(i for i in range(size) if ours[i] != theirs[i])
             yield f"apart: {first.name} and {left.name} differ at {start + at}"
+
+
+def check_timed(history: History) -> Iterator[str]:
+    """Yield what is wrong with the timed messages of a history that has come to rest.
+
+    A master delivers a message once, and a new master may repeat what its predecessor delivered
+    shortly before the failover, or as long as its predecessor did not know of the election. So a
+    message is delivered once, and at most once more for each master that was elected later than
+    LEASE_MS before the message was due.
+    """
+    counts = Counter(value for values in _final(history).values() for value in values.values())
+    elected_ms: dict[int, float] = {}
+    for term in history.terms:
+        elected_ms[term.epoch] = min(term.at_ms, elected_ms.get(term.epoch, inf))
+    for timed in history.timed:
+        name, count = f"{timed.value} ({timed.kind})", counts[timed.value]
+        is_sure = timed.outcome is Outcome.OK
+        if is_sure and timed.recall is None and not count:
+            yield f"undelivered: {name} was acknowledged, due at {timed.due_ms:.0f}"
+        if timed.recall is Outcome.OK and count and history.has_true_clocks:
+            yield f"recalled: {name} was taken back, and is delivered {count} times"
+        due_ms = timed.due_ms if history.has_true_clocks else 0
+        bound = 1 + sum(at_ms >= due_ms - LEASE_MS for at_ms in elected_ms.values())
+        if count > bound:
+            yield f"repeated: {name} is delivered {count} times, {bound} allowed"
+    yield from _early(history)
+    yield from _unlisted(history)
+
+
+def _early(history: History) -> Iterator[str]:
+    """A broker stamps all records of one group commit with the time at which it began, and relative
+    delays count from that time: `early_ms` is how long a group commit may take."""
+    timed = {one.value: one for one in history.timed}
+    for seen in history.seen if history.has_true_clocks else ():
+        if (one := timed.get(seen.value)) is not None and seen.stored_ms is not None:
+            early_ms = one.due_ms - min(seen.stored_ms, seen.at_s * 1000 + history.epoch_ms)
+            if early_ms > history.early_ms:
+                name = f"{one.value} ({one.kind})"
+                yield f"early: {name} was delivered {early_ms:.0f} ms before it was due"
+
+
+def _unlisted(history: History) -> Iterator[str]:
+    for listed in history.listed:
+        for timed in history.timed:
+            is_pending = timed.outcome is Outcome.OK and timed.due_ms > listed.at_ms + LIST_MS
+            if is_pending and timed.recall is None and timed.value not in listed.values:
+                yield (
+                    f"unlisted: {timed.value} ({timed.kind}) is not listed"
+                    f" {timed.due_ms - listed.at_ms:.0f} ms before it is due"
+                )

@@ -44,15 +44,41 @@ class Send:
         self.returned_s = now_s
 
 
+@dataclass(slots=True)
+class Timed:
+    """A message that is delivered later, by a delay level or at a time of its own.
+
+    `queue` is where it is delivered. `due_ms` is the earliest time at which it may be delivered, in
+    ms since 1970. `outcome` is what the sender was told. `recall` is what the client was told that
+    took the message back before it was due; None if no client tried to.
+    """
+
+    value: str
+    queue: Queue
+    due_ms: float
+    kind: str
+    outcome: Outcome = Outcome.UNSURE
+    recall: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The values of the timed messages that a master listed as pending at `at_ms`."""
+
+    at_ms: float
+    values: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A consumer was given `value`; `node`: by whom."""
+    """A consumer was given `value`; `node`: by whom. `stored_ms`: the record's store time."""
 
     queue: Queue
     offset: int
     value: str
     at_s: float
     node: str = ""
+    stored_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +134,8 @@ class TermSeen:
     life: str
     in_sync: Mapping[int, str]
     is_unclean: bool = False
+    at_ms: float = inf
+    """The latest time at which this value may have been written, in ms since 1970."""
 
 
 @dataclass(slots=True)
@@ -133,6 +161,17 @@ class History:
     ends: list[End] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    timed: list[Timed] = field(default_factory=list)
+    listed: list[Listed] = field(default_factory=list)
+    """Lists of pending messages that were taken after the last fault."""
+    epoch_ms: float = 0.0
+    """When the clock of the history was 0, in ms since 1970."""
+    early_ms: float = 1.0
+    """How far a delivery may be before its time because clocks are read once for several things."""
+    has_true_clocks: bool = True
+    """Whether the replicas' clocks were right throughout, so that an early delivery is an error."""
+    returns: int = 0
+    """How often a former master became master again because the history made it."""
     terms: list[TermSeen] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     """The master's first."""

@@ -50,6 +50,7 @@ haMaxTimeSlaveNotCatchup = 4000
 haSendHeartbeatInterval = 1000
 haHousekeepingInterval = 4000
 autoCreateTopicEnable = true
+recallMessageEnable = true
 sluiceConsensus = etcd://{names}:2379
 """
 

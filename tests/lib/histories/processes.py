@@ -1,31 +1,41 @@
 """Histories of real processes: senders and readers in threads, faults, rest, and the checker.
 
-    PYTHONPATH=tests/lib python -m histories.processes --histories 200 [--seed 7] [--replicas 3]
+    PYTHONPATH=tests/lib python -m histories.processes --histories 100 [--seed 7] [--replicas 2]
+        [--seconds 20] [--parallel 4]
 
 One cluster serves many histories: each has a topic of its own, some seconds of faults, and is
 judged when all replicas are in sync again. A sender tries each value once and says what it was
 told; nobody asks the product how it works, only the consensus' record is read.
+
+In each history a master loses its role and gets it back (A→B→A, A→B→C→A), by planned switches or
+kills. A quarter of the messages are timed, due while faults happen or shortly after; each has to be
+delivered when the history is judged. With --parallel each of several processes has a cluster of its
+own, in network namespaces and a directory of its own, and runs its part of the seeds.
 """
 
 import argparse
 import contextlib
 import logging
+import math
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from histories import timed
 from histories.checker import check
-from histories.history import Change, End, Filtered, History, Left, Outcome, Seen, Send
+from histories.history import Change, End, Filtered, History, Left, Outcome, Seen, Send, Timed
 from histories.namespaces import BROKER, Cluster, available
 from histories.report import Report
 from sluicemq.client.core import requests
@@ -50,7 +60,16 @@ CLASSES, SPARK = "classes", "spark"
 SPARK_SLOWNESS: Final = 4
 """A micro-batch of Spark takes seconds."""
 REST_S: Final = 60.0
-DELAY_LEVEL: Final = 1
+SEND_PAUSE_S: Final = 0.03
+"""The longest pause of a sender, for each of the clusters that share the machine."""
+HOP_S: Final = 30.0
+CIRCLES_MAX: Final = 4
+TIMED_SHARE: Final = 0.25
+GROUP_COMMIT_MS: Final = 500.0
+"""The longest group commit of a broker on a busy machine."""
+DUE_AFTER_S: Final = 4.0
+"""The last timed messages are due so long after the last fault."""
+DELIVERY_S: Final = 20.0
 FILTERS: Final = (
     ("a", TAG, "a"), ("b || c", TAG, "bc"), ("tag = 'c'", SQL92, "c"),
     ("tag IN ('a', 'b')", SQL92, "ab"), ("tag <> 'a'", SQL92, "bc"),
@@ -93,12 +112,17 @@ class Talk:
 class Run:
     """One history of a cluster."""
 
-    def __init__(self, cluster: Cluster, seed: int, seconds: float, sink: str = "") -> None:
+    def __init__(
+        self, cluster: Cluster, seed: int, seconds: float, sink: str = "", parallel: int = 1
+    ) -> None:
         self.cluster = cluster
+        self.pause_s = SEND_PAUSE_S * parallel
         self.rng = random.Random(seed)
         self.topic = f"history-{seed}"
         self.seconds = seconds * (SPARK_SLOWNESS if sink == SPARK else 1)
-        self.history = History()
+        self.history = History(
+            epoch_ms=(time.time() - time.monotonic()) * 1000, early_ms=GROUP_COMMIT_MS
+        )
         self.queues = [MessageQueue(self.topic, BROKER, number) for number in range(QUEUES)]
         self.story: list[str] = []
         self.sink = self._sink(sink, seed) if sink else None
@@ -107,6 +131,9 @@ class Run:
             self.sink_queues = [queue._replace(topic=self.sink.topic) for queue in self.queues]
             self.history.epochs = self.sink.epochs
         self.master = 1
+        self.faults_s = 0.0
+        self._end_s = math.inf
+        self._elected_ms: dict[int, float] = {}
         self._first_revision = 0
         self._is_over = False
         self._lock = threading.Lock()
@@ -130,7 +157,7 @@ class Run:
         talk.close()
         if sink is not None:
             sink.start()
-        work: list[Callable[[], None]] = [self._look, self._read, self._change]
+        work: list[Callable[[], None]] = [self._look, self._read, self._change, self._recall]
         work += [lambda index=index: self._send(index) for index in range(SENDERS)]  # type: ignore[misc]
         talk = Talk(cluster)  # Spark's start may have taken longer than a broker keeps who is idle
         threads = [threading.Thread(target=one, daemon=True) for one in work]
@@ -141,6 +168,7 @@ class Run:
             cluster.heal()
             cluster.wait(cluster.is_whole, "all replicas in sync again", REST_S)
             self._await_send(talk)
+            self._await_list(talk)
             if sink is not None:
                 sink.finish()
         finally:
@@ -158,7 +186,9 @@ class Run:
     def _look(self) -> None:
         """Keeps the senders' idea of who is master: never more than some tenths of a second old."""
         while not self._is_over:
-            self.master = self.cluster.master() or self.master
+            state = self.cluster.state()[0]
+            self._elected_ms.setdefault(state.get("epoch", 0), time.time() * 1000)
+            self.master = int(state.get("master", 0)) or self.master
             time.sleep(0.1)
 
     def _send(self, index: int) -> None:
@@ -168,19 +198,31 @@ class Run:
             queue, value = rng.choice(self.queues), f"{self.topic}.{index}.{count}"
             target = rng.choice(range(1, len(self.cluster.replicas) + 1))
             target = self.master if rng.random() < 0.9 else target
-            is_delayed = rng.random() < 0.03
-            self._send_one(talk, target, queue, value, is_delayed=is_delayed)
-            time.sleep(rng.uniform(0.0, 0.02))
+            if rng.random() < TIMED_SHARE and time.monotonic() < self._end_s:
+                self._send_timed(talk, target, timed.draw(rng, value, queue, self._due_ms(rng)))
+            else:
+                self._send_one(talk, target, queue, value)
+            time.sleep(rng.uniform(0.0, self.pause_s))
         talk.close()
 
-    def _send_one(
-        self, talk: Talk, target: int, queue: MessageQueue, value: str, *, is_delayed: bool = False
-    ) -> bool:
+    def _due_ms(self, rng: random.Random) -> float:
+        """Return a time (ms) from now until shortly after the last fault."""
+        left_s = max(min(self._end_s - time.monotonic(), self.seconds), 0) + DUE_AFTER_S
+        return time.time() * 1000 + rng.choice((0.3, 1, left_s)) * rng.uniform(0.5, 1) * 1000
+
+    def _send_timed(self, talk: Talk, target: int, one: Timed) -> None:
+        tag = tag_of(one.value)
+        command = timed.send(one, BROKER, int(time.time() * 1000), f"TAGS\1{tag}\2tag\1{tag}\2")
+        with self._lock:
+            self.history.timed.append(one)
+        with contextlib.suppress(SluiceError):
+            if talk.call(target, command).code == ResponseCode.SUCCESS:
+                one.outcome = Outcome.OK
+
+    def _send_one(self, talk: Talk, target: int, queue: MessageQueue, value: str) -> bool:
         tag = tag_of(value)
         properties = f"TAGS\1{tag}\2tag\1{tag}\2"
-        properties += f"DELAY\1{DELAY_LEVEL}\2" if is_delayed else ""
-        send = Send(value, None if is_delayed else (queue.topic, queue.queue_id), time.monotonic())
-        send.attempts_max = 99 if is_delayed else 1
+        send = Send(value, (queue.topic, queue.queue_id), time.monotonic())
         with self._lock:
             self.history.sends.append(send)
         outgoing = Outgoing(queue.topic, value.encode(), properties, "", 0, 0, wait_store_ok=True)
@@ -192,12 +234,29 @@ class Run:
         if answer.code != ResponseCode.SUCCESS:
             time.sleep(0.02)
             return False
-        if is_delayed:
-            self.history.changes.append(Change(f"delivery of {value}", Outcome.OK))
-        else:
-            offset = requests.number(answer, "queueOffset")
-            send.acknowledge((queue.topic, queue.queue_id), offset, time.monotonic())
+        offset = requests.number(answer, "queueOffset")
+        send.acknowledge((queue.topic, queue.queue_id), offset, time.monotonic())
         return True
+
+    def _recall(self) -> None:
+        """Take a message back now and then."""
+        rng, talk = random.Random(self.rng.random()), Talk(self.cluster)
+        while not self._is_over:
+            self._ask(
+                talk, timed.take_back(self.history, self.topic, rng, lambda: time.time() * 1000)
+            )
+            time.sleep(rng.uniform(0.5, 3))
+        talk.close()
+
+    def _ask(self, talk: Talk, asking: timed.Asking) -> bool:
+        """Ask the master what `asking` asks for; return whether it came to its end."""
+        with contextlib.suppress(SluiceError):
+            command = next(asking)
+            with contextlib.suppress(StopIteration):
+                while True:
+                    command = asking.send(talk.call(self.master, command))
+            return True
+        return False
 
     def _read(self) -> None:
         """Each message as soon as it can be seen, from whoever gives it; and where queues end."""
@@ -229,7 +288,14 @@ class Run:
             place = (queue.topic, queue.queue_id)
             value = message.body.decode()
             self.history.seen.append(
-                Seen(place, message.queue_offset, value, time.monotonic(), str(target))
+                Seen(
+                    place,
+                    message.queue_offset,
+                    value,
+                    time.monotonic(),
+                    str(target),
+                    message.store_time_ms,
+                )
             )
             offset = message.queue_offset + 1
         return offset
@@ -283,8 +349,22 @@ class Run:
     # --- faults
 
     def _break(self) -> None:
-        end_s = time.monotonic() + self.seconds
+        """Faults for `seconds`, among them a circle of the role, until one has come to its end."""
+        begin_s = time.monotonic()
+        self._end_s = begin_s + self.seconds
+        circle_s = begin_s + self.seconds * self.rng.uniform(0.1, 0.5)
         time.sleep(self.rng.uniform(0.3, 1.0))
+        for _ in range(CIRCLES_MAX):
+            self._break_until(circle_s)
+            self._circle()
+            if self.history.returns:
+                break
+        self._break_until(self._end_s)
+        self.faults_s = time.monotonic() - begin_s
+        if not self.history.returns:
+            raise TimeoutError(f"no role returned to a master: {'; '.join(self.story)}")
+
+    def _break_until(self, end_s: float) -> None:
         while time.monotonic() < end_s:
             for_s = self.rng.choice((0.2, 1.0, self.rng.uniform(2, 6)))
             self.story.append(self._fault(for_s))
@@ -292,6 +372,48 @@ class Run:
             if self.rng.random() < 0.7:
                 self.cluster.heal()
             time.sleep(self.rng.uniform(0.1, 2.0))
+
+    def _circle(self) -> None:
+        """The master loses its role and gets it back, over one or two others. Timed messages go on
+        being sent meanwhile."""
+        cluster, rng = self.cluster, self.rng
+        cluster.heal()
+        with contextlib.suppress(TimeoutError):
+            cluster.wait(cluster.is_whole, "a whole set before a circle", HOP_S)
+            first = cluster.master()
+            others = [n for n in range(1, len(cluster.replicas) + 1) if n != first]
+            path = [*rng.sample(others, rng.randint(1, len(others))), first]
+            for target in path:
+                self._hop(target)
+                time.sleep(rng.uniform(0.5, 3.0))
+            self.history.returns += 1
+            self.story.append(f"return {'→'.join(map(str, [first, *path]))}")
+
+    def _hop(self, target: int) -> None:
+        """Make `target` the master: kill the one before, or switch as planned. Raises
+        TimeoutError."""
+        cluster, master = self.cluster, self.cluster.master()
+        if self.rng.random() < 0.4:
+            cluster.kill(master)
+            self.story.append(f"kill {master} (master) in a circle")
+            cluster.wait(lambda: cluster.master() not in (0, master), "another master", HOP_S)
+            cluster.heal()
+        cluster.wait(cluster.is_whole, "a whole set in a circle", HOP_S)
+        master, talk = cluster.master(), Talk(cluster)
+        if master != target:
+            self.story.append(f"switch {master} (master) in a circle")
+
+        def has_switched() -> bool:
+            if (now := cluster.master()) != target and cluster.is_whole():
+                with contextlib.suppress(SluiceError):
+                    talk.call(now, requests.switch_master(target))
+            return now == target
+
+        try:
+            cluster.wait(has_switched, f"replica {target} as master", HOP_S)
+            cluster.wait(cluster.is_whole, "a whole set in a circle", HOP_S)
+        finally:
+            talk.close()
 
     def _fault(self, for_s: float) -> str:
         cluster, rng = self.cluster, self.rng
@@ -355,28 +477,38 @@ class Run:
 
         self.cluster.wait(is_stored, "a send after all faults", REST_S)
 
+    def _await_list(self, talk: Talk) -> None:
+        def is_listed() -> bool:
+            now_ms = int(time.time() * 1000)
+            return self._ask(talk, timed.note_pending(self.history, self.topic, now_ms))
+
+        self.cluster.wait(is_listed, "the list of pending messages", REST_S)
+
     def _leave(self, talk: Talk) -> None:
-        """What the master has."""
+        """What the master has when everything that is timed is due."""
+        due_ms = max((one.due_ms for one in self.history.timed), default=0.0)
+        time.sleep(max(due_ms / 1000 - time.time(), 0) + 0.5)
         history, left = self.history, Left("master")
         wanted = {change.value for change in history.changes}
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + DELIVERY_S
         while True:
-            values: set[str] = set()
             for queue in self.queues + self.sink_queues:
                 found = left.queues.setdefault((queue.topic, queue.queue_id), {})
                 self._read_all(talk, queue, found)
-                values.update(found.values())
             answer = requests.expect_success(
                 talk.call(self.cluster.master(), requests.request(RequestCode.GET_ALL_TOPIC_CONFIG))
             )
             text = bytes(answer.body).decode()
-            topics = {c for c in wanted if c.startswith("topic ") and f'"{c[6:]}"' in text}
-            left.changes = frozenset(topics | {f"delivery of {value}" for value in values})
-            if wanted <= left.changes or time.monotonic() > end_s:
+            left.changes = frozenset(c for c in wanted if f'"{c.removeprefix("topic ")}"' in text)
+            is_complete = wanted <= left.changes and not timed.undelivered(history, left.queues)
+            if is_complete or time.monotonic() > end_s:
                 break
             time.sleep(0.5)
         history.left.append(left)
-        history.terms = self.cluster.terms(self._first_revision)
+        history.terms = [
+            replace(term, at_ms=self._elected_ms.get(term.epoch, math.inf))
+            for term in self.cluster.terms(self._first_revision)
+        ]
 
     def _read_all(self, talk: Talk, queue: MessageQueue, found: dict[int, str]) -> None:
         offset = max(found, default=-1) + 1
@@ -386,7 +518,17 @@ class Run:
             )
             answer = requests.pull_answer(talk.call(self.cluster.master(), command), "")
             for message in decode_records(answer.data):
-                found[message.queue_offset] = message.body.decode()
+                found[message.queue_offset] = value = message.body.decode()
+                self.history.seen.append(
+                    Seen(
+                        (queue.topic, queue.queue_id),
+                        message.queue_offset,
+                        value,
+                        time.monotonic(),
+                        "at the end",
+                        message.store_time_ms,
+                    )
+                )
                 offset = message.queue_offset + 1
             if offset >= answer.offset_max:
                 return
@@ -414,16 +556,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of faults, each")
     parser.add_argument("--sink", choices=(CLASSES, SPARK), help="in all, not by seed")
     parser.add_argument("--mutant", default="", help="a fault of histories.mutants in every broker")
+    parser.add_argument("--parallel", type=int, default=1, help="clusters at a time")
+    parser.add_argument("--share", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help="the file (JSON) to add what was run to")
     options = parser.parse_args(arguments)
     if reason := available():
         sys.stdout.write(f"skipped: {reason}\n")
         return 0
     logging.getLogger("sluicemq.spark").setLevel(logging.ERROR)
-    report = Report(options.replicas, options.seconds, options.report)
+    report = Report(
+        options.replicas, options.seconds, options.report,
+        parallel=max(options.parallel, options.share),
+    )  # fmt: skip
+    if options.parallel > 1:
+        return run_parallel(options, report)
     return run_many(
         options.histories, options.seed, report, sink=options.sink, mutant=options.mutant
     )
+
+
+def run_parallel(options: argparse.Namespace, report: Report) -> int:
+    """Run the histories in several processes, each with a cluster of its own and a part of the
+    seeds in a row. Return how many of the processes found something wrong."""
+    stops = [options.histories * part // options.parallel for part in range(options.parallel + 1)]
+    with tempfile.TemporaryDirectory(prefix="sluicemq-reports-") as directory:
+        paths = [Path(directory) / f"{part}.json" for part in range(options.parallel)]
+        workers = []
+        for path, start, stop in zip(paths, stops[:-1], stops[1:], strict=True):
+            words = [
+                sys.executable, "-m", "histories.processes", f"--seed={options.seed + start}",
+                f"--histories={stop - start}", f"--replicas={options.replicas}",
+                f"--seconds={options.seconds}", f"--mutant={options.mutant}", f"--report={path}",
+                f"--share={options.parallel}",
+            ]  # fmt: skip
+            words += [f"--sink={options.sink}"] if options.sink else []
+            if stop > start:
+                workers.append(subprocess.Popen(words))
+        try:
+            codes = [worker.wait() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.terminate()  # which closes its namespaces
+        for path in filter(Path.exists, paths):
+            report.merge(path)
+        report.write()
+    sys.stdout.write(f"{report.finished} histories, {report.wrong} wrong; {report.told}\n")
+    sys.stdout.write(f"faults: {dict(sorted(report.faults.items()))}\n")
+    return sum(map(bool, codes))
 
 
 def run_many(
@@ -442,6 +621,7 @@ def run_many(
                 sys.stdout.write(f"{seed}: WRONG {wrong[:5]} ({len(wrong)}); logs in {root}\n")
                 return 1
         sys.stdout.write(f"{count} histories: all went well; {report.told}\n")
+        sys.stdout.write(f"faults: {dict(sorted(report.faults.items()))}\n")
         shutil.rmtree(root, ignore_errors=True)
         return 0
     finally:
@@ -450,18 +630,19 @@ def run_many(
 
 def run_one(cluster: Cluster, seed: int, sink: str, report: Report) -> list[str]:
     """What is wrong."""
-    run = Run(cluster, seed, report.seconds, sink)
+    run = Run(cluster, seed, report.seconds, sink, report.parallel)
     try:
         wrong = run.run()
     except (TimeoutError, SluiceError) as error:
         wrong = [f"stuck: {error}"]
     wrong += filter(None, [same_logs(cluster) if not wrong else ""])
     history = run.history
-    report.add(seed, history, run.story, sink, wrong=bool(wrong))
+    report.add(seed, history, run.story, sink, faults_s=run.faults_s, wrong=bool(wrong))
     acknowledged = sum(send.outcome is Outcome.OK for send in history.sends)
     text = (
         f"{seed}: {acknowledged} of {len(history.sends)} acknowledged,"
-        f" {len(history.seen)} seen, {len(history.filtered)} filtered pulls, "
+        f" {len(history.timed)} timed, {len(history.seen)} seen,"
+        f" {len(history.filtered)} filtered pulls, "
     )
     if run.sink is not None:
         text += f"{len(history.epochs)} epochs ({sink}; {dict(run.sink.errors)}), "

@@ -19,7 +19,7 @@ from sluicemq.broker.background import Slice
 from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
-from sluicemq.broker.turns import Durable
+from sluicemq.broker.turns import Announced, Durable
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.broker.waiting.timers import FROM_END, Waiting
 from sluicemq.clock import SteadyClock
@@ -109,8 +109,12 @@ class DelayRequests:
 
     def cancel(
         self, header: CancelDelayedRequest, command: Command, peer: Peer
-    ) -> Command | Durable:
-        """900102: ours; a delayed or a timed message by the handle of the list."""
+    ) -> Announced | Durable:
+        """Answer SLUICE_CANCEL_DELAYED (900102): never deliver the message whose handle `header`
+        has from the list. The answer leaves when the replicas know it, too.
+
+        Raises RequestError when the handle is not one of this broker, or the message is due.
+        """
         timed = parse_recall_handle(header.handle)
         if timed is not None:
             return self._take_back(timed, command, peer)
@@ -125,7 +129,7 @@ class DelayRequests:
             raise _illegal("the handle is of another broker or store.")
         self.delayed.levels.cancel(queue_id, offset)
         fields = encode_header(SendMessageResponse(message_id=unique_id))
-        return Command(ResponseCode.SUCCESS, fields)
+        return Announced(Command(ResponseCode.SUCCESS, fields))
 
     # --- what waits
 

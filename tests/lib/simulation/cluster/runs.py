@@ -8,13 +8,17 @@ from typing import Any, Final, NamedTuple
 from simulation.cluster.split import SPLIT_WEIGHTS, SplitWorld
 from simulation.cluster.world import WEIGHTS, ClusterWorld
 from simulation.crashes.plan import Kind, Step, steps_of
+from simulation.replicas.pairs import PAIR_WEIGHTS, PairWorld
+from simulation.replicas.timed import TIMED_WEIGHTS, TimedWorld
 from simulation.replicas.world import WEIGHTS as REPLICA_WEIGHTS
 from simulation.replicas.world import ReplicaWorld
 
 CLUSTER: Final = Kind("cluster", ClusterWorld, WEIGHTS)
 SPLIT: Final = Kind("split", SplitWorld, SPLIT_WEIGHTS)
 REPLICAS: Final = Kind("replicas", ReplicaWorld, REPLICA_WEIGHTS)
-KINDS: Final = {kind.name: kind for kind in (CLUSTER, SPLIT, REPLICAS)}
+TIMED: Final = Kind("timed", TimedWorld, TIMED_WEIGHTS)
+PAIRS: Final = Kind("pairs", PairWorld, PAIR_WEIGHTS)
+KINDS: Final = {kind.name: kind for kind in (CLUSTER, SPLIT, REPLICAS, TIMED, PAIRS)}
 LENGTH: Final = 60
 SHRINK_RUNS_MAX: Final = 150
 Say = Callable[[str], None]

@@ -4,17 +4,24 @@ Each mutant takes one rule of docs/design/0022-replication.md ("What holds, and 
 production classes.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
+from sluicemq.broker.registration import Announcements
 from sluicemq.broker.replicas.follower import Follower
 from sluicemq.broker.replicas.insync import InSync
 from sluicemq.broker.replicas.mirror import Applier
+from sluicemq.broker.table import TABLE
+from sluicemq.broker.turns import Announced
+from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.replication.election import View
 from sluicemq.store.store import Store
+from sluicemq.store.timers.files import TimerCheckpoint
+from sluicemq.store.timers.state import TimerFiles
+from sluicemq.wire.codes import RequestCode
 
 Mutant = Callable[[], Any]
 
@@ -90,8 +97,66 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 }  # fmt: skip
 
 
-@contextmanager
+def trusts_stale_timer_files() -> Any:
+    """A start believes a wheel and a log that look complete, whoever wrote them (issue 27, 1.1)."""
+    real = TimerFiles._load_files
+
+    def load(self: TimerFiles, known: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
+        reason, is_settled = real(self, known, is_exact=is_exact)
+        self.log.load(known.log_end)
+        is_complete = self.log.end == known.log_end and (self.wheel.exists or not known.log_end)
+        return ("", False) if known.time_ms and is_complete else (reason, is_settled)
+
+    patches = contextlib.ExitStack()
+    patches.enter_context(patch.object(TimerFiles, "_load_files", load))
+    patches.enter_context(patch.object(TimerFiles, "_disagreement", lambda self: ""))
+    patches.enter_context(patch("sluicemq.broker.state.discard_timer_files", lambda *_: None))
+    return patches
+
+
+def takes_in_from_the_checkpoint() -> Any:
+    """A new master whose timer files are gone goes on behind its predecessor's checkpoint."""
+    real = TimerFiles.begin_again
+
+    def begin_again(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
+        real(self, reason, is_exact=is_exact)
+        self.queue_offset = max(self.queue_offset, self.checkpoint.queue_offset)
+
+    return patch.object(TimerFiles, "begin_again", begin_again)
+
+
+def cancels_here_alone() -> Any:
+    """A cancelled delay is answered before the slaves know of it."""
+    real = DelayRequests.cancel
+
+    def cancel(self: DelayRequests, header: Any, command: Any, peer: Any) -> Any:
+        outcome = real(self, header, command, peer)
+        return outcome.answer if isinstance(outcome, Announced) else outcome
+
+    cancel.__qualname__ = real.__qualname__  # by which the table finds the object it belongs to
+    row = TABLE[RequestCode.SLUICE_CANCEL_DELAYED]
+    changed = {RequestCode.SLUICE_CANCEL_DELAYED: row._replace(handler=cancel)}
+    return patch.dict(TABLE, changed)
+
+
+def answers_held_changes() -> Any:
+    """A master that loses its role answers what the next one may not know."""
+    real = Announcements.release
+    return patch.object(Announcements, "release", lambda self, error=None: real(self))
+
+
+TIMED_MUTANTS: Final[Mapping[str, Mutant]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        trusts_stale_timer_files, takes_in_from_the_checkpoint, cancels_here_alone,
+        answers_held_changes,
+    )
+}  # fmt: skip
+"""What histories of whole brokers with timed messages have to find."""
+
+
+@contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
     """The product with this one thing wrong."""
-    with MUTANTS[name]():
+    with {**MUTANTS, **TIMED_MUTANTS}[name]():
         yield

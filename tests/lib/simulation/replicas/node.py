@@ -466,10 +466,15 @@ class ReplicaNode(Node):
         self.consensus.is_cut = True
         await self.consensus.close()
 
+    @property
+    def store(self) -> Store:
+        """The open store of a node that runs."""
+        assert self.seat is not None
+        return self.seat.store
+
     def log(self) -> tuple[bytes, int]:
         """The bytes of its log, and where they begin."""
-        assert self.seat is not None
-        store = self.seat.store
+        store = self.store
         position, end = store.offset_min, store.written_offset
         pieces = []
         while position < end:

@@ -7,7 +7,7 @@ waits for an answer within a step; time passes in the steps that wait.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from histories.checker import check
@@ -64,6 +64,10 @@ class ClientNode(Node):
 class ReplicaWorld(World):
     """One history."""
 
+    make_node: Callable[..., ReplicaNode] = ReplicaNode
+    counts: Sequence[int] = (2, 3, 3)
+    """How many replicas there may be."""
+
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self.history = History()
@@ -71,8 +75,8 @@ class ReplicaWorld(World):
         self._is_sync_flush = rng.random() < 0.5
         settings = {"flushDiskType": "SYNC_FLUSH" if self._is_sync_flush else "ASYNC_FLUSH"}
         self.nodes = [
-            ReplicaNode(index, self.clock, self.network, settings, self.service)
-            for index in range(1, rng.choice((2, 3, 3)) + 1)
+            self.make_node(index, self.clock, self.network, settings, self.service)
+            for index in range(1, rng.choice(self.counts) + 1)
         ]
         self.clients = [ClientNode(f"client-{i}", self.clock, self.network) for i in range(3)]
         self._values = 0
@@ -104,8 +108,10 @@ class ReplicaWorld(World):
         for client in self.clients:
             await client.start()
         await self._until(self._is_whole, 60, "the first master")
+        await self._make_first_topic()
+
+    async def _make_first_topic(self) -> None:
         first = self.clients[0]
-        assert first.process is not None
         await self._until_done(lambda: self._make_topic(first, TOPIC), 60, "the first topic")
 
     def _note_terms(self) -> None:
@@ -119,8 +125,9 @@ class ReplicaWorld(World):
                 state = election.parse(PREFIX, {key: entry}).state
                 assert state is not None
                 seen = TermSeen(
-                    state.epoch, state.master_id, state.life, dict(state.in_sync), state.is_unclean
-                )
+                    state.epoch, state.master_id, state.life, dict(state.in_sync), state.is_unclean,
+                    self.clock.now_ms(),
+                )  # fmt: skip
                 self._versions[entry.version] = seen
                 self.history.terms.append(seen)
             return is_done
@@ -232,7 +239,8 @@ class ReplicaWorld(World):
             for message in decode_records(answer.data):
                 place = (queue.topic, queue.queue_id)
                 value, now_s = message.body.decode(), self.network.now_s()
-                found.append(Seen(place, message.queue_offset, value, now_s, node.name))
+                stored_ms = message.store_time_ms
+                found.append(Seen(place, message.queue_offset, value, now_s, node.name, stored_ms))
                 offset = message.queue_offset + 1
             if offset >= answer.offset_max or not answer.data:
                 self.history.seen += found
