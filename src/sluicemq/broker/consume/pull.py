@@ -54,7 +54,7 @@ from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
-from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
+from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_answer
 from sluicemq.wire.headers import PullMessageRequest
 
 ANY_SPAN: Final = "sluiceAnySpan"
@@ -190,7 +190,10 @@ class Pull:
             sys_flag = reading.sys_flag
             consumed = int(reading.fields["commitOffset"]) if sys_flag & COMMIT_OFFSET else -1
             reading.consumed = consumed if consumed >= 0 else None
-            if reading.group in self._lanes or self.offsets.resets.table:
+            resets = self.offsets.resets.table
+            if reading.group in self._lanes or (
+                resets and (reading.group, *reading.queue) in resets
+            ):
                 held = self._held(reading, command)
                 if held is not None:
                     return held
@@ -223,13 +226,14 @@ class Pull:
         try:
             reading = Reading(header["extFields"], peer)
             fields, opaque, offset = reading.fields, header["opaque"], reading.offset
+            resets = self.offsets.resets.table
             queue = self.store.writer.by_key.get(reading.queue)
             if (
                 queue is None
                 or not queue.offset_min <= offset < queue.visible_offset
                 or reading.group not in self.groups.table
                 or reading.group in self._lanes
-                or self.offsets.resets.table
+                or (resets and (reading.group, *reading.queue) in resets)
                 or "sluiceBulk" in fields
                 or len(fields) > FIELDS_PLAIN_MAX
                 or header["flag"] != 0
@@ -569,7 +573,11 @@ class Pull:
         """A parked pull looks again. When it is its last time it answers whatever there is, and
         the offset moves on over what the filter did not want. HOT."""
         opaque = parked.command.opaque
-        if reading.group in self._lanes or self.offsets.resets.table:
+        if reading.topic not in self.topics.table:
+            refusal = no_topic(reading.topic)
+            return encode_answer(parked.command, refusal.code, remark=refusal.remark)
+        resets = self.offsets.resets.table
+        if reading.group in self._lanes or (resets and (reading.group, *reading.queue) in resets):
             step = self._step(reading, is_parked=True)
             if step.do is Do.WAIT and not is_last:
                 return None
