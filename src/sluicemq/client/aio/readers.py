@@ -4,6 +4,9 @@ A `QueueReader` is a task that pulls, hands messages to a feed and pauses while 
 or `bytes_max` bytes are not acknowledged. When the position is moved from outside (seek, reset, an
 offset that is not stored any more), acknowledgements of what was pulled before no longer count.
 
+A topic that is deleted and created again is noticed by messages that the reader has seen
+(`core.identity`). The reader then begins at the first message, whatever `start` says.
+
 A message that is rejected is sent back for the group, so that it comes again later. When a call
 returns the copy is stored: only then the original may count as done.
 
@@ -35,6 +38,14 @@ from sluicemq.client.core.consuming import (
     pause_s,
     retry_copy,
     times_so_far,
+)
+from sluicemq.client.core.identity import (
+    OFFSET_RESET,
+    Judgement,
+    QueueIdentity,
+    Verdict,
+    anchor_of,
+    position_beyond_end,
 )
 from sluicemq.client.core.requests import (
     FLOW_CONTROL,
@@ -90,8 +101,9 @@ class SendBack:
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
 _STUCK_S: Final = 60.0
 COUNT_STEP: Final = 64
-OFFSET_RESET: Final = "OFFSET_RESET"
-"""A 21 with this remark: an operator has sent the group to another place."""
+MESSAGES_LOST: Final = "MESSAGES_LOST"
+RECREATED: Final = "deleted and created again"
+CUT_OR_RECREATED: Final = f"{RECREATED}, or its broker has lost messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +148,13 @@ class QueueReader:
         self.out: set[ReceivedMessage] = set()
         self.counts: Counts = Counts()
         self.pulled_s: float = 0.0
+        self.identity: QueueIdentity = QueueIdentity()
+        self.on_recreated: Callable[[QueueReader, int, str], None] = lambda *recreated: None
+        """Called with the reader, which stands at the beginning of the new topic, its position in
+        the deleted one, and what has happened."""
+        self.is_warned: bool = False
+        """Whether another reader has said that the topic was created again, and this one does not
+        know yet."""
         self._replica_id = MASTER_ID
         """Where the last answer said to ask next: at the master, or at a slave that has the queue
         while the master is busy reading what is old."""
@@ -256,6 +275,12 @@ class QueueReader:
             self._interrupt()
         self._look_for_room()
 
+    def warn(self) -> None:
+        """Another reader has found that the topic was deleted and created again: look at once
+        whether this queue is still the same."""
+        self.is_warned, self.identity.is_suspect = True, bool(self.identity.proven)
+        self._interrupt()
+
     def pause(self, *, is_paused: bool) -> None:
         """Fetches nothing more, or goes on."""
         self._is_paused = is_paused
@@ -319,13 +344,23 @@ class QueueReader:
             if not self._room.is_set():
                 await self._wait_for_room()
             in_flight, subscription = self.in_flight, self.subscription
+
+            def is_wanted(
+                before: InFlight = in_flight, wanted: Subscription = subscription
+            ) -> bool:
+                return before is self.in_flight and wanted is self.subscription
+
             try:
+                if not await self._knows_queue():
+                    continue
                 answer = await self._pull()
-                is_wanted = in_flight is self.in_flight and subscription is self.subscription
-                if answer is not None and is_wanted:
-                    self._take(answer)
+                if answer is not None and is_wanted():
+                    is_same = await self._is_same(answer)
+                    if is_same and is_wanted():
+                        self._take(answer)
                 failures = 0
             except SluiceError as error:
+                self.identity.is_suspect = True
                 code = error.code if isinstance(error, RequestError) else None
                 if code in _FATAL or isinstance(error, ProtocolError):
                     self.feed.fail(error)
@@ -412,12 +447,94 @@ class QueueReader:
         self._replica_id = answer.next_id
         return answer
 
+    async def _knows_queue(self) -> bool:
+        """Make sure, before a pull, that its position is one of the queue as it is now: take a
+        first anchor, or look for the known ones after an error. Return False if the position was
+        moved. Raises SluiceError."""
+        identity, position = self.identity, self.in_flight.position
+        if identity.is_suspect and identity.proven:
+            return await self._proves()
+        if identity.proven or identity.is_begun or not position:
+            return True
+        in_flight, directory = self.in_flight, self._cluster.directory
+        reset_to = await self._cluster.run(
+            identity.begin(directory, self.group, self.queue, position)
+        )
+        if in_flight is self.in_flight and reset_to is not None:
+            self._go_on_at(reset_to, OFFSET_RESET)
+        return in_flight is self.in_flight
+
+    async def _is_same(self, answer: PullAnswer) -> bool:
+        """Return whether an answer is of the queue that this reader has read so far. If it is not,
+        the position was moved. Raises SluiceError."""
+        is_at_master, now_s = self._is_at_master, self._cluster.clock.monotonic_s()
+        if not is_at_master:  # a slave may be behind: nothing follows from its bounds
+            return True
+        if answer.remark == OFFSET_RESET and answer.status is PullStatus.OFFSET_ILLEGAL:
+            return await self._obeys(answer)
+        if self.identity.needs_proof(answer, now_s) and not await self._proves():
+            return False
+        self.identity.bounded(answer)
+        if answer.status is not PullStatus.OFFSET_ILLEGAL:
+            self.is_warned = False
+        return True
+
+    async def _proves(self) -> bool:
+        """Look for the anchors in the queue. Return False if the position was moved. Raises
+        SluiceError."""
+        in_flight, asked_s = self.in_flight, self._cluster.clock.monotonic_s()
+        judgement = await self._judged()
+        if in_flight is not self.in_flight:
+            return False
+        position, (verdict, offset) = in_flight.position, judgement
+        if verdict is Verdict.SAME:
+            self.is_warned = False
+            self.identity.proved(asked_s)
+        elif verdict is Verdict.UNKNOWN:
+            self.identity.unproved(asked_s)
+        elif verdict is Verdict.RESET:
+            self._go_on_at(offset, OFFSET_RESET)
+        elif verdict is Verdict.CUT:
+            self.identity.cut(offset)
+            self._go_on_at(min(position, offset), MESSAGES_LOST)
+        else:
+            self._begins_anew(position, offset, RECREATED)
+        return in_flight is self.in_flight
+
+    async def _judged(self) -> Judgement:
+        directory = self._cluster.directory
+        return await self._cluster.run(self.identity.judge(directory, self.group, self.queue))
+
+    async def _obeys(self, answer: PullAnswer) -> bool:
+        """Go where a reset of the group says: an operator's, or that of a SluiceMQ broker on which
+        the topic was created again."""
+        in_flight, position = self.in_flight, self.in_flight.position
+        judgement = Judgement(Verdict.SAME)
+        if self.identity.proven:
+            with contextlib.suppress(SluiceError):  # it is obeyed all the same
+                judgement = await self._judged()
+        if in_flight is not self.in_flight:
+            return False
+        if judgement.verdict is Verdict.RECREATED:
+            self._begins_anew(position, answer.next_offset, RECREATED)
+        else:
+            self._go_on_at(answer.next_offset, OFFSET_RESET)
+        return False
+
+    def _begins_anew(self, old: int, new: int, why: str) -> None:
+        """The topic was deleted and created again: read it from `new` on."""
+        self.identity.forget()
+        self._move_on(old, new, 0)
+        self.on_recreated(self, old, why)
+
     def _take(self, answer: PullAnswer) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             self._moved(answer)
             return
         in_flight, tags = self.in_flight, self.subscription.tags
         found = split_records(answer.data, self.queue.broker, tags)  # the broker goes by codes
+        if found:
+            self.identity.saw(anchor_of(found[-1][2]), found[-1][1], self.pulled_s)
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
         self._look_for_room()
         if found:
@@ -427,24 +544,47 @@ class QueueReader:
             )
 
     def _moved(self, answer: PullAnswer) -> None:
-        """21: the broker says where to go on (deleted by retention, ahead of the end, or reset)."""
+        """The broker says where to go on: behind what retention deleted, or at the end of a queue
+        that is shorter than the position. Before the end may lie messages that were never read, so
+        the reader goes on behind the last message that it knows, or at the beginning."""
         old, new = self.in_flight.position, answer.next_offset
+        beginning = position_beyond_end(answer, old)
+        if beginning is not None and self._is_at_master:
+            newest = self.identity.newest
+            if newest is None:
+                self._begins_anew(old, beginning, CUT_OR_RECREATED)
+                return
+            new = min(newest.offset + 1, answer.offset_max)
         lost = new - old if old < new <= answer.offset_min else 0
         if lost:
             what = f"{lost} messages are lost: the broker deleted them before they were read"
         else:
             what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
-        if answer.remark == OFFSET_RESET:
-            _log.warning(
-                "group %s was reset on %s from offset %d to %d, %s",
-                self.group, self.queue, old, new, what,
+        _log.warning(
+            "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
+            self.group, old, self.queue, answer.offset_min, answer.offset_max,
+            f" [{answer.remark}]" if answer.remark else "", new, what,
+        )  # fmt: skip
+        self._move_on(old, new, lost)
+
+    def _go_on_at(self, new: int, why: str) -> None:
+        """Go on where a reset says, or where lost messages of the queue began."""
+        old = self.in_flight.position
+        skipped = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
+        if why == OFFSET_RESET:
+            level = logging.WARNING if new != old else logging.DEBUG
+            _log.log(
+                level, "group %s was reset on %s from offset %d to %d, %s",
+                self.group, self.queue, old, new, skipped,
             )  # fmt: skip
         else:
             _log.warning(
-                "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
-                self.group, old, self.queue, answer.offset_min, answer.offset_max,
-                f" [{answer.remark}]" if answer.remark else "", new, what,
+                "group %s: the broker has lost messages of %s that were read here (an unclean "
+                "failover); going on at %d instead of %d", self.group, self.queue, new, old,
             )  # fmt: skip
+        self._move_on(old, new, 0)
+
+    def _move_on(self, old: int, new: int, lost: int) -> None:
         self.move(new)
         self.committed = None
         if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
@@ -472,6 +612,8 @@ class Readers:
         self._running: dict[MessageQueue, asyncio.Task[None]] = {}
         self.counts: dict[str, Counts] = {}
         """What was done lately, by topic."""
+        self.on_recreated: Callable[[str], None] = lambda topic: None
+        """Called with a topic that was deleted and created again, once for each time."""
         self._tasks = Tasks()
 
     @property
@@ -497,6 +639,8 @@ class Readers:
             return True
         reader = self._kind(self._reading, queue, subscription, feed, position, committed)
         reader.counts = self.counts.setdefault(queue.topic, Counts())
+        reader.identity = QueueIdentity(self._offsets.anchors(queue))
+        reader.on_recreated = self._recreated
         self._readers[queue] = reader
         self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
@@ -505,6 +649,30 @@ class Readers:
             await self._commit(reader, position)
         self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
         return True
+
+    def _recreated(self, reader: QueueReader, old: int, why: str) -> None:
+        """A reader has found that its topic was deleted and created again. Say so once for each
+        topic, have the other readers of the topic look at once, and commit the new position before
+        a crash could leave the group at the old one."""
+        queue, topic = reader.queue, reader.queue.topic
+        if not reader.is_warned:
+            _log.warning(
+                "the topic %s was %s: group %s, which was at offset %d of %s, reads it from its "
+                "beginning", topic, why, self._group, old, queue,
+            )  # fmt: skip
+            for other in self.all():
+                if other is not reader and other.queue.topic == topic:
+                    other.warn()
+            self.on_recreated(topic)
+        reader.is_warned = False
+        if self.options.auto_commit:
+            self._tasks.spawn(
+                self._commit_now(reader, reader.in_flight.committable), f"sluicemq commit {queue}"
+            )
+
+    async def _commit_now(self, reader: QueueReader, offset: int) -> None:
+        await self._commit(reader, offset)
+        await self._offsets.flush()
 
     def all(self) -> list[QueueReader]:
         """Every reader that may still commit."""
@@ -620,7 +788,7 @@ class Readers:
         if offset == reader.committed or not reader.may_commit:
             return None
         try:
-            await self._offsets.write(reader.queue, offset)
+            await self._offsets.write(reader.queue, offset, reader.identity.newest)
             reader.committed = offset
         except GroupNotFoundError as error:
             _log.debug("commit for %s: %s", self._group, error)  # its pulls will say it aloud
