@@ -113,6 +113,11 @@ class PullConsumer:
         timeout_s = self._cluster.timeout_s + wait_s + 5.0
         identity = self._identities.setdefault(queue, QueueIdentity())
         try:
+            if wait_s and offset > 0 and not (identity.proven or identity.is_begun):
+                # While the broker holds the request, the topic may be created again.
+                await self._cluster.run(
+                    identity.begin(self._cluster.directory, self.group, queue, offset)
+                )
             pulled = await self._cluster.run(
                 self._cluster.directory.pull(queue, command, timeout_s)
             )

@@ -18,6 +18,7 @@ returns the copy is stored: only then the original may count as done.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -608,6 +609,11 @@ class Readers:
         )
         self.expected: dict[str, int] = {}
         """How many queues of a topic will be read here: their limits are shared out by it."""
+        self._recreations: Counter[str] = Counter()
+        """How often a topic was found to be created again."""
+        self._known: dict[MessageQueue, tuple[QueueIdentity, int]] = {}
+        """Of queues that were read here before: what is known of them, and how often their topics
+        had been created again by then."""
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._running: dict[MessageQueue, asyncio.Task[None]] = {}
         self.counts: dict[str, Counts] = {}
@@ -639,7 +645,11 @@ class Readers:
             return True
         reader = self._kind(self._reading, queue, subscription, feed, position, committed)
         reader.counts = self.counts.setdefault(queue.topic, Counts())
-        reader.identity = QueueIdentity(self._offsets.anchors(queue))
+        identity, recreations = self._known.pop(queue, (None, 0))
+        reader.is_warned = identity is not None and self._recreations[queue.topic] > recreations
+        reader.identity = QueueIdentity(
+            identity.proven if identity else self._offsets.anchors(queue)
+        )
         reader.on_recreated = self._recreated
         self._readers[queue] = reader
         self._share_limits(queue.topic)
@@ -660,6 +670,7 @@ class Readers:
                 "the topic %s was %s: group %s, which was at offset %d of %s, reads it from its "
                 "beginning", topic, why, self._group, old, queue,
             )  # fmt: skip
+            self._recreations[topic] += 1
             for other in self.all():
                 if other is not reader and other.queue.topic == topic:
                     other.warn()
@@ -731,6 +742,7 @@ class Readers:
         """Stops reading a queue and commits how far it got."""
         reader, task = self._readers.pop(queue), self._running.pop(queue)
         task.cancel()
+        self._known[queue] = reader.identity, self._recreations[queue.topic]
         offset = reader.in_flight.committable
         reader.drop(offset)
         self._share_limits(queue.topic)
