@@ -25,15 +25,19 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.identity import PROOF_PERIOD_S, Anchor, look
+from sluicemq.client.core.identity import PROOF_PERIOD_S, Anchor, anchor_of, look
 from sluicemq.client.core.names import signed
 from sluicemq.client.core.requests import PullStatus, pull_answer
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import OffsetOutOfRangeError, RouteNotFoundError, SluiceError
+from sluicemq.errors import (
+    OffsetOutOfRangeError,
+    RequestError,
+    RouteNotFoundError,
+    SluiceError,
+)
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.record.codec import parse_head
 from sluicemq.spark.sources.offsets import (
     Anchors,
     Bounds,
@@ -43,11 +47,14 @@ from sluicemq.spark.sources.offsets import (
     ReadPlan,
     place,
 )
+from sluicemq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
 SHOWN_MAX: Final = 5
 """Queues that an error or a warning names."""
+NO_QUEUE: Final = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.INVALID_PARAMETER)
+"""What brokers answer to a pull of a topic, or of a queue, that does not exist."""
 _FIX: Final = (
     "Set failOnDataLoss=false to read the new topic from its beginning, or start with a new"
     " checkpointLocation."
@@ -105,8 +112,8 @@ class TopicIdentity:
         bounds: tuple[int, int],
         anchor: Anchor | None,
     ) -> int:
-        """Where a stream at `offset` goes on: there, or in a topic made anew at its beginning when
-        loss is allowed. Raises OffsetOutOfRangeError."""
+        """Return where a stream at `offset` goes on: there, or at the beginning of a topic that was
+        created again if loss is allowed. Raises OffsetOutOfRangeError."""
         lowest, highest = bounds
         if offset == highest:
             passed_s = SYSTEM_CLOCK.monotonic_s() - self._looked_s.get(queue, float("-inf"))
@@ -209,6 +216,7 @@ class TopicIdentity:
             elif last >= lowest:
                 time_ms = stored_ms(admin, self._group, queue, last)
                 if time_ms is not None:
+                    self._looked_s[queue] = SYSTEM_CLOCK.monotonic_s()
                     found[queue] = Anchor(last, time_ms)
                     self._compared[queue] = found[queue], lowest
         return found
@@ -359,7 +367,8 @@ def check_part(plan: ReadPlan, part: RangePartition) -> None:
 
 
 def _changed(plan: ReadPlan, part: RangePartition) -> tuple[int, int] | None:
-    """The bounds of a queue that is not the anchor's any more, None when it is."""
+    """The bounds of a queue that is not the anchor's any more, None when it is. A queue that does
+    not exist any more is left to the pulls that follow."""
     queue, anchor = part.queue, part.anchor
     if queue is None or anchor is None or anchor.stored_ms is None:
         return None
@@ -367,11 +376,14 @@ def _changed(plan: ReadPlan, part: RangePartition) -> tuple[int, int] | None:
     try:
         command = signed(requests.look(plan.group, queue, anchor.offset), plan.credentials)
         answer = pull_answer(channel.call(command), part.address)
-        bounds = answer.offset_min, answer.offset_max
-        if answer.status is PullStatus.FOUND:
-            head = parse_head(answer.data)
-            is_same = head.queue_offset != anchor.offset or head.store_time_ms == anchor.stored_ms
-            return None if is_same else bounds
-        return bounds if anchor.offset >= answer.offset_max else None
+    except RequestError as error:
+        if error.code in NO_QUEUE:
+            return None
+        raise
     finally:
         channel.close()
+    is_same = anchor.offset < answer.offset_max
+    if answer.status is PullStatus.FOUND:
+        found = anchor_of(answer.data)
+        is_same = found.offset != anchor.offset or anchor.agrees(found)
+    return None if is_same else (answer.offset_min, answer.offset_max)

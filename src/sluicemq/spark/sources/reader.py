@@ -71,7 +71,7 @@ from sluicemq.record.codec import decode_record
 from sluicemq.spark.errors import Outage, did_you_mean, keep_imports, ride_out
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import ERROR, NUMBERS, TEXT, BodyFormat
-from sluicemq.spark.sources.identity import check_part, left_of_part
+from sluicemq.spark.sources.identity import NO_QUEUE, check_part, left_of_part
 from sluicemq.spark.sources.offsets import (
     Bounds,
     QueueRange,
@@ -81,7 +81,6 @@ from sluicemq.spark.sources.offsets import (
     place,
     topics_of,
 )
-from sluicemq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from sluicemq.store.readonly import StoreReader
@@ -92,8 +91,6 @@ BLOCK_BYTES_MIN: Final = 1024 * 1024
 """Answers are joined until a block has so many bytes: batches of 10 k rows and more cost the least
 a row in Spark (spec/spark.md)."""
 _REASON_LENGTH_MAX: Final = 200
-_NO_QUEUE: Final = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.INVALID_PARAMETER)
-"""What brokers answer to a pull of a topic, or of a queue, that there is not."""
 
 
 @dataclass(slots=True)
@@ -214,7 +211,7 @@ def _chunks(
             start = min(first, partition.end) if first > reader.position else partition.end
             tally.lost += start - reader.position
         except RequestError as error:
-            if error.code not in _NO_QUEUE:
+            if error.code not in NO_QUEUE:
                 raise
             if plan.fail_on_data_loss:
                 raise OffsetOutOfRangeError(

@@ -415,11 +415,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         topic that was never read, and for one whose broker is away."""
         bounds, missing = self._bounds(admin)
         gone = gone_queues(admin, known, bounds)
+        self.identity.check_gone(gone)
         for topic in missing:
             queues = {queue for queue in known if queue.topic == topic}
             if not queues <= gone.keys() or (not queues and self.options["failOnDataLoss"]):
                 admin.route(topic)  # raises, and says why
-        self.identity.check_gone(gone)
         return bounds, gone
 
     def _bounds(self, admin: Admin) -> tuple[Bounds, list[str]]:
