@@ -183,7 +183,6 @@ class History:
     """What has happened to the topic; `sent` are the messages of its present life, by body."""
 
     mq: EmbeddedSluice
-    chance: random.Random
     queues: int = 1
     lives: int = 0
     sent: list[bytes] = field(default_factory=list)
@@ -231,7 +230,7 @@ async def run(
     restarts = chance.random() < 0.5 and (is_known or kind == "broadcast")
     has_one_size = kind in ("assign", "pull")  # these name their queues
     async with cluster(kind, broker, directory, monkeypatch) as mq:
-        history = History(mq, chance)
+        history = History(mq)
         await history.create(chance.randint(1, 3))
         consumer = Consumer(mq, kind, chance.choice(("first", "last")))
         with warnings() as said:
