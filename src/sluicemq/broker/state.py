@@ -145,7 +145,6 @@ class BrokerState:
             settings, topics, offsets, store, intake, turns, self.delayed, files, clock
         )
         offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
-        topics.on_created, topics.on_removed = self._topic_created, self._topic_removed
         self.in_flight = InFlight(groups, self.checkpoints, self.order, clock, self.background)
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
@@ -174,9 +173,10 @@ class BrokerState:
             (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
 
-    def _note_deleted(self) -> None:
-        """Find out at the start which topics were deleted, and finish creations of topics that a
-        crash has interrupted."""
+    def _follow_topics(self) -> None:
+        """Follow topics that are deleted and created from now on. Find out which were deleted
+        before, and finish creations of topics that a crash has interrupted."""
+        self.topics.on_created, self.topics.on_removed = self._topic_created, self._topic_removed
         self.offsets.note_deleted(
             lambda topic: topic in self.topics or topic.startswith(LIGHT_PREFIX)
         )
@@ -251,7 +251,7 @@ class BrokerState:
             if is_read_only:
                 readonly.show_all(store, self.topics, self.groups, self.offsets)
             else:
-                self._note_deleted()
+                self._follow_topics()
             for document in (self.topics.document, self.groups.document, self.checkpoints.document):
                 document.save()
         except OSError as error:

@@ -1,7 +1,7 @@
 """A topic that is deleted and created again under consumers: each kind, each length, each broker.
 
-The random histories are in `tests/property/test_recreated_topics.py`; here are the cases by name, and
-what must not be taken for a topic that was created again."""
+The random histories are in `tests/property/test_recreated_topics.py`; here are the cases by name,
+and what must not be taken for a topic that was created again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

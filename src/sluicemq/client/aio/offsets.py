@@ -92,8 +92,8 @@ def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
 
 
 def decode_anchors(text: str) -> dict[MessageQueue, Anchor]:
-    """Read the file of anchors; a null is left out there. Raises ValueError, KeyError, TypeError or ProtocolError for another
-    thing, as `files.load_text` wants it."""
+    """Read the file of anchors, in which a null is left out. Raises ValueError, KeyError, TypeError
+    or ProtocolError for another thing, as `files.load_text` wants it."""
     return {
         MessageQueue(item["topic"], item["brokerName"], int(item["queueId"])): Anchor(
             int(item["offset"]), item.get("storeTime"), item.get("position")

@@ -21,10 +21,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
+from sluicemq.client.aio.placing import Placed
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
@@ -33,21 +35,13 @@ from sluicemq.client.core.consuming import (
     ConsumeOptions,
     Counts,
     InFlight,
-    OffsetMoved,
     exact_match,
     first_topic,
     pause_s,
     retry_copy,
     times_so_far,
 )
-from sluicemq.client.core.identity import (
-    OFFSET_RESET,
-    Judgement,
-    QueueIdentity,
-    Verdict,
-    anchor_of,
-    position_beyond_end,
-)
+from sluicemq.client.core.identity import QueueIdentity, anchor_of
 from sluicemq.client.core.requests import (
     FLOW_CONTROL,
     GROUP_NOT_EXIST,
@@ -102,9 +96,6 @@ class SendBack:
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
 _STUCK_S: Final = 60.0
 COUNT_STEP: Final = 64
-MESSAGES_LOST: Final = "MESSAGES_LOST"
-RECREATED: Final = "deleted and created again"
-CUT_OR_RECREATED: Final = f"{RECREATED}, or its broker has lost messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +114,7 @@ class Reading:
     send_back: SendBack | None = None
 
 
-class QueueReader:
+class QueueReader(Placed):
     """Reads one queue for one group.
 
     `in_flight` has every message that is pulled and not acknowledged; when the queue is lost or its
@@ -140,6 +131,7 @@ class QueueReader:
         position: int,
         committed: int | None = None,
     ) -> None:
+        super().__init__()
         self.group: str = reading.group
         self.queue = queue
         self.subscription: Subscription = subscription
@@ -149,13 +141,6 @@ class QueueReader:
         self.out: set[ReceivedMessage] = set()
         self.counts: Counts = Counts()
         self.pulled_s: float = 0.0
-        self.identity: QueueIdentity = QueueIdentity()
-        self.on_recreated: Callable[[QueueReader, int, str], None] = lambda *recreated: None
-        """Called with the reader, which stands at the beginning of the new topic, its position in
-        the deleted one, and what has happened."""
-        self.is_warned: bool = False
-        """Whether another reader has said that the topic was created again, and this one does not
-        know yet."""
         self._replica_id = MASTER_ID
         """Where the last answer said to ask next: at the master, or at a slave that has the queue
         while the master is busy reading what is old."""
@@ -448,86 +433,6 @@ class QueueReader:
         self._replica_id = answer.next_id
         return answer
 
-    async def _knows_queue(self) -> bool:
-        """Make sure, before a pull, that its position is one of the queue as it is now: take a
-        first anchor, or look for the known ones after an error. Return False if the position was
-        moved. Raises SluiceError."""
-        identity, position = self.identity, self.in_flight.position
-        if identity.is_suspect and identity.proven:
-            return await self._proves()
-        if identity.proven or identity.is_begun or not position:
-            return True
-        in_flight, directory = self.in_flight, self._cluster.directory
-        reset_to = await self._cluster.run(
-            identity.begin(directory, self.group, self.queue, position)
-        )
-        if in_flight is self.in_flight and reset_to is not None:
-            self._go_on_at(reset_to, OFFSET_RESET)
-        return in_flight is self.in_flight
-
-    async def _is_same(self, answer: PullAnswer) -> bool:
-        """Return whether an answer is of the queue that this reader has read so far. If it is not,
-        the position was moved. Raises SluiceError."""
-        is_at_master, now_s = self._is_at_master, self._cluster.clock.monotonic_s()
-        if not is_at_master:  # a slave may be behind: nothing follows from its bounds
-            return True
-        if answer.remark == OFFSET_RESET and answer.status is PullStatus.OFFSET_ILLEGAL:
-            return await self._obeys(answer)
-        if self.identity.needs_proof(answer, now_s) and not await self._proves():
-            return False
-        self.identity.bounded(answer)
-        if answer.status is not PullStatus.OFFSET_ILLEGAL:
-            self.is_warned = False
-        return True
-
-    async def _proves(self) -> bool:
-        """Look for the anchors in the queue. Return False if the position was moved. Raises
-        SluiceError."""
-        in_flight, asked_s = self.in_flight, self._cluster.clock.monotonic_s()
-        judgement = await self._judged()
-        if in_flight is not self.in_flight:
-            return False
-        position, (verdict, offset) = in_flight.position, judgement
-        if verdict is Verdict.SAME:
-            self.is_warned = False
-            self.identity.proved(asked_s)
-        elif verdict is Verdict.UNKNOWN:
-            self.identity.unproved(asked_s)
-        elif verdict is Verdict.RESET:
-            self._go_on_at(offset, OFFSET_RESET)
-        elif verdict is Verdict.CUT:
-            self.identity.cut(offset)
-            self._go_on_at(min(position, offset), MESSAGES_LOST)
-        else:
-            self._begins_anew(position, offset, RECREATED)
-        return in_flight is self.in_flight
-
-    async def _judged(self) -> Judgement:
-        directory = self._cluster.directory
-        return await self._cluster.run(self.identity.judge(directory, self.group, self.queue))
-
-    async def _obeys(self, answer: PullAnswer) -> bool:
-        """Go where a reset of the group says: an operator's, or that of a SluiceMQ broker on which
-        the topic was created again."""
-        in_flight, position = self.in_flight, self.in_flight.position
-        judgement = Judgement(Verdict.SAME)
-        if self.identity.proven:
-            with contextlib.suppress(SluiceError):  # it is obeyed all the same
-                judgement = await self._judged()
-        if in_flight is not self.in_flight:
-            return False
-        if judgement.verdict is Verdict.RECREATED:
-            self._begins_anew(position, answer.next_offset, RECREATED)
-        else:
-            self._go_on_at(answer.next_offset, OFFSET_RESET)
-        return False
-
-    def _begins_anew(self, old: int, new: int, why: str) -> None:
-        """The topic was deleted and created again: read it from `new` on."""
-        self.identity.forget()
-        self._move_on(old, new, 0)
-        self.on_recreated(self, old, why)
-
     def _take(self, answer: PullAnswer) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             self._moved(answer)
@@ -543,54 +448,6 @@ class QueueReader:
             self.feed.put(
                 [ReceivedMessage(record, self, in_flight, offset) for offset, _, record in found]
             )
-
-    def _moved(self, answer: PullAnswer) -> None:
-        """The broker says where to go on: behind what retention deleted, or at the end of a queue
-        that is shorter than the position. Before the end may lie messages that were never read, so
-        the reader goes on behind the last message that it knows, or at the beginning."""
-        old, new = self.in_flight.position, answer.next_offset
-        beginning = position_beyond_end(answer, old)
-        if beginning is not None and self._is_at_master:
-            newest = self.identity.newest
-            if newest is None:
-                self._begins_anew(old, beginning, CUT_OR_RECREATED)
-                return
-            new = min(newest.offset + 1, answer.offset_max)
-        lost = new - old if old < new <= answer.offset_min else 0
-        if lost:
-            what = f"{lost} messages are lost: the broker deleted them before they were read"
-        else:
-            what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
-        _log.warning(
-            "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
-            self.group, old, self.queue, answer.offset_min, answer.offset_max,
-            f" [{answer.remark}]" if answer.remark else "", new, what,
-        )  # fmt: skip
-        self._move_on(old, new, lost)
-
-    def _go_on_at(self, new: int, why: str) -> None:
-        """Go on where a reset says, or where lost messages of the queue began."""
-        old = self.in_flight.position
-        skipped = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
-        if why == OFFSET_RESET:
-            level = logging.WARNING if new != old else logging.DEBUG
-            _log.log(
-                level, "group %s was reset on %s from offset %d to %d, %s",
-                self.group, self.queue, old, new, skipped,
-            )  # fmt: skip
-        else:
-            _log.warning(
-                "group %s: the broker has lost messages of %s that were read here (an unclean "
-                "failover); going on at %d instead of %d", self.group, self.queue, new, old,
-            )  # fmt: skip
-        self._move_on(old, new, 0)
-
-    def _move_on(self, old: int, new: int, lost: int) -> None:
-        self.move(new)
-        self.committed = None
-        if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
-            event = OffsetMoved(self.group, self.queue, old, new, lost)
-            asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)
 
 
 class Readers:
@@ -650,7 +507,7 @@ class Readers:
         reader.identity = QueueIdentity(
             identity.proven if identity else self._offsets.anchors(queue)
         )
-        reader.on_recreated = self._recreated
+        reader.on_recreated = partial(self._recreated, reader)
         self._readers[queue] = reader
         self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
