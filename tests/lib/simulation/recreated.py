@@ -80,6 +80,8 @@ class Consumer:
     mq: Sluice
     kind: str
     start: Start
+    topic: str = TOPIC
+    group: str = GROUP
     got: Counter[bytes] = field(default_factory=Counter)
     position: dict[Any, int] = field(default_factory=dict)
     """Of raw pulls: the program keeps it."""
@@ -113,7 +115,9 @@ class Consumer:
         async def handle(message: Any) -> None:
             self.got[message.body] += 1
 
-        consumer = self.mq.consumer(GROUP, handle, start=self.start, **options).subscribe(TOPIC)
+        consumer = self.mq.consumer(self.group, handle, start=self.start, **options).subscribe(
+            self.topic
+        )
         await consumer.start()
         begun.set()
         try:
@@ -131,7 +135,7 @@ class Consumer:
         await self._handled(begun, broadcast=True)
 
     async def _stream(self, begun: asyncio.Event) -> None:
-        async with self.mq.subscribe(TOPIC, group=GROUP, start=self.start) as stream:
+        async with self.mq.subscribe(self.topic, group=self.group, start=self.start) as stream:
             begun.set()
             async for message in stream:
                 self.got[message.body] += 1
@@ -144,18 +148,18 @@ class Consumer:
                 self.got[message.body] += 1
 
     async def _lite(self, begun: asyncio.Event) -> None:
-        async with self.mq.lite_pull(GROUP, start=self.start) as consumer:
-            await consumer.subscribe(TOPIC)
+        async with self.mq.lite_pull(self.group, start=self.start) as consumer:
+            await consumer.subscribe(self.topic)
             await self._polled(begun, consumer)
 
     async def _assign(self, begun: asyncio.Event) -> None:
-        async with self.mq.lite_pull(GROUP, start=self.start) as consumer:
-            await consumer.assign(await consumer.queues(TOPIC))
+        async with self.mq.lite_pull(self.group, start=self.start) as consumer:
+            await consumer.assign(await consumer.queues(self.topic))
             await self._polled(begun, consumer)
 
     async def _pull(self, begun: asyncio.Event) -> None:
-        consumer = self.mq.pull_consumer(GROUP)
-        queues = await consumer.queues(TOPIC)
+        consumer = self.mq.pull_consumer(self.group)
+        queues = await consumer.queues(self.topic)
 
         async def read(queue: Any) -> None:
             if queue not in self.position:
