@@ -419,8 +419,9 @@ class SubscriptionConflictError(ClientError):
 class OffsetOutOfRangeError(ClientError):
     """The offset asked for is not in the queue any more, or not yet.
 
-    When: a stream or an archive finds that retention deleted what it had not read, or that a topic
-    was made anew. Consumers move by themselves and say so (`OffsetMoved`).
+    When: a stream or an archive finds that retention deleted what it had not read, that a topic was
+    deleted and created again, or that queues disappeared. Consumers move by themselves and say so
+    (`OffsetMoved`).
     Then: nothing is skipped before you say so.
     Cure: go on with what is left (failOnDataLoss=false, on_gap: note), and read more often or keep
     messages longer: `sluice group lag --at-risk`.

@@ -154,7 +154,7 @@ def test_a_topic_made_anew_is_noticed_by_its_messages(
             if count == 5:
                 end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
                 admin.delete_topic(name)
-    with pytest.raises(OffsetOutOfRangeError, match="'spark-anew' was deleted and made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="'spark-anew' was deleted and created again"):
         stream.latestOffset(end, ReadAllAvailable())
     stream.stop()
     given["failOnDataLoss"] = "false"

@@ -21,6 +21,12 @@ again, `TELLS_MAX` times, because a program that pulls where it likes is not to 
 What is pending stands in `config/sluiceOffsetResets.json` before 222 is answered, so that a broker
 that dies tells the consumers when it is back (RocketMQ forgets it, and ignores the file). One that
 dies just after a consumer has heard tells it once more: messages repeat.
+
+A topic that is deleted and created again begins at offset 0. Its consumers do not know that: they
+pull from their old positions, commit them, and would miss what lies before. So the broker remembers
+which groups had committed offsets when a topic was deleted. When the topic is created again each of
+them is reset to offset 0 of every queue, by the same rules as an operator's reset. This also covers
+offsets that outlived their topic, after a crash or in a store of RocketMQ 4.
 """
 
 import logging
@@ -43,6 +49,8 @@ log = logging.getLogger(__name__)
 SEPARATOR: Final = "@"
 COMMITS_PER_VERSION: Final = 500  # spec/store.md §11
 TELLS_MAX: Final = 3
+DELETED_TOPICS_MAX: Final = 10_000
+"""Deleted topics whose groups are remembered. The oldest deletions are forgotten first."""
 
 Key = tuple[str, str, int]
 """(group, topic, queue id)"""
@@ -171,6 +179,8 @@ class Offsets:
         self.on_forget: list[Callable[..., None]] = []
         self.is_urgent = False
         """A reset is to be on disk before it is answered."""
+        self.deleted: dict[str, set[str]] = {}
+        """By deleted topic, in the order of deletion: the groups that had consumed it."""
         self.on_save: Callable[[], None] = lambda: None
         """Called when the table is about to be copied for the file."""
         self.version = DataVersion()
@@ -183,7 +193,13 @@ class Offsets:
             return tables.encode_consumer_offsets_file(self.snapshot())
 
         def render_resets() -> str:
-            return orjson.dumps({"resets": self.resets.objects()}).decode()
+            found: dict[str, Any] = {"resets": self.resets.objects()}
+            if self.deleted:
+                found["deletedTopics"] = [
+                    {"topic": topic, "groups": sorted(groups)}
+                    for topic, groups in self.deleted.items()
+                ]
+            return orjson.dumps(found).decode()
 
         self.document = Document(files, f"{directory}/consumerOffset.json", render)
         self.resets_document = Document(
@@ -205,6 +221,8 @@ class Offsets:
         pending = self.resets_document.load(orjson.loads)
         if pending is not None:
             self.resets.load(pending.get("resets", ()))
+            for item in pending.get("deletedTopics", ()):
+                self.deleted[str(item["topic"])] = set(map(str, item["groups"]))
 
     def snapshot(self) -> tables.ConsumerOffsets:
         """The table as 43 and the file carry it."""
@@ -293,9 +311,48 @@ class Offsets:
             for queue_id, offset in self.table.get(f"{topic}@{group}", {}).items():
                 yield group, topic, queue_id, offset
 
+    def topic_deleted(self, topic: str) -> None:
+        """Forget the offsets of a deleted topic and remember the groups that had any, until the
+        topic is created again (`take_deleted`)."""
+        groups = self.deleted.pop(topic, set()) | self.groups_of(topic)
+        self.forget(topic=topic)
+        if groups:
+            self.deleted[topic] = groups
+            while len(self.deleted) > DELETED_TOPICS_MAX:
+                del self.deleted[next(iter(self.deleted))]
+            self.resets_document.changed = True
+        self.is_urgent = True
+
+    def note_deleted(self, exists: Callable[[str], bool]) -> None:
+        """Treat each topic that has offsets and does not exist as deleted, for `take_deleted`. Such
+        offsets are left by a crash during a deletion, and by RocketMQ 4, which deletes topics
+        without them. They stay in the table until the topic is created.
+
+        A deleted topic that exists was created before a crash, or by a RocketMQ broker that had the
+        store meanwhile: groups that have committed offsets on it since are not reset."""
+        for topic, groups in self.groups_by_topic().items():
+            if not exists(topic):
+                self.deleted.setdefault(topic, set()).update(groups)
+            elif topic in self.deleted:
+                self.deleted[topic].difference_update(groups)
+
+    def take_deleted(self, topic: str) -> list[str]:
+        """Return the names of the groups that had consumed `topic` before it was deleted, sorted,
+        and forget them."""
+        groups = self.deleted.pop(topic, None)
+        if groups is None:
+            return []
+        self.resets_document.changed = True
+        return sorted(groups)
+
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
         """The topic, or the group, is deleted."""
         self.resets.forget(topic=topic, group=group)
+        for known in list(self.deleted) if group else ():
+            self.deleted[known].discard(group or "")
+            if not self.deleted[known]:
+                del self.deleted[known]
+            self.resets_document.changed = True
         for follow in self.on_forget:
             follow(topic=topic, group=group)
         prefix, suffix = f"{topic}@" if topic else "", f"@{group}" if group else ""

@@ -33,7 +33,7 @@ from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.replicas.insync import InSync
 from sluicemq.broker.replicas.status import Behind, Steering
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import Delayed
@@ -50,6 +50,8 @@ from sluicemq.wire.frames import Command
 
 log = logging.getLogger(__name__)
 
+GROUPS_SHOWN: Final = 10
+"""Groups that a log line names."""
 INDEX_PAUSE_S: Final = 0.005
 """Between two slices of an index that is built anew: messages go first."""
 SEALED_AFTER_S: Final = 10.0
@@ -179,6 +181,42 @@ class BrokerState:
             (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
 
+    def _follow_topics(self) -> None:
+        """Follow topics that are deleted and created from now on. Find out which were deleted
+        before, and finish creations of topics that a crash has interrupted."""
+        self.topics.on_created, self.topics.on_removed = self._topic_created, self._topic_removed
+        self.offsets.note_deleted(
+            lambda topic: topic in self.topics or topic.startswith(LIGHT_PREFIX)
+        )
+        for name in [name for name in self.offsets.deleted if name in self.topics]:
+            self._reset_returning(name)
+
+    def _topic_created(self, name: str) -> None:
+        """Forget offsets that are left of a deleted topic of this name, and reset its groups."""
+        if name in self.offsets.deleted:
+            self.offsets.forget(topic=name)
+            self._reset_returning(name)
+
+    def _reset_returning(self, name: str) -> None:
+        """Send every group that had consumed a deleted topic of this name to offset 0 of its
+        queues, as an operator's reset would."""
+        groups = self.offsets.take_deleted(name)
+        for group in groups:
+            for queue_id in range(self.topics.table[name].config.read_queues):
+                if not self.lanes.reset(group, name, queue_id, 0):
+                    self.offsets.reset(group, name, queue_id, 0)
+        if groups:
+            log.info(
+                "topic %s was deleted and is created again: %d groups that consumed it begin at "
+                "its first message: %s", name, len(groups), ", ".join(groups[:GROUPS_SHOWN]),
+            )  # fmt: skip
+
+    def _topic_removed(self, name: str) -> None:
+        """Answer the requests that wait for messages of a deleted topic, and forget what pulls
+        noted about its offsets."""
+        self.polls.end_topic(name)
+        self.delivered.topic_deleted(name)
+
     def _take_up(self) -> None:
         """Settings that others hold copies of."""
         slow_ms = self.settings.broker.slow_request_ms
@@ -221,6 +259,8 @@ class BrokerState:
                 worker.load()
             if is_read_only:
                 readonly.show_all(store, self.topics, self.groups, self.offsets)
+            else:
+                self._follow_topics()
             for document in (self.topics.document, self.groups.document, self.checkpoints.document):
                 document.save()
         except OSError as error:

@@ -99,7 +99,8 @@ def group_fault(name: str) -> str | None:
 class Table(ABC, Generic[Config, Item]):
     """Topics or groups by name, and their file; a change is in its journal before it is made.
 
-    `on_change(name)` is called after each change. `table` holds for each name what `_item` makes of
+    `on_change(name)` is called after each change, then `on_created(name)` or `on_removed(name)` if
+    the change made or deleted the topic or group. `table` holds for each name what `_item` makes of
     its settings.
     """
 
@@ -109,6 +110,8 @@ class Table(ABC, Generic[Config, Item]):
         self.table: dict[str, Item] = {}
         self.version = DataVersion()
         self.on_change: Callable[[str], None] = lambda name: None
+        self.on_created: Callable[[str], None] = lambda name: None
+        self.on_removed: Callable[[str], None] = lambda name: None
         self._unknown = Unknown()
         self._texts: Texts[Config] = {}
         self.document = Document(
@@ -168,13 +171,16 @@ class Table(ABC, Generic[Config, Item]):
             return
         self._record({config.name: self._write(config) for config in news}, is_asked=is_asked)
         for config in news:
-            verb = "changed" if config.name in self.table else "created"
+            is_created = config.name not in self.table
+            verb = "created" if is_created else "changed"
             self._set(config)
             is_news = not config.name.startswith(RETRY_PREFIX)  # its group has said it
             log.log(
                 logging.INFO if is_news else logging.DEBUG, "%s %s: %s", self._kind, verb, config
             )
             self.on_change(config.name)
+            if is_created:
+                self.on_created(config.name)
 
     def remove(self, name: str) -> bool:
         """Raises StoreError when that cannot be kept."""
@@ -185,6 +191,7 @@ class Table(ABC, Generic[Config, Item]):
         self._unknown.items.pop(name, None)
         log.info("%s %s deleted", self._kind, name)
         self.on_change(name)
+        self.on_removed(name)
         return True
 
     def _record(

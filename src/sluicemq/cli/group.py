@@ -50,7 +50,7 @@ SYSTEM_PREFIXES = (
 _QUEUE = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
 _lag = fields(
     f"group {_QUEUE} committed offset_min offset_max lag in_flight lost at_risk=messages_at_risk "
-    "loss_time_ms matching eta_ms"
+    "loss_time_ms matching eta_ms beyond_end"
 )
 _progress = fields(f"{_QUEUE} committed offset_max lag in_flight last_time_ms")
 _change = fields(f"{_QUEUE} from=old to=new come_again=again skipped offset_max")
@@ -339,7 +339,7 @@ def _print_lag(found: list[QueueLag]) -> None:
     queues = [
         _lag(item)
         for item in found
-        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost
+        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost or item.beyond_end
     ]
     columns = (
         "group topic broker queue=queue_id committed first=offset_min end=offset_max lag "
@@ -357,6 +357,14 @@ def _print_lag(found: list[QueueLag]) -> None:
     print_records(
         lanes, columns=columns, title="Lanes: a message counts in the one that will get it"
     )
+    for item in found:
+        if item.beyond_end:
+            click.echo(
+                f"The committed offset {item.committed} of {item.group} is beyond the end "
+                f"{item.offset_max} of {item.queue.topic} queue {item.queue.queue_id} on "
+                f"{item.queue.broker}: the topic was deleted and created again, or the broker "
+                f"lost messages. See sluice explain group {item.group}."
+            )
     at_risk = sum(item.messages_at_risk for item in found)
     in_flight = sum(item.in_flight for item in found)
     times = [item.loss_time_ms for item in found if item.messages_at_risk]

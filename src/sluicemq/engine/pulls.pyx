@@ -248,7 +248,9 @@ cdef class Pulls:
     cdef bint holds(self, Plan plan):
         """Is everything that the plan relies on as it was? Settings are exchanged when they change,
         never changed in place."""
-        if self.lanes or self.resets or self.pull.groups.forbidden:
+        if self.lanes or self.pull.groups.forbidden:
+            return False
+        if self.resets and (plan.group, plan.topic, plan.queue[1]) in self.resets:
             return False
         if self.settings.broker is not plan.broker or self.settings.is_slave:
             return False

@@ -552,7 +552,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
         for code, is_note in (
             (Code.NO_SUCH_GROUP, False), (Code.CONSUMING_OFF, False), (Code.REFUSED, False),
             (Code.UNEQUAL, False), (Code.BROKEN_FILTER, False), (Code.NO_MEMBER, False),
-            (Code.NOT_SUBSCRIBED, False), (Code.NOT_ACKNOWLEDGING, False),
+            (Code.NOT_SUBSCRIBED, False), (Code.BEYOND_END, False), (Code.NOT_ACKNOWLEDGING, False),
             (Code.DEAD_LETTER, False), (Code.FILTER_FALSE, False), (Code.FILTER_ERROR, False),
             (Code.NO_LANE, False), (Code.NO_ROUTE, False), (Code.MEMBER_IDLE, False),
             (Code.QUEUE_IDLE, False), (Code.IGNORED_TEXT, True), (Code.FORGOTTEN, True),

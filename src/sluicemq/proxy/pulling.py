@@ -6,7 +6,9 @@ offset:
 
     OK                 the messages
     MESSAGE_NOT_FOUND  none for as long as the client waits; behind what its filter does not want
-    ILLEGAL_OFFSET     the queue has no such offset, or the group was sent elsewhere: the next one
+    ILLEGAL_OFFSET     the queue has no such offset, or the group was sent elsewhere: the next one;
+                       for an offset behind the end the first one, since the topic may have been
+                       deleted and created again
 
 A pull waits at the broker, which wakes it. What is woken and finds nothing that the client wants
 goes on waiting, for the rest of the time. Lite topics are not served here, and that is said.
@@ -15,6 +17,7 @@ goes on waiting, for the rest of the time. Lite topics are not served here, and 
 from collections.abc import Iterable
 
 from sluicemq.client.core import requests, talks
+from sluicemq.client.core.identity import position_beyond_end
 from sluicemq.client.core.requests import PullStatus, expect_success, number, pull_answer
 from sluicemq.client.core.talks import Talk
 from sluicemq.filter.subscriptions import tag_matches
@@ -71,6 +74,9 @@ class Pulling:
             answer = pull_answer(reply, address)
             next_offset = answer.next_offset
             if answer.status is PullStatus.OFFSET_ILLEGAL:
+                beginning = position_beyond_end(answer, offset)
+                if beginning is not None:
+                    next_offset = beginning
                 text = (
                     f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
                     f"{answer.offset_min} up to {answer.offset_max}; for {offset} go on at "

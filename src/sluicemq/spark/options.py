@@ -258,8 +258,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("maxRecordsPerPartition", count(1, 1 << 60), 1_000_000, _READS,
            "Largest range of offsets of one partition."),
     Option("failOnDataLoss", boolean, True, _READS,
-           "Fail when offsets to be read are gone, or a stream's topic was deleted and made anew; "
-           "false reads what is left, of a new topic all, and logs."),
+           "Fail when offsets to be read are gone, the topic was deleted and created again, or "
+           "queues disappeared; false reads what is left, of a new topic all, and logs."),
     Option("predicates", text, None, _READ,
            "JSON that `load_where`, `sluice sql` and pipelines write: rows that fail these "
            "predicates may be left out."),

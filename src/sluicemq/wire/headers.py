@@ -139,7 +139,8 @@ PULL_LITE = 0x10
 
 @request(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)
 class PullMessageRequest:
-    """Our own are `bulk` (megabytes, not messages) and `any_span` (matches however far apart)."""
+    """Our own are `bulk` (megabytes, not messages), `any_span` (matches however far apart) and
+    `look` (one message as it lies; nothing changes for the group)."""
 
     group: str = text("consumerGroup")
     topic: str = text("topic")
@@ -158,6 +159,7 @@ class PullMessageRequest:
     broker: str | None = text("bname", default=None)
     bulk: bool | None = boolean("sluiceBulk", default=None)
     any_span: bool | None = boolean("sluiceAnySpan", default=None)
+    look: bool | None = boolean("sluiceLook", default=None)
 
 
 @answer(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)

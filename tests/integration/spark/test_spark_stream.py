@@ -255,10 +255,10 @@ def test_a_topic_made_anew_is_noticed(
     producer.routes.forget(topic)
     publish(100, 2)
     line = failure(lambda: job.run(topic))
-    assert "the topic was deleted and made anew" in line
+    assert "the topic was deleted and created again" in line
     publish(102, 28)
     line = failure(lambda: job.run(topic))
-    assert f"the topic '{topic}' was deleted and made anew" in line, "though it is longer now"
+    assert f"the topic '{topic}' was deleted and created again" in line, "though it is longer now"
     job.run(topic, failOnDataLoss="false")
     publish(130, 5)
     job.run(topic)

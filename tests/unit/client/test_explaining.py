@@ -96,6 +96,8 @@ def test_what_members_do_not_tell_is_not_guessed() -> None:
         ({"copies": [Copy(1, False, is_popped=True)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
         ({"traced": GroupTrace("G", 1, True)}, (Fate.CONSUMED, [])),
         ({"committed": 6}, (Fate.CONSUMED, [Code.OFFSET_PAST])),
+        ({"committed": 11}, (Fate.WAITING, [Code.BEYOND_END])),
+        ({"committed": 11, "members": ()}, (Fate.OFFLINE, [Code.BEYOND_END, Code.NO_MEMBER])),
         ({"members": ()}, (Fate.OFFLINE, [Code.NO_MEMBER])),
         ({"fetched": 6}, (Fate.WAITING, [Code.NOT_ACKNOWLEDGING])),
         ({"fetched": 6, "members": (member(last_consume_ms=NOW_MS - 1000),)},
@@ -268,3 +270,14 @@ def test_lanes_have_another_cure_than_one_subscription_for_all() -> None:
     one = explain_group(dataclasses.replace(laned(members), matching=())).findings[0]
     assert "oldest lane" in lanes.instead
     assert "messages get lost" in one.instead
+
+
+def test_a_group_whose_offset_is_beyond_the_end_of_a_queue_is_told() -> None:
+    fine = whole(group(), QueueProgress(QUEUE, 10, 10))
+    assert explain_group(fine).findings == ()
+    (found,) = explain_group(whole(group(), QueueProgress(QUEUE, 50, 10))).findings
+    assert found.code is Code.BEYOND_END
+    assert (
+        f"queue {QUEUE.queue_id} of T on b is 50, beyond the end of the queue at 10" in found.what
+    )
+    assert "sluice group reset G --topic T --to earliest" in found.instead

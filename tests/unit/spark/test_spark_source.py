@@ -17,12 +17,13 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_rocketmq import DefaultSource
-from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, RouteNotFoundError
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import errors, session, source
 from sluicemq.spark.filters import predicates_of
 from sluicemq.spark.schema import parse_columns, struct_type
+from sluicemq.spark.sources import identity
 from sluicemq.spark.sources import offsets as cluster
 
 Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
@@ -47,7 +48,12 @@ class FakeAdmin:
     def offset_by_time(self, _: MessageQueue, time_ms: int) -> int:
         return max(0, -(-(time_ms - 1000) // 10))
 
-    def route(self, _: str) -> TopicRoute:
+    def find_route(self, topic: str) -> TopicRoute | None:
+        return self.route(topic) if topic == "t" else None
+
+    def route(self, topic: str) -> TopicRoute:
+        if topic != "t":
+            raise RouteNotFoundError(f"no broker serves {topic!r}.")
         return TopicRoute((BrokerData("a", "c", {0: "a:1"}),), (QueueData("a", 2, 2, 6),))
 
 
@@ -56,11 +62,14 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "open_admin", lambda _: FakeAdmin())
     monkeypatch.setattr(source, "check_selector", lambda *_: None)
     monkeypatch.setattr(source, "evaluates_selectors", lambda *_: True)
+    monkeypatch.setattr(identity, "stored_ms", lambda _admin, _group, _queue, offset: 1000 + offset)
     monkeypatch.setattr(errors.os, "environ", {})
 
 
 def reader(*predicates: dict[str, Any], **options: str) -> Any:
     given = OPTIONS | {name.replace("__", "."): value for name, value in options.items()}
+    if "topics" in given:
+        del given["topic"]
     if predicates:
         given["predicates"] = json.dumps(predicates)
     made: DataSource = DefaultSource(given)
@@ -134,6 +143,18 @@ def test_offsets_that_retention_has_passed_are_loss() -> None:
     with pytest.raises(OffsetOutOfRangeError, match="offset 7 of a:1, which holds 50 to 80"):
         ranges(reader(**given))
     assert ranges(reader(failOnDataLoss="false", **given)) == [(0, 5, 9), (1, 50, 60)]
+
+
+def test_a_listed_topic_that_does_not_exist_is_an_error_or_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = {"topics": "t,u"}
+    with pytest.raises(RouteNotFoundError, match="no broker serves 'u'"):
+        ranges(reader(**given))
+    assert ranges(reader(failOnDataLoss="false", **given)) == [(0, 0, 100), (1, 50, 80)]
+    assert caplog.text.count("topics that do not exist are not read") == 1
+    with pytest.raises(RouteNotFoundError, match="no broker serves 'u'"):
+        ranges(reader(failOnDataLoss="false", topics="u,v"))
 
 
 def test_pushed_bounds_narrow_the_ranges() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from simulation.stepped import ManualClock
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -18,10 +19,11 @@ from sluicemq.errors import (
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import errors
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+from sluicemq.spark.sources import identity as topic_identity
 from sluicemq.spark.sources import stream
 from sluicemq.spark.sources import stream as sizes
-from sluicemq.spark.sources import stream as topic_identity
 from sluicemq.spark.sources.offsets import RangePartition
+from sluicemq.wire.bodies import ClusterInfo
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
@@ -41,6 +43,8 @@ class FakeAdmin:
         self.committed: dict[MessageQueue, int] = {}
         self.known = {"%RETRY%denied", "%RETRY%old"}
         self.asked: list[tuple[str, int]] = []
+        self.registered = {"a"}
+        self.unreadable: dict[MessageQueue, tuple[int, int]] = {}
         self.lost = 0
         self.opened = 0
 
@@ -48,15 +52,23 @@ class FakeAdmin:
         if self.lost:
             self.lost -= 1
             raise ConnectionLostError("gone")
-        if topic != "t":
+        if not self._queues(topic):
             raise RouteNotFoundError(f"no broker serves {topic!r}.")
-        return sorted(self.bounds)
+        return self._queues(topic)
+
+    def _queues(self, topic: str) -> list[MessageQueue]:
+        return sorted(queue for queue in self.bounds if queue.topic == topic)
+
+    def topics(self) -> list[str]:
+        return sorted({queue.topic for queue in self.bounds})
 
     def offsets(self, queue: MessageQueue) -> tuple[int, int]:
-        return self.bounds[queue]
+        if queue not in self.bounds and queue not in self.unreadable:
+            raise RouteNotFoundError(f"no broker serves {queue.topic!r}.")
+        return (self.bounds | self.unreadable)[queue]
 
     def route(self, topic: str) -> TopicRoute:
-        names = sorted({queue.broker for queue in self.bounds})
+        names = sorted({queue.broker for queue in self.queues(topic)})
         return TopicRoute(
             tuple(BrokerData(name, "c", {0: f"{name}:10911"}) for name in names),
             tuple(QueueData(name, 2, 2, 6) for name in names),
@@ -68,7 +80,10 @@ class FakeAdmin:
         self.committed[queue] = offset
 
     def find_route(self, topic: str) -> str | None:
-        return topic if topic in self.known else None
+        return topic if topic in self.known or self._queues(topic) else None
+
+    def cluster_info(self) -> ClusterInfo:
+        return ClusterInfo({name: BrokerData(name, "c", {}) for name in self.registered})
 
     def call(self, address: str, command: Command) -> None:
         self.asked.append((address, command.code))
@@ -204,7 +219,7 @@ def test_a_topic_that_ends_before_the_stream_is_an_error(make: Any, cluster: Fak
         lambda: make().latestOffset(point(a0=10, a1=50), ReadAllAvailable()),
         lambda: make().partitions(point(a0=1), point(a0=10)),
     ):
-        with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+        with pytest.raises(OffsetOutOfRangeError, match="created again"):
             step()
 
 
@@ -235,8 +250,129 @@ def test_a_topic_made_anew_is_noticed_though_it_is_longer_than_the_stream(
     end = advanced(reader, point(a0=0, a1=0))
     cluster.made_ms, cluster.bounds = 900_000, {A0: (0, 130), A1: (0, 50)}
     for one in (reader, make()):
-        with pytest.raises(OffsetOutOfRangeError, match=r"'t' was deleted and made anew: a:0.*99"):
+        with pytest.raises(
+            OffsetOutOfRangeError, match=r"'t' was deleted and created again: a:0.*99"
+        ):
             one.latestOffset(end, ReadAllAvailable())
+
+
+def test_a_topic_made_anew_is_noticed_though_it_is_as_long_as_the_stream(
+    make: Any, cluster: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a new reader at once, in a running stream within a second."""
+    clock = ManualClock()
+    monkeypatch.setattr(topic_identity, "SYSTEM_CLOCK", clock)
+    cluster.made_ms = 5_000
+    reader = make()
+    end = advanced(reader, point(a0=0, a1=0))
+    assert advanced(reader, end) == end
+    cluster.made_ms = 900_000
+    with pytest.raises(OffsetOutOfRangeError, match="'t' was deleted and created again"):
+        make().latestOffset(end, ReadAllAvailable())
+    looks = len(cluster.looked)
+    assert advanced(reader, end) == end, "an idle stream asks no more than once a second"
+    assert len(cluster.looked) == looks
+    clock.advance(1.0)
+    with pytest.raises(OffsetOutOfRangeError, match="'t' was deleted and created again"):
+        advanced(reader, end)
+    allowed = make(failOnDataLoss="false")
+    following = advanced(allowed, end)
+    assert following["queues"] == end["queues"]
+    assert following["from"] == {"a": {"0": 0, "1": 0}}
+    assert ranges(allowed.partitions(end, following)) == [("a0", 0, 100), ("a1", 0, 50)]
+    assert advanced(allowed, following) == following
+
+
+GONE = r"queues disappeared: a:0 of 't' \(read up to offset 100\)"
+
+
+def test_a_queue_that_disappears_fails_the_stream(make: Any, cluster: FakeAdmin) -> None:
+    del cluster.bounds[A0]
+    for step in (
+        lambda: make().latestOffset(point(a0=100, a1=50), ReadAllAvailable()),
+        lambda: make().partitions(point(a0=10, a1=50), point(a0=100, a1=50)),
+    ):
+        with pytest.raises(OffsetOutOfRangeError, match=GONE):
+            step()
+
+
+def test_a_queue_that_disappears_may_be_given_up(
+    make: Any, cluster: FakeAdmin, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.made_ms = 5_000
+    end = advanced(make(), point(a0=0, a1=0))
+    del cluster.bounds[A0]
+    cluster.bounds[A1] = (0, 60)
+    reader = make(failOnDataLoss="false")
+    following = advanced(reader, end)
+    assert following["queues"] == {"a": {"1": 60}}
+    assert following["seen"] == {"a": {"1": [49, 5049]}}
+    assert ranges(reader.partitions(end, following)) == [("a1", 50, 60)]
+    assert advanced(reader, following) == following
+    assert caplog.text.count("disappeared") == 1
+    assert advanced(make(), following) == following, "from now on nothing is missing"
+    cluster.bounds[A0] = (0, 3)
+    assert ranges(make().partitions(following, advanced(make(), following))) == [("a0", 0, 3)]
+
+
+def test_a_queue_that_is_not_read_any_more_and_holds_nothing_unread_is_no_loss(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    """The topic has fewer queues to read now; the broker still has what lies in the others."""
+    del cluster.bounds[A0]
+    cluster.unreadable[A0] = (0, 101)
+    with pytest.raises(OffsetOutOfRangeError, match=GONE):
+        make().latestOffset(point(a0=100, a1=50), ReadAllAvailable())
+    cluster.unreadable[A0] = (0, 100)
+    assert advanced(make(), point(a0=100, a1=50))["queues"] == point(a0=100, a1=50)["queues"]
+
+
+SEVERAL = {"version": 2, "filter": "TAG *", "queues": {
+    "t": {"a": {"0": 100, "1": 50}}, "u": {"a": {"0": 7}},
+}}  # fmt: skip
+U0 = MessageQueue("u", "a", 0)
+
+
+@pytest.mark.parametrize("way", ["list", "pattern"])
+def test_a_topic_that_disappears_fails_the_stream_or_lets_the_others_go_on(
+    cluster: FakeAdmin, way: str
+) -> None:
+    options = {"topics": "t,u"} if way == "list" else {"topicsPattern": "[a-z]"}
+    label = "t,u" if way == "list" else "pattern [a-z]"
+    start = SEVERAL | {"topic": label}
+
+    def made(**more: str) -> Any:
+        given = {"nameServers": "127.0.0.1:9876"} | options | more
+        return stream.stream_reader(given, SCHEMA)
+
+    cluster.bounds[U0] = (0, 7)
+    assert advanced(made(), start)["queues"] == start["queues"]
+    del cluster.bounds[U0]
+    cluster.bounds[A0] = (0, 110)
+    with pytest.raises(OffsetOutOfRangeError, match=r"a:0 of 'u' \(read up to offset 7"):
+        made().latestOffset(start, ReadAllAvailable())
+    reader = made(failOnDataLoss="false")
+    reader.prepareForTriggerAvailableNow()
+    following = advanced(reader, start)
+    assert following["queues"] == {"t": {"a": {"0": 110, "1": 50}}}
+    assert ranges(reader.partitions(start, following)) == [("a0", 100, 110)]
+    again = made(failOnDataLoss="false")
+    assert advanced(again, following)["queues"] == following["queues"], "after a restart"
+    cluster.bounds.clear()
+    assert advanced(again, following)["queues"] == {}
+    assert advanced(again, advanced(again, following))["queues"] == {}
+    with pytest.raises(OffsetOutOfRangeError, match="disappeared"):
+        made().latestOffset(following, ReadAllAvailable())
+    cluster.bounds[U0] = (0, 4)
+    assert advanced(again, following)["queues"] == {"u": {"a": {"0": 4}}}, "from its beginning"
+
+
+def test_a_topic_whose_broker_is_away_is_waited_for(
+    make: Any, cluster: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.bounds, cluster.registered = {}, set()
+    with pytest.raises(RouteNotFoundError):
+        make(timeoutMs="1000").latestOffset(point(a0=100), ReadAllAvailable())
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning_when_loss_is_allowed(
@@ -252,7 +388,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning_when_loss_is_allowed(
         ("a0", 0, 130), ("a1", 0, 20), ("b0", 0, 3),
     ]  # fmt: skip
     assert ranges(make().partitions(end, following))[0] == ("a0", 0, 130), "after a crash too"
-    assert caplog.text.count("made anew") == 2
+    assert caplog.text.count("created again") == 1, "for both queues"
     assert advanced(reader, following) == following
     strict = make()
     cluster.bounds[A0] = (0, 140)
@@ -267,7 +403,7 @@ def test_a_topic_made_anew_is_noticed_when_a_micro_batch_is_planned_again(
     cluster.bounds[A0] = (0, 120)
     end = advanced(make(), start)
     cluster.made_ms, cluster.bounds[A0] = 900_000, (0, 500)
-    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="created again"):
         make().partitions(start, end)
     assert ranges(make(failOnDataLoss="false").partitions(start, end)) == []
 
@@ -280,7 +416,7 @@ def test_messages_that_come_again_before_the_stream_are_those_of_a_new_topic(
     first = make(startingOffsets="earliest").initialOffset()
     assert first["seen"] == {"a": {"0": [99, None]}}
     cluster.made_ms, cluster.bounds = 900_000, {A0: (0, 130)}
-    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="created again"):
         make().latestOffset(first, ReadAllAvailable())
 
 
@@ -316,7 +452,7 @@ def test_a_running_stream_looks_once_a_trigger_and_not_at_all_behind_retention(
         place = following
     cluster.bounds[A0] = (0, 500)
     cluster.made_ms = 900_000
-    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="created again"):
         advanced(reader, place)
 
 
@@ -344,7 +480,7 @@ def test_spark_4_1_notices_a_topic_made_anew(
     cluster.made_ms, cluster.bounds[A0] = 900_000, (0, 130)
     reader = make()
     end = reader.latestOffset()
-    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="created again"):
         reader.partitions(start, end)
     allowed = make(failOnDataLoss="false")
     assert ranges(allowed.partitions(start, allowed.latestOffset())) == [("a0", 0, 130)]
@@ -495,6 +631,7 @@ def test_spark_4_1_has_no_limit_and_says_so(
         with pytest.raises(ConfigurationError, match=rf"{name}' needs Spark 4\.2"):
             make(**{name: "5"}).initialOffset()
     reader = make()
-    assert reader.latestOffset() == point(a0=100, a1=50)
-    cluster.bounds = {A1: (0, 60)}
-    assert reader.latestOffset() == point(a0=100, a1=60)
+    cluster.bounds = {A0: (0, 100), B0: (0, 50)}
+    assert reader.latestOffset() == point(a0=100, b0=50)
+    cluster.bounds = {A0: (0, 110)}  # the other broker is away
+    assert reader.latestOffset() == point(a0=110, b0=50)

@@ -88,7 +88,7 @@ def test_defaults_stand_for_what_is_absent_and_unknown_fields_are_ignored() -> N
 
 
 def test_the_pull_header_has_our_own_fields_last() -> None:
-    assert wire_names(PullMessageRequest)[-2:] == ("sluiceBulk", "sluiceAnySpan")
+    assert wire_names(PullMessageRequest)[-3:] == ("sluiceBulk", "sluiceAnySpan", "sluiceLook")
 
 
 def test_every_table_entry_is_a_known_code_and_a_declared_header() -> None:

@@ -210,8 +210,10 @@ class Metadata:
             raise _invalid(f"The topic[{name}] is conflict with system topic.")
 
     def delete_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Announced:
-        """215: its queues and offsets go too, and with them the topics in which it comes again to
-        groups that pop; the records stay in the log until it is cleaned."""
+        """Answer DELETE_TOPIC_IN_BROKER (215): delete the topic with its queues, its offsets and
+        the topics in which its messages come again to groups that pop. The records stay in the log
+        until it is cleaned. Groups that had consumed the topic begin at its first message if it is
+        created again (`Offsets.topic_deleted`)."""
         name = header.topic
         self._check_system(name)
         retries = []
@@ -228,7 +230,7 @@ class Metadata:
                 # settled by their own one, which may fail.
                 self.end_turn()
                 self.store.delete_topic(gone)
-                self.offsets.forget(topic=gone)
+                self.offsets.topic_deleted(gone)
         else:  # a name that no topic can have is no path either
             _require(topic_fault(name, TOPIC_LENGTH_MAX))
             self.offsets.forget(topic=name)

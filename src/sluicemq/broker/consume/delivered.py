@@ -164,3 +164,11 @@ class Deliveries(dict[tuple[str, str], Delivered]):
         topic, group = key
         found = self[key] = Delivered(self._pulled_by(group, topic))
         return found
+
+    def topic_deleted(self, topic: str) -> None:
+        """Forget the offsets that pulls of `topic` have noted: a topic of the same name begins at
+        offset 0. The counters go on."""
+        for (name, _), delivered in self.items():
+            if name == topic:
+                delivered.pace = Pace()
+                delivered.runs.clear()

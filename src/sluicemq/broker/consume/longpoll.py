@@ -189,6 +189,21 @@ class LongPolls:
             if had_offer:
                 self._pass_on(parked)
 
+    def end_topic(self, topic: str) -> None:
+        """Answer every pull, pop and notification that waits for messages of a deleted topic. Call
+        it when the topic has left the table of topics: the last look of each then answers
+        TOPIC_NOT_EXIST (17)."""
+        waiting = [
+            (parked, peer)
+            for (name, _), contests in self._by_queue.items()
+            if name == topic
+            for rivals in contests.values()
+            for parked, peer in rivals.items()
+            if parked.queues[0][0] == topic  # a pop also waits for its retry topics
+        ]
+        for parked, peer in waiting:
+            self._look(parked, peer, Peer.write, is_last=True)
+
     def disconnect(self, peer: Peer) -> None:
         """The connection is gone: its pulls are forgotten."""
         gone = tuple(self._by_peer.get(peer, ()))

@@ -13,9 +13,12 @@ shorter one, unless offsetCheckInSlave says so. Whoever is not behind is sent ba
 while that is there (spec/ha.md §4). With sluiceConsensus it waits with them instead: clients whose
 routes are old take it for the master, and would ask it again and again.
 
-Two fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
+Three fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
 `maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the matches
-that the reader has in hand may lie as far apart as they like (`delivered`).
+that the reader has in hand may lie as far apart as they like (`delivered`). `sluiceLook=true`: the
+answer is the message at the offset, if there is one, whatever the group's resets, lanes and filter
+say, and nothing changes for the group. By that a reader finds out whether the queue is the one that
+it has read before.
 """
 
 import struct
@@ -53,11 +56,12 @@ from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import decode_header
-from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
-from sluicemq.wire.headers import PullMessageRequest
+from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_answer
+from sluicemq.wire.headers import PullMessageRequest, PullMessageResponse
 
 ANY_SPAN: Final = "sluiceAnySpan"
+LOOK: Final = "sluiceLook"
 COMMIT_OFFSET: Final = 0x1
 SUSPEND: Final = 0x2
 SUBSCRIPTION: Final = 0x4
@@ -187,13 +191,14 @@ class Pull:
         try:
             reading = Reading(command.fields, peer)
             self._check(reading)
+            if LOOK in reading.fields:
+                return self._looked_at(reading, command)
             sys_flag = reading.sys_flag
             consumed = int(reading.fields["commitOffset"]) if sys_flag & COMMIT_OFFSET else -1
             reading.consumed = consumed if consumed >= 0 else None
-            if reading.group in self._lanes or self.offsets.resets.table:
-                held = self._held(reading, command)
-                if held is not None:
-                    return held
+            held = self._held(reading, command)
+            if held is not None:
+                return held
             if consumed >= 0 and reading.group not in self._lanes:
                 self.offsets.commit(reading.group, *reading.queue, consumed)
             result = self._read(reading, reading.offset)
@@ -216,6 +221,23 @@ class Pull:
         peer.write_pieces(pieces)
         return None
 
+    def _looked_at(self, reading: Reading, command: Command) -> bytes | Command:
+        """Answer a pull with the field `sluiceLook`: the message at its offset, or why there is
+        none, and the bounds of the queue."""
+        result = self.store.reader.read(*reading.queue, reading.offset, 1, None, None)
+        low, high = result.offset_min, result.offset_max
+        if result.status is _FOUND:
+            fields = PullMessageResponse(
+                broker_id_suggested=0, next_offset=result.next_offset, offset_min=low,
+                offset_max=high,
+            )  # fmt: skip
+            return Command(
+                ResponseCode.SUCCESS, encode_header(fields), b"".join(result.data), remark="FOUND"
+            )
+        code = self._code_of(reading, result, reading.offset)
+        places = (result.next_offset, high, low)
+        return self._empty(reading, command.opaque, code, places, result.status.name)
+
     def pull_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """11. HOT: a plain pull where there are messages; False for all else, which goes to `pull`.
         It has its share of the time, as any request."""
@@ -223,14 +245,16 @@ class Pull:
         try:
             reading = Reading(header["extFields"], peer)
             fields, opaque, offset = reading.fields, header["opaque"], reading.offset
+            resets = self.offsets.resets.table
             queue = self.store.writer.by_key.get(reading.queue)
             if (
                 queue is None
                 or not queue.offset_min <= offset < queue.visible_offset
                 or reading.group not in self.groups.table
                 or reading.group in self._lanes
-                or self.offsets.resets.table
+                or (resets and (reading.group, *reading.queue) in resets)
                 or "sluiceBulk" in fields
+                or LOOK in fields
                 or len(fields) > FIELDS_PLAIN_MAX
                 or header["flag"] != 0
                 or opaque.__class__ is not int
@@ -338,7 +362,12 @@ class Pull:
         )  # fmt: skip
 
     def _held(self, reading: Reading, command: Command) -> bytes | Parked | None:
-        """Instead of what it asked for, when its lane or a reset says so."""
+        """Instead of what it asked for, when its lane or a reset says so. HOT."""
+        resets = self.offsets.resets.table
+        if reading.group not in self._lanes and not (
+            resets and (reading.group, *reading.queue) in resets
+        ):
+            return None
         step = self._step(reading)
         if step.do is Do.WAIT and reading.sys_flag & SUSPEND:
             return Parked(
@@ -569,7 +598,11 @@ class Pull:
         """A parked pull looks again. When it is its last time it answers whatever there is, and
         the offset moves on over what the filter did not want. HOT."""
         opaque = parked.command.opaque
-        if reading.group in self._lanes or self.offsets.resets.table:
+        if reading.topic not in self.topics.table:
+            refusal = no_topic(reading.topic)
+            return encode_answer(parked.command, refusal.code, remark=refusal.remark)
+        resets = self.offsets.resets.table
+        if reading.group in self._lanes or (resets and (reading.group, *reading.queue) in resets):
             step = self._step(reading, is_parked=True)
             if step.do is Do.WAIT and not is_last:
                 return None

@@ -588,6 +588,11 @@ class Pop:
     def _notice_again(self, popping: Popping, parked: Parked, is_last: bool) -> bytes | None:
         """For a notification that waits."""
         if is_last:
+            try:
+                self._check_target(popping.header, popping.peer)
+            except RequestError as refusal:
+                fields = encode_header(NotificationResponse())
+                return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
             return _notice(popping, NotificationResponse(is_full=self._is_refused(parked)))
         if not self._has_messages(popping):
             return None

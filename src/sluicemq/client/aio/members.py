@@ -111,6 +111,7 @@ class Member:
             if retry and options.ordered
             else Readers(reading)
         )
+        self.readers.on_recreated = self._recreated
         self._started = False
         self._asked: Future[dict[str, SluiceError | None]] | None = None
 
@@ -122,6 +123,12 @@ class Member:
     @property
     def _retry_topic(self) -> str:
         return RETRY_PREFIX + self.group
+
+    def _recreated(self, topic: str) -> None:
+        """The topic was deleted and created again, so every queue of it is new to the group: those
+        that this member takes from now on are read from their first message."""
+        self._seen[topic] = set()
+        self.notice()
 
     def notice(self) -> None:
         """The broker says that the members changed: balance now. Loop thread only."""
@@ -322,6 +329,8 @@ class Member:
                     complete &= await self._balance_topic(topic)
                 except RouteNotFoundError:
                     complete &= topic == self._retry_topic
+                    if topic in self._seen:  # deleted: if it comes back, its queues are new
+                        self._seen[topic] = set()
                 except SluiceError as error:
                     _log.warning("balance of %s in %s failed: %s", topic, self.group, error)
                     complete = False

@@ -10,8 +10,14 @@ client's:
 The directory is ~/.rocketmq_offsets, the client `<address>@DEFAULT`: no process number in it, so
 that a program that starts again finds its offsets, and a Java program's file is taken over.
 
-The file is read at the first use, written by `flush` every few seconds and at close, and belongs to
-one consumer in the meantime: two with one file would take turns in forgetting what the other has
+Beside it lies `anchors.json`, in a form of our own, which Java's client does not read. For each
+queue it holds a message that was read there (`core.identity`), so that a program that starts again
+notices a topic that was deleted and created meanwhile:
+
+    [{"brokerName":"b","queueId":0,"topic":"T","offset":4,"storeTime":1795363635210,"position":81}]
+
+The files are read at the first use, written by `flush` every few seconds and at close, and belong
+to one consumer in the meantime: two with one file would take turns in forgetting what the other has
 read. A crash repeats what was not written.
 """
 
@@ -24,14 +30,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, number
 from sluicemq.client.core.talks import AsyncioShell, Call
-from sluicemq.errors import ConfigurationError, ProtocolError, StoreLockedError
+from sluicemq.errors import ConfigurationError, ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
 
 FILE_NAME: Final = "offsets.json"
+ANCHORS_NAME: Final = "anchors.json"
 LOCK_NAME: Final = "offsets.lock"
 DIRECTORY_NAME: Final = ".rocketmq_offsets"
 INSTANCE: Final = "DEFAULT"
@@ -72,6 +80,28 @@ def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
     return found
 
 
+def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
+    """Render the file of anchors, sorted by queue."""
+    return fastjson.dumps([
+        {
+            "brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic,
+            "offset": anchor.offset, "storeTime": anchor.stored_ms, "position": anchor.position,
+        }
+        for queue, anchor in sorted(anchors.items())
+    ]).decode()  # fmt: skip
+
+
+def decode_anchors(text: str) -> dict[MessageQueue, Anchor]:
+    """Read the file of anchors, in which a null is left out. Raises ValueError, KeyError, TypeError
+    or ProtocolError for another thing, as `files.load_text` wants it."""
+    return {
+        MessageQueue(item["topic"], item["brokerName"], int(item["queueId"])): Anchor(
+            int(item["offset"]), item.get("storeTime"), item.get("position")
+        )
+        for item in fastjson.loads(text)
+    }
+
+
 _log = logging.getLogger("sluicemq.client")
 T = TypeVar("T")
 
@@ -94,7 +124,11 @@ class BrokerOffsets:
         offset = number(expect_success(answer, address), "offset")
         return offset if offset >= 0 else None
 
-    async def write(self, queue: MessageQueue, offset: int) -> None:
+    def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
+        """None: a broker keeps an offset and nothing else."""
+        return ()
+
+    async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
         """Raises SluiceError."""
         command = requests.commit_offset(self._group, queue, offset)
         await self._shell.run(self._shell.directory.ask(queue, command))
@@ -130,6 +164,7 @@ class LocalOffsets:
         self._directory = directory
         self._in_thread = in_thread
         self._table: dict[MessageQueue, int] | None = None
+        self._anchors: dict[MessageQueue, Anchor] = {}
         self._changed = False
         self._busy = asyncio.Lock()
         self._unlock: Callable[[], None] = lambda: None
@@ -152,18 +187,37 @@ class LocalOffsets:
                 cure="Give this client a name of its own: Sluice(..., instance='second').",
             ) from error
         try:
+            self._anchors = self._load_anchors()
             path = f"{self._directory}/{FILE_NAME}"
             return load_text(self._files, path, decode_local_offsets) or {}
         except BaseException:
             self._unlock()
             raise
 
+    def _load_anchors(self) -> dict[MessageQueue, Anchor]:
+        """Anchors help to notice what is rare: a damaged file of them is no reason not to read."""
+        try:
+            path = f"{self._directory}/{ANCHORS_NAME}"
+            return load_text(self._files, path, decode_anchors) or {}
+        except StoreDamagedError as error:
+            _log.warning("%s is ignored: %s", ANCHORS_NAME, error.fact)
+            return {}
+
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
         del zero_if_young  # a broker's rule
         return (await self._open()).get(queue)
 
-    async def write(self, queue: MessageQueue, offset: int) -> None:
+    def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
+        """The message of the queue that was noted with its offset, once `read` has returned."""
+        anchor = self._anchors.get(queue)
+        return () if anchor is None else (anchor,)
+
+    async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
+        """Note the offset, and a message of the queue by which it is known again."""
         (await self._open())[queue] = offset
+        self._anchors.pop(queue, None)
+        if anchor is not None:
+            self._anchors[queue] = anchor
         self._changed = True
 
     async def flush(self) -> None:
@@ -171,11 +225,14 @@ class LocalOffsets:
             if self._table is None or not self._changed:
                 return
             self._changed = False
-            text = encode_local_offsets(self._table)
+            text, anchors = encode_local_offsets(self._table), encode_anchors(self._anchors)
+
+            def replace() -> None:
+                replace_text(self._files, f"{self._directory}/{FILE_NAME}", text)
+                replace_text(self._files, f"{self._directory}/{ANCHORS_NAME}", anchors)
+
             try:
-                await self._run(
-                    lambda: replace_text(self._files, f"{self._directory}/{FILE_NAME}", text)
-                )
+                await self._run(replace)
             except OSError as error:
                 self._changed = True
                 _log.warning(

@@ -264,6 +264,7 @@ class OrderedReaders(Readers):
     def _stop(self, queue: MessageQueue) -> OrderedReader:
         reader, task = self._readers.pop(queue), self._running.pop(queue)
         task.cancel()
+        self._known[queue] = reader.identity, self._recreations[queue.topic]
         assert isinstance(reader, OrderedReader)
         return reader
 

@@ -24,8 +24,14 @@ from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
 from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
+from sluicemq.client.core.identity import (
+    QueueIdentity,
+    Verdict,
+    anchor_of,
+    position_beyond_end,
+)
 from sluicemq.client.core.names import check_group, check_number, check_queue
-from sluicemq.client.core.requests import PullStatus
+from sluicemq.client.core.requests import PullAnswer, PullStatus
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.hints import helpful
@@ -39,8 +45,9 @@ READ_GROUP: Final = "TOOLS_CONSUMER"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PullResult:
-    """`next_offset` is where to go on (for OFFSET_ILLEGAL: where the broker says); the queue holds
-    `offset_min` up to, not including, `offset_max`."""
+    """`next_offset` is where to go on (for OFFSET_ILLEGAL: where the broker says, or the beginning
+    of the queue if the topic was deleted and created again); the queue holds `offset_min` up to,
+    not including, `offset_max`."""
 
     status: PullStatus
     next_offset: int
@@ -63,6 +70,7 @@ class PullConsumer:
         self.group: str = check_group(group)
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
+        self._identities: dict[MessageQueue, QueueIdentity] = {}
 
     async def pull(
         self,
@@ -77,7 +85,11 @@ class PullConsumer:
         """Messages from `offset` on; with `wait_s` the broker holds the request until some come.
 
         Raises FilterSyntaxError, RouteNotFoundError, RequestError, ConnectionLostError and
-        RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL.
+        RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL. That is
+        also the status of the first pull after the topic was deleted and created again, whatever
+        the offset: the messages of the new topic begin at `next_offset`. If this consumer has not
+        seen any message of the queue yet, an offset behind the end counts as one of a deleted
+        topic.
         """
         check_queue(queue)
         check_number("offset", offset, 0)
@@ -99,15 +111,66 @@ class PullConsumer:
         )
         # The broker looks at its parked pulls every 5 s (spec/remoting.md §13): so late at most.
         timeout_s = self._cluster.timeout_s + wait_s + 5.0
-        pulled = await self._cluster.run(self._cluster.directory.pull(queue, command, timeout_s))
+        identity = self._identities.setdefault(queue, QueueIdentity())
+        try:
+            if wait_s and offset > 0 and not (identity.proven or identity.is_begun):
+                # While the broker holds the request, the topic may be created again.
+                await self._cluster.run(
+                    identity.begin(self._cluster.directory, self.group, queue, offset)
+                )
+            pulled = await self._cluster.run(
+                self._cluster.directory.pull(queue, command, timeout_s)
+            )
+            moved_to = await self._moved_to(queue, identity, pulled, offset)
+        except SluiceError:
+            identity.is_suspect = True
+            raise
+        if moved_to is not None:
+            return PullResult(
+                PullStatus.OFFSET_ILLEGAL, moved_to, pulled.offset_min, pulled.offset_max, ()
+            )
         messages = tuple(
             record
             for record in decode_records(pulled.data, broker=queue.broker)
             if tag_matches(subscription, record.tag)
         )
+        if messages:
+            last, now_s = messages[-1], self._cluster.clock.monotonic_s()
+            identity.saw(anchor_of(last), last.size_bytes, now_s)
         return PullResult(
             pulled.status, pulled.next_offset, pulled.offset_min, pulled.offset_max, messages
         )
+
+    async def _moved_to(
+        self, queue: MessageQueue, identity: QueueIdentity, pulled: PullAnswer, offset: int
+    ) -> int | None:
+        """Return where to go on instead if the answer is of another topic than the ones before, or
+        the offset is behind the end of the queue; None to go on as the broker says. Raises
+        SluiceError."""
+        cluster, asked_s = self._cluster, self._cluster.clock.monotonic_s()
+        directory = cluster.directory
+        if not identity.proven and not identity.is_begun and offset > 0 and not pulled.data:
+            await cluster.run(identity.begin(directory, self.group, queue, offset))
+        if identity.needs_proof(pulled, asked_s):
+            judged = await cluster.run(identity.judge(directory, self.group, queue))
+            if judged.verdict is Verdict.RECREATED:
+                _log.warning(
+                    "the topic %s was deleted and created again: %s, which %s pulled at offset %d, "
+                    "begins at %d", queue.topic, queue, self.group, offset, judged.offset,
+                )  # fmt: skip
+                identity.forget()
+                return judged.offset
+            if judged.verdict is Verdict.CUT:
+                identity.cut(judged.offset)
+                return min(judged.offset, offset)
+            if judged.verdict is Verdict.RESET:
+                return judged.offset
+            if judged.verdict is Verdict.SAME:
+                identity.proved(asked_s)
+            else:
+                identity.unproved(asked_s)
+        identity.bounded(pulled)
+        return None if identity.proven else position_beyond_end(pulled, offset)
 
     def __repr__(self) -> str:
         return f"<PullConsumer of {self.group} at {self._cluster!r}>"

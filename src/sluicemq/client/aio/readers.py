@@ -4,6 +4,9 @@ A `QueueReader` is a task that pulls, hands messages to a feed and pauses while 
 or `bytes_max` bytes are not acknowledged. When the position is moved from outside (seek, reset, an
 offset that is not stored any more), acknowledgements of what was pulled before no longer count.
 
+A topic that is deleted and created again is noticed by messages that the reader has seen
+(`core.identity`). The reader then begins at the first message, whatever `start` says.
+
 A message that is rejected is sent back for the group, so that it comes again later. When a call
 returns the copy is stored: only then the original may count as done.
 
@@ -15,12 +18,15 @@ returns the copy is stored: only then the original may count as done.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
+from sluicemq.client.aio.placing import Placed
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
@@ -29,13 +35,13 @@ from sluicemq.client.core.consuming import (
     ConsumeOptions,
     Counts,
     InFlight,
-    OffsetMoved,
     exact_match,
     first_topic,
     pause_s,
     retry_copy,
     times_so_far,
 )
+from sluicemq.client.core.identity import QueueIdentity, anchor_of
 from sluicemq.client.core.requests import (
     FLOW_CONTROL,
     GROUP_NOT_EXIST,
@@ -90,8 +96,6 @@ class SendBack:
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
 _STUCK_S: Final = 60.0
 COUNT_STEP: Final = 64
-OFFSET_RESET: Final = "OFFSET_RESET"
-"""A 21 with this remark: an operator has sent the group to another place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Reading:
     send_back: SendBack | None = None
 
 
-class QueueReader:
+class QueueReader(Placed):
     """Reads one queue for one group.
 
     `in_flight` has every message that is pulled and not acknowledged; when the queue is lost or its
@@ -127,6 +131,7 @@ class QueueReader:
         position: int,
         committed: int | None = None,
     ) -> None:
+        super().__init__()
         self.group: str = reading.group
         self.queue = queue
         self.subscription: Subscription = subscription
@@ -256,6 +261,12 @@ class QueueReader:
             self._interrupt()
         self._look_for_room()
 
+    def warn(self) -> None:
+        """Another reader has found that the topic was deleted and created again: look at once
+        whether this queue is still the same."""
+        self.is_warned, self.identity.is_suspect = True, bool(self.identity.proven)
+        self._interrupt()
+
     def pause(self, *, is_paused: bool) -> None:
         """Fetches nothing more, or goes on."""
         self._is_paused = is_paused
@@ -319,13 +330,23 @@ class QueueReader:
             if not self._room.is_set():
                 await self._wait_for_room()
             in_flight, subscription = self.in_flight, self.subscription
+
+            def is_wanted(
+                before: InFlight = in_flight, wanted: Subscription = subscription
+            ) -> bool:
+                return before is self.in_flight and wanted is self.subscription
+
             try:
+                if not await self._knows_queue():
+                    continue
                 answer = await self._pull()
-                is_wanted = in_flight is self.in_flight and subscription is self.subscription
-                if answer is not None and is_wanted:
-                    self._take(answer)
+                if answer is not None and is_wanted():
+                    is_same = await self._is_same(answer)
+                    if is_same and is_wanted():
+                        self._take(answer)
                 failures = 0
             except SluiceError as error:
+                self.identity.is_suspect = True
                 code = error.code if isinstance(error, RequestError) else None
                 if code in _FATAL or isinstance(error, ProtocolError):
                     self.feed.fail(error)
@@ -418,6 +439,8 @@ class QueueReader:
             return
         in_flight, tags = self.in_flight, self.subscription.tags
         found = split_records(answer.data, self.queue.broker, tags)  # the broker goes by codes
+        if found:
+            self.identity.saw(anchor_of(found[-1][2]), found[-1][1], self.pulled_s)
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
         self._look_for_room()
         if found:
@@ -425,31 +448,6 @@ class QueueReader:
             self.feed.put(
                 [ReceivedMessage(record, self, in_flight, offset) for offset, _, record in found]
             )
-
-    def _moved(self, answer: PullAnswer) -> None:
-        """21: the broker says where to go on (deleted by retention, ahead of the end, or reset)."""
-        old, new = self.in_flight.position, answer.next_offset
-        lost = new - old if old < new <= answer.offset_min else 0
-        if lost:
-            what = f"{lost} messages are lost: the broker deleted them before they were read"
-        else:
-            what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
-        if answer.remark == OFFSET_RESET:
-            _log.warning(
-                "group %s was reset on %s from offset %d to %d, %s",
-                self.group, self.queue, old, new, what,
-            )  # fmt: skip
-        else:
-            _log.warning(
-                "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
-                self.group, old, self.queue, answer.offset_min, answer.offset_max,
-                f" [{answer.remark}]" if answer.remark else "", new, what,
-            )  # fmt: skip
-        self.move(new)
-        self.committed = None
-        if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
-            event = OffsetMoved(self.group, self.queue, old, new, lost)
-            asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)
 
 
 class Readers:
@@ -468,10 +466,17 @@ class Readers:
         )
         self.expected: dict[str, int] = {}
         """How many queues of a topic will be read here: their limits are shared out by it."""
+        self._recreations: Counter[str] = Counter()
+        """How often a topic was found to be created again."""
+        self._known: dict[MessageQueue, tuple[QueueIdentity, int]] = {}
+        """Of queues that were read here before: what is known of them, and how often their topics
+        had been created again by then."""
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._running: dict[MessageQueue, asyncio.Task[None]] = {}
         self.counts: dict[str, Counts] = {}
         """What was done lately, by topic."""
+        self.on_recreated: Callable[[str], None] = lambda topic: None
+        """Called with a topic that was deleted and created again, once for each time."""
         self._tasks = Tasks()
 
     @property
@@ -497,6 +502,12 @@ class Readers:
             return True
         reader = self._kind(self._reading, queue, subscription, feed, position, committed)
         reader.counts = self.counts.setdefault(queue.topic, Counts())
+        identity, recreations = self._known.pop(queue, (None, 0))
+        reader.is_warned = identity is not None and self._recreations[queue.topic] > recreations
+        reader.identity = QueueIdentity(
+            identity.proven if identity else self._offsets.anchors(queue)
+        )
+        reader.on_recreated = partial(self._recreated, reader)
         self._readers[queue] = reader
         self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
@@ -505,6 +516,31 @@ class Readers:
             await self._commit(reader, position)
         self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
         return True
+
+    def _recreated(self, reader: QueueReader, old: int, why: str) -> None:
+        """A reader has found that its topic was deleted and created again. Say so once for each
+        topic, have the other readers of the topic look at once, and commit the new position before
+        a crash could leave the group at the old one."""
+        queue, topic = reader.queue, reader.queue.topic
+        if not reader.is_warned:
+            _log.warning(
+                "the topic %s was %s: group %s, which was at offset %d of %s, reads it from its "
+                "beginning", topic, why, self._group, old, queue,
+            )  # fmt: skip
+            self._recreations[topic] += 1
+            for other in self.all():
+                if other is not reader and other.queue.topic == topic:
+                    other.warn()
+            self.on_recreated(topic)
+        reader.is_warned = False
+        if self.options.auto_commit:
+            self._tasks.spawn(
+                self._commit_now(reader, reader.in_flight.committable), f"sluicemq commit {queue}"
+            )
+
+    async def _commit_now(self, reader: QueueReader, offset: int) -> None:
+        await self._commit(reader, offset)
+        await self._offsets.flush()
 
     def all(self) -> list[QueueReader]:
         """Every reader that may still commit."""
@@ -563,6 +599,7 @@ class Readers:
         """Stops reading a queue and commits how far it got."""
         reader, task = self._readers.pop(queue), self._running.pop(queue)
         task.cancel()
+        self._known[queue] = reader.identity, self._recreations[queue.topic]
         offset = reader.in_flight.committable
         reader.drop(offset)
         self._share_limits(queue.topic)
@@ -620,7 +657,7 @@ class Readers:
         if offset == reader.committed or not reader.may_commit:
             return None
         try:
-            await self._offsets.write(reader.queue, offset)
+            await self._offsets.write(reader.queue, offset, reader.identity.newest)
             reader.committed = offset
         except GroupNotFoundError as error:
             _log.debug("commit for %s: %s", self._group, error)  # its pulls will say it aloud

@@ -342,7 +342,8 @@ class ConsumeOptions:
     """How a group consumes. Counts and bytes are limits a queue, of what is not acknowledged.
 
     `start` only matters for queues without a committed offset that are there when the consumer
-    starts; a queue that appears later is read from its first message, so that nothing is skipped.
+    starts; a queue that appears later, and a topic that is deleted and created again, are read from
+    their first message, so that nothing is skipped.
     `ordered`: one message of a queue at a time, under a lock at its broker.
 
     `span_max`: offsets between the first and the last unacknowledged message of a queue (None: any
@@ -420,7 +421,7 @@ class OffsetMoved:
     """The broker sent a group to another place of a queue: from offset `old` to `new`.
 
     `lost` messages between were deleted by retention before the group had read them; it is 0 when
-    the offset was reset, or lay behind the queue's end.
+    the offset was reset, lay behind the queue's end, or the topic was deleted and created again.
     """
 
     group: str

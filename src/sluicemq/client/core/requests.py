@@ -271,6 +271,16 @@ def pull(
     return Command(_PULL, fields)
 
 
+def look(group: str, queue: MessageQueue, offset: int) -> Command:
+    """Look at the message at `offset`, whatever the group subscribes to. A SluiceMQ broker leaves
+    the group's resets, lanes and figures alone; a RocketMQ broker takes it for a plain pull."""
+    command = pull(
+        group, queue, offset, count_max=1, bytes_max=1024, subscription=Subscription(queue.topic)
+    )
+    command.fields = {**(command.fields or {}), "sluiceLook": "true"}
+    return command
+
+
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
     """The committed offset of a group; code 22 when there is none. `zero_if_young` leaves it to the
     broker to say 0 instead for a queue that has lost nothing yet, as Java's consumers do

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.identity import OFFSET_RESET, RESET_ATTEMPTS
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
 from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
@@ -81,6 +82,7 @@ class BulkReader:
         self._tls = Tls.of(tls)
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullAnswer] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
 
     def __iter__(self) -> Iterator[Chunk]:
         if self.position >= self.end:
@@ -142,10 +144,23 @@ class BulkReader:
         if self._channel is None:
             self._channel = BlockingChannel(self._address, self._timeout_s, self._tls)
         self._channel.send(signed(command, self._credentials))
+        self._asked[command.opaque] = offset, count_max
         return command.opaque
 
     def _receive(self, opaque: int) -> PullAnswer:
-        """The answer to one request; answers to others that come first are held, copied."""
+        """The answer to one request. A reset of the group is none: the range is given, so the
+        request is sent again, which tells the broker that the reset was heard."""
+        answer = self._next(opaque)
+        for _ in range(RESET_ATTEMPTS):
+            if answer.status is not PullStatus.OFFSET_ILLEGAL or answer.remark != OFFSET_RESET:
+                break
+            opaque = self._send(*self._asked.pop(opaque))
+            answer = self._next(opaque)
+        self._asked.pop(opaque)
+        return answer
+
+    def _next(self, opaque: int) -> PullAnswer:
+        """What was answered to one request; answers to others that come first are held, copied."""
         held = self._held.pop(opaque, None)
         while held is None:
             if self._channel is None:

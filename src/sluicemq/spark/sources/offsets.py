@@ -26,7 +26,7 @@ stream of several topics writes version 2: `queues` by topic, and `topic` is the
 
     {…, "initial": true}              where a new stream starts, not read from a checkpoint
     {…, "from": {"broker-a": {…}}}    where the micro-batch began that ends here
-    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    see `stream.TopicIdentity`
+    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    see `identity.TopicIdentity`
 
 `from` is there for queues of which the checkpoint before says nothing: those of a new stream, and
 new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
@@ -40,13 +40,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
@@ -116,17 +117,20 @@ class Topics:
             return topic in self.names
         return re.fullmatch(self.pattern, topic) is not None
 
-    def found(self, admin: Admin) -> Sequence[str]:
+    def found(self, admin: Admin, *, may_be_none: bool = False) -> Sequence[str]:
         """The topics there are now; names are taken as they stand. Raises ConfigurationError when
-        nothing matches the pattern."""
+        nothing matches the pattern, unless that `may_be_none`."""
         if self.pattern is None:
             return self.names
         info = admin.cluster_info()
-        return self.matching(admin.topics(), {*info.brokers, *info.clusters})
+        own = {*info.brokers, *info.clusters}
+        return self.matching(admin.topics(), own, may_be_none=may_be_none)
 
-    def matching(self, topics: Iterable[str], own: Set[str] = frozenset()) -> Sequence[str]:
+    def matching(
+        self, topics: Iterable[str], own: Set[str] = frozenset(), *, may_be_none: bool = False
+    ) -> Sequence[str]:
         """Those of `topics` that the pattern finds; `own` are names that a cluster made. Raises
-        ConfigurationError when there is none."""
+        ConfigurationError when there is none, unless that `may_be_none`."""
         own_ones = (self.pattern or "").startswith("%")  # of groups: retries and dead letters
         names = [
             one for one in topics
@@ -136,7 +140,7 @@ class Topics:
             )
         ]  # fmt: skip
         matching = [name for name in names if self.has(name)]
-        if not matching:
+        if not matching and not may_be_none:
             raise ConfigurationError(
                 f"no topic matches the pattern {self.pattern!r}.",
                 cure=f"There are: {', '.join(names[:20]) or 'none'}.",
@@ -504,7 +508,11 @@ class ReadPlan:
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """Offsets start <= offset < end of one queue, and its broker's address. None: read nothing."""
+    """Offsets start <= offset < end of one queue, and its broker's address. None: read nothing.
+
+    `anchor` is a message by which a task knows the queue again (`identity`). `begins`: the first
+    partition of its queue in a batch.
+    """
 
     def __init__(self, queue: MessageQueue | None, start: int, end: int, address: str) -> None:
         super().__init__(queue)
@@ -512,6 +520,9 @@ class RangePartition(InputPartition):  # type: ignore[misc]
         self.start = start
         self.end = end
         self.address = address
+        self.anchor: Anchor | None = None
+        self.is_batch = False
+        self.begins = False
 
 
 def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
@@ -559,13 +570,6 @@ def nothing() -> list[InputPartition]:
 # ---- checkpoints
 
 
-class Anchor(NamedTuple):
-    """The message at `offset` was stored at `stored_ms`; None: it was not there any more."""
-
-    offset: int
-    stored_ms: int | None
-
-
 Anchors = dict[MessageQueue, Anchor]
 
 
@@ -582,7 +586,7 @@ def to_checkpoint(
         "version": CHECKPOINT_VERSION_TOPICS if several else CHECKPOINT_VERSION,
         "topic": label, "filter": expression, "queues": to_table(offsets, several=several),
     }  # fmt: skip
-    seen = {queue: list(anchor) for queue, anchor in (anchors or {}).items()}
+    seen = {queue: list(anchor[:2]) for queue, anchor in (anchors or {}).items()}
     return found | ({"seen": to_table(seen, several=several)} if seen else {})
 
 

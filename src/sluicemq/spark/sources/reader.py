@@ -58,6 +58,7 @@ from sluicemq.errors import (
     FilterEvaluationError,
     OffsetOutOfRangeError,
     ProtocolError,
+    RequestError,
     RequestTimeoutError,
     StoreDamagedError,
 )
@@ -67,11 +68,13 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import decode_record
-from sluicemq.spark.errors import Outage, did_you_mean, keep_imports
+from sluicemq.spark.errors import Outage, did_you_mean, keep_imports, ride_out
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import ERROR, NUMBERS, TEXT, BodyFormat
+from sluicemq.spark.sources.identity import NO_QUEUE, check_part, left_of_part
 from sluicemq.spark.sources.offsets import (
     Bounds,
+    QueueRange,
     RangePartition,
     ReadPlan,
     newest_ranges,
@@ -131,9 +134,15 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
         return
     tally = Tally()
     decoder = decoder_of(plan, partition.queue.broker)
-    for block in gathered(_chunks(plan, partition, tally)):
+    left = ride_out(lambda: left_of_part(plan, partition), plan.timeout_s)
+    if left is None:
+        return
+    part = RangePartition(left.queue, left.start, left.end, partition.address)
+    for block in gathered(_chunks(plan, part, tally)):
         for batch in decoder.decode(block):
             yield finished(batch, plan, partition.queue, tally)
+    if left == QueueRange(partition.queue, partition.start, partition.end):
+        ride_out(lambda: check_part(plan, partition), plan.timeout_s)
     tally.report(partition.queue)
 
 
@@ -201,6 +210,17 @@ def _chunks(
             first = _first_stored(plan, partition)
             start = min(first, partition.end) if first > reader.position else partition.end
             tally.lost += start - reader.position
+        except RequestError as error:
+            if error.code not in NO_QUEUE:
+                raise
+            if plan.fail_on_data_loss:
+                raise OffsetOutOfRangeError(
+                    f"{place(partition.queue)} of {topic!r} disappeared while its offsets"
+                    f" {reader.position} to {partition.end} were to be read [{error.fact}].",
+                    cure="Set failOnDataLoss=false to read what is left.",
+                ) from None
+            tally.lost += partition.end - reader.position
+            start = partition.end
         except (ConnectionLostError, RequestTimeoutError) as error:
             start = reader.position
             outage.pause(error)

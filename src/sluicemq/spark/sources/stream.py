@@ -8,11 +8,11 @@ Spark keeps one process with one reader for a running query and asks it, each tr
 
 The offsets are exact positions in queues, so a micro-batch that is planned again after a failure
 reads the same messages. What can go wrong is detected: retention that deleted messages before they
-were read, a topic that was deleted and made anew (`TopicIdentity`), a checkpoint of another topic
-or another filter. Two queries on one checkpoint are Spark's to notice: the second to write the
-offsets of a micro-batch fails, or in one session stops the first. A queue that appears while
-running is read from its first message; a broker that is away keeps its queues' offsets until it is
-back.
+were read, a topic that was deleted and created again, queues and topics that disappeared
+(`identity`), a checkpoint of another topic or another filter. Two queries on one checkpoint are
+Spark's to notice: the second to write the offsets of a micro-batch fails, or in one session stops
+the first. A queue that appears while running is read from its first message; a broker that is away
+keeps its queues' offsets until it is back.
 
 Filters do not change offsets: messages that the broker leaves out count as read. Admission control
 counts offsets, so with a filter a micro-batch may hold fewer rows.
@@ -43,19 +43,22 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
     FilterSyntaxError,
-    OffsetOutOfRangeError,
     RouteNotFoundError,
     SluiceError,
 )
 from sluicemq.filter.subscriptions import tree_of
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.record.codec import decode_records
 from sluicemq.spark.errors import plain_errors, ride_out
 from sluicemq.spark.filters import Pushed, subscription_of, tried_at_brokers, warn_of_filter
 from sluicemq.spark.options import STREAM, Options, parse_options
+from sluicemq.spark.sources.identity import (
+    TopicIdentity,
+    anchored_parts,
+    bounds_of,
+    gone_queues,
+)
 from sluicemq.spark.sources.offsets import (
-    Anchor,
     Anchors,
     Bounds,
     Offsets,
@@ -90,8 +93,6 @@ except ImportError:  # Spark 4.1: no admission control
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_BYTES_MAX: Final = 1024
-"""A broker gives one message at least, however large."""
 SAMPLE_MESSAGES: Final = 32
 SAMPLE_BYTES: Final = 256 * 1024
 ROUNDS_MAX: Final = 4
@@ -108,161 +109,6 @@ def _pulled(
     address = admin.address(queue)
     answer = pull_answer(admin.call(address, command), address)
     return answer if answer.status is PullStatus.FOUND else None
-
-
-# ---- is a topic still the one that a checkpoint is of?
-
-
-def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """When the message at `offset` was stored, in ms since 1970; None when there is none."""
-    answer = _pulled(admin, group, queue, offset, 1, _BYTES_MAX)
-    if answer is None:
-        return None
-    first = next(iter(decode_records(answer.data, broker=queue.broker)), None)
-    return None if first is None or first.queue_offset != offset else first.store_time_ms
-
-
-class TopicIdentity:
-    """Compares and makes anchors for one running query. `group` is who reads; `fails`: loss is an
-    error (failOnDataLoss). Every method may raise the client's errors.
-
-    RocketMQ gives a topic no identity. One that is deleted and made anew begins at offset 0 again,
-    and the offsets of an old checkpoint are places in it like any others: its first messages would
-    never be read. So a checkpoint holds a witness of each queue, an *anchor*: the offset of a
-    message before the stream's, and when the broker stored it. Another store time at that offset,
-    or a message where there was none any more, is another topic. Any broker can be asked: it is a
-    pull of one message. An anchor is renewed when retention comes near it, so a look is needed
-
-        once for each queue of a checkpoint that a query begins with, and
-        in each micro-batch for queues that moved and still have their first message: a queue whose
-        first message is gone cannot begin anew without beginning lower, which its bounds tell.
-    """
-
-    def __init__(self, group: str, *, fails: bool) -> None:
-        self._group = group
-        self._fails = fails
-        self._compared: dict[MessageQueue, tuple[Anchor, int]] = {}
-        """The anchor that was last found right, and where the queue began then."""
-
-    def is_same(
-        self, admin: Admin, queue: MessageQueue, anchor: Anchor | None, bounds: tuple[int, int]
-    ) -> bool | None:
-        """Whether the topic is the anchor's; None when nobody can tell."""
-        lowest, highest = bounds
-        if anchor is None or not lowest <= anchor.offset < highest:
-            return None
-        if anchor.stored_ms is None:
-            return False
-        compared, began = self._compared.get(queue, (None, 0))
-        if compared == anchor and 0 < began <= lowest:
-            return True
-        found = stored_ms(admin, self._group, queue, anchor.offset)
-        if found is None:  # a hole, such as a broker's compaction leaves
-            return None
-        if found == anchor.stored_ms:
-            self._compared[queue] = anchor, lowest
-        return found == anchor.stored_ms
-
-    def resumed(
-        self,
-        admin: Admin,
-        queue: MessageQueue,
-        offset: int,
-        bounds: tuple[int, int],
-        anchor: Anchor | None,
-    ) -> int:
-        """Where a stream at `offset` goes on: there, or in a topic made anew at its beginning when
-        loss is allowed. Raises OffsetOutOfRangeError."""
-        lowest, highest = bounds
-        if offset == highest:
-            return offset
-        is_same = self.is_same(admin, queue, anchor, bounds)
-        if offset <= highest and is_same is not False:
-            return offset
-        if self._fails:
-            raise _made_anew(queue, offset, highest, anchor if is_same is False else None)
-        goes_on = highest if is_same else lowest
-        logger.warning(
-            "%s of %r %s: the stream, which was at %d, goes on at %d", place(queue), queue.topic,
-            "lost messages" if is_same else "was deleted and made anew", offset, goes_on,
-        )  # fmt: skip
-        return goes_on
-
-    def left_of(
-        self,
-        admin: Admin,
-        one: QueueRange,
-        bounds: tuple[int, int],
-        anchors: Sequence[Anchor | None],
-    ) -> QueueRange:
-        """The range, or what is left of it when loss is allowed. `anchors` are those of its end and
-        of its start where they have to be compared. Raises OffsetOutOfRangeError."""
-        queue, (lowest, highest) = one.queue, bounds
-        found = [self.is_same(admin, queue, anchor, bounds) for anchor in anchors]
-        if self._fails:
-            if False in found or one.end > highest:
-                other = anchors[found.index(False)] if False in found else None
-                raise _made_anew(queue, one.end, highest, other)
-            if one.start < lowest:
-                raise OffsetOutOfRangeError(
-                    f"retention passed the stream: {place(queue)} of {queue.topic!r} begins at"
-                    f" {lowest} now, the stream was at {one.start}:"
-                    f" {min(lowest, one.end) - one.start} messages are gone.",
-                    cure="Set failOnDataLoss=false to go on with what is left.",
-                )
-        start, end = max(one.start, lowest), min(one.end, highest)
-        if found[:1] == [False] or (one.end > highest and True not in found):
-            start = end  # it was in a topic that is no more
-        elif False in found:
-            start = lowest  # it began in the topic before
-        left = QueueRange(queue, start, max(start, end))
-        if left != one:
-            logger.warning(
-                "%s: of the messages from offset %d to %d %d are there and read",
-                place(queue), one.start, one.end, left.size,
-            )  # fmt: skip
-        return left
-
-    def anchored(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
-        """`known` with the anchors of queues that `moved`: where each begins, and the offset behind
-        the last message read of it. An anchor stays as long as it lies in the newer half of the
-        messages before that offset."""
-        found = dict(known)
-        for queue, (lowest, end) in moved.items():
-            old, last = found.pop(queue, None), end - 1
-            if old is not None and lowest <= old.offset and (
-                (old.offset - lowest) * 2 >= last - lowest
-            ):  # fmt: skip
-                found[queue] = old
-            elif 0 <= last < lowest:
-                found[queue] = Anchor(last, None)
-            elif last >= lowest:
-                time_ms = stored_ms(admin, self._group, queue, last)
-                if time_ms is not None:
-                    found[queue] = Anchor(last, time_ms)
-                    self._compared[queue] = found[queue], lowest
-        return found
-
-
-def _made_anew(
-    queue: MessageQueue, offset: int, highest: int, anchor: Anchor | None
-) -> OffsetOutOfRangeError:
-    """`anchor` is what the topic does not hold any more; None: it ends before the stream."""
-    if anchor is None:
-        what = (
-            f"the stream is at {offset} of {place(queue)} of {queue.topic!r}, which ends at"
-            f" {highest}: the topic was deleted and made anew, or the broker lost messages."
-        )
-    else:
-        what = (
-            f"the topic {queue.topic!r} was deleted and made anew: {place(queue)} holds another"
-            f" message at offset {anchor.offset} than the one that the stream has seen there."
-        )
-    return OffsetOutOfRangeError(
-        what,
-        cure="Set failOnDataLoss=false to read the new topic from its beginning, or start with a"
-        " new checkpointLocation.",
-    )
 
 
 # ---- admission
@@ -424,9 +270,13 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         def planned(admin: Admin) -> list[InputPartition]:
-            addresses = broker_addresses(admin, sorted({queue.topic for queue in moved}))
+            bounds, _ = bounds_of(admin, sorted({queue.topic for queue in moved}))
+            gone = gone_queues(admin, moved, bounds)
+            self.identity.check_gone(gone)
+            there = {queue: stop for queue, stop in moved.items() if queue not in gone}
+            addresses = broker_addresses(admin, sorted({queue.topic for queue in there}))
             ranges = []
-            for queue, stop in sorted(moved.items()):
+            for queue, stop in sorted(there.items()):
                 if queue.broker not in addresses:
                     raise RouteNotFoundError(
                         f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
@@ -436,7 +286,8 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 one = QueueRange(queue, begins.get(queue, bound[0]), stop)
                 known = [of.get(queue) for of in anchors]
                 ranges.append(self.identity.left_of(admin, one, bound, known))
-            return partitions_of(self.options, ranges, addresses)
+            parts = partitions_of(self.options, ranges, addresses)
+            return list(anchored_parts(parts, anchors_of(end), is_batch=False))
 
         with plain_errors():
             begins, ends = self._offsets(start), self._offsets(end)
@@ -530,12 +381,15 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         bytes_max: int | None = None,
     ) -> _Step:
         """The next micro-batch; `start` may lack new queues."""
-        bounds = self._ask(self._bounds)
+        bounds, gone = self._ask(self._look_around, start)
+        start = {queue: offset for queue, offset in start.items() if queue not in gone}
+        anchors = {queue: anchor for queue, anchor in anchors.items() if queue not in gone}
         begins = {queue: lowest for queue, (lowest, _) in bounds.items()}
         for queue in set(start) & set(bounds):
             begins[queue] = self._ask(
                 self.identity.resumed, queue, start[queue], bounds[queue], anchors.get(queue)
             )
+        self.identity.warn()
         ends = {queue: highest for queue, (_, highest) in bounds.items()}
         if self.target is not None:
             ends = {
@@ -555,16 +409,32 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         kept = {queue: anchor for queue, anchor in anchors.items() if queue not in anew}
         return _Step(begins, ends, self._ask(self.identity.anchored, kept, moved), anew)
 
-    def _bounds(self, admin: Admin) -> Bounds:
-        topics = self.topics.found(admin)
-        if not self._selector_checked and self.plan.subscription is not None:
+    def _look_around(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
+        """The bounds of every queue that there is, and the queues of `known` that disappeared.
+        Raises OffsetOutOfRangeError for these if loss is an error, RouteNotFoundError for a listed
+        topic that was never read, and for one whose broker is away."""
+        bounds, missing = self._bounds(admin)
+        gone = gone_queues(admin, known, bounds)
+        self.identity.check_gone(gone)
+        for topic in missing:
+            queues = {queue for queue in known if queue.topic == topic}
+            if not queues <= gone.keys() or (not queues and self.options["failOnDataLoss"]):
+                admin.route(topic)  # raises, and says why
+        return bounds, gone
+
+    def _bounds(self, admin: Admin) -> tuple[Bounds, list[str]]:
+        """The bounds of every queue that there is, and the listed topics that there are not."""
+        topics = self.topics.found(admin, may_be_none=True)
+        bounds, missing = bounds_of(admin, topics)
+        there = [topic for topic in topics if topic not in missing]
+        if there and not self._selector_checked and self.plan.subscription is not None:
             if self.plan.subscription.kind == SQL92:
                 expression = self.plan.subscription.expression
-                check_selector(admin, topics, self.plan.group, expression)
+                check_selector(admin, there, self.plan.group, expression)
             sql = self.options["filter.sql"]
-            warn_of_filter(sql, lambda text: tried_at_brokers(admin, topics, text))
+            warn_of_filter(sql, lambda text: tried_at_brokers(admin, there, text))
             self._selector_checked = True
-        return queue_bounds(admin, topics)
+        return bounds, missing
 
     def _checkpoint(self, offsets: Offsets, anchors: Anchors | None = None) -> dict[str, Any]:
         return to_checkpoint(
@@ -627,11 +497,11 @@ if SupportsTriggerAvailableNow is not None:
 
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
             with plain_errors():
-                bounds = self._ask(self._bounds)
+                bounds, _ = self._ask(self._bounds)
                 return self._checkpoint({queue: highest for queue, (_, highest) in bounds.items()})
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
             """From now on nothing that comes later is read."""
             with plain_errors():
-                bounds = self._ask(self._bounds)
+                bounds, _ = self._ask(self._bounds)
                 self.target = {queue: highest for queue, (_, highest) in bounds.items()}

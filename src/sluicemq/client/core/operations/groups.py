@@ -203,6 +203,12 @@ class QueueProgress:
         they are passed."""
         return max(0, self.offset_max - self.committed + self.extra)
 
+    @property
+    def beyond_end(self) -> int:
+        """How far the committed offset lies behind the end of the queue; 0 as a rule. The topic was
+        deleted and created again, or the broker lost messages."""
+        return max(0, self.committed - self.offset_max)
+
 
 def progress(
     directory: Directory, group: str, topic: str | None = None
@@ -382,6 +388,11 @@ class QueueLag:
         """Messages that were deleted before the group committed them; a group that has committed
         nothing begins where it wants, and has lost none."""
         return max(0, self.offset_min - self.committed) if self.committed > 0 else 0
+
+    @property
+    def beyond_end(self) -> int:
+        """How far the committed offset lies behind the end of the queue, as in `QueueProgress`."""
+        return max(0, self.committed - self.offset_max)
 
 
 def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:

@@ -56,6 +56,7 @@ class Code(StrEnum):
     MEMBER_IDLE = "member-without-queue"
     QUEUE_IDLE = "queue-without-member"
     OFFSET_PAST = "offset-past-message"
+    BEYOND_END = "offset-beyond-end"
     RETRY_PENDING = "retry-pending"
     DEAD_LETTER = "dead-letter"
     NO_ROUTE = "no-route"
@@ -250,6 +251,13 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
     (Code.OFFSET_PAST, ""): (
         "The offset of {group} is {committed}, past the message at {offset}; {how}.",
         "sluice group reset sends a group back; sluice message consume has one handled again.",
+    ),
+    (Code.BEYOND_END, ""): (
+        "The committed offset of {group} in queue {queue.queue_id} of {queue.topic} on "
+        "{queue.broker} is {committed}, beyond the end of the queue at {end}: the topic was "
+        "deleted and created again, or the broker lost messages.",
+        "SluiceMQ consumers go back to the beginning of the queue when they read it; other clients "
+        "skip what is there: sluice group reset {group} --topic {queue.topic} --to earliest.",
     ),
     (Code.RETRY_PENDING, ""): (
         "A handler of {group} failed on it {times} times (of {times_max}); a copy {when}.",
@@ -493,7 +501,8 @@ def _fate(
     if filtering is not None and filtering.code is not Code.BROKEN_FILTER:
         return Fate.FILTERED, 0, [filtering]
     offset = about.message.queue_offset
-    if group.committed is not None and group.committed > offset:
+    beyond = _beyond_end(group, about.queue, group.committed, about.offset_max)
+    if group.committed is not None and group.committed > offset and not beyond:
         how = (
             "no trace tells whether it was handled: it was, or the group began or was sent "
             "behind it, or another filter dropped it then"
@@ -504,7 +513,7 @@ def _fate(
             Code.OFFSET_PAST, group=group.name, committed=group.committed, offset=offset, how=how
         )
         return Fate.CONSUMED, 0, [past]
-    found = [] if filtering is None else [filtering]
+    found = [*beyond] if filtering is None else [*beyond, filtering]
     fate = Fate.WAITING if group.members else Fate.OFFLINE
     found += _hindrances(about, group, owner)
     if not found:
@@ -513,6 +522,15 @@ def _fate(
         reads = unknown if owner is None else f"{owner} reads it"
         found.append(_finding(Code.BEHIND, count=count, reader=reads))
     return fate, 0, found
+
+
+def _beyond_end(
+    group: GroupFacts, queue: MessageQueue, committed: int | None, end: int
+) -> list[Finding]:
+    """The finding for a committed offset beyond the end of its queue."""
+    if committed is None or committed <= end:
+        return []
+    return [_finding(Code.BEYOND_END, group=group.name, queue=queue, committed=committed, end=end)]
 
 
 def _hindrances(about: MessageFacts, group: GroupFacts, owner: str | None) -> Iterator[Finding]:
@@ -660,6 +678,8 @@ def _of_topic(group: GroupFacts, topic: str, *, is_laned: bool) -> Iterator[Find
     yield from _ignored_text(wanted)
     routed = group.routed.get(topic)
     yield from _no_route(topic, {item.queue.broker for item in own}, routed)
+    for item in own:
+        yield from _beyond_end(group, item.queue, item.committed, item.offset_max)
     if is_laned or not group.members:  # every lane has readers of its own
         return
     for item in own:

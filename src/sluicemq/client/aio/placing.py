@@ -1,0 +1,190 @@
+"""Where a reader of a queue goes on: answers that move it, and queues that are not what they were.
+
+    retention   the broker deleted what the reader wanted             behind it
+    reset       an operator, or a broker, sends the group elsewhere   there
+    recreated   the topic was deleted and created again               at the beginning
+    cut         the broker lost messages that were read here          behind what it still has
+
+Before an answer is believed, `core.identity` says whether a proof is due; while the broker does not
+give it, nothing is handed out.
+"""
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.core.consuming import InFlight, OffsetMoved
+from sluicemq.client.core.identity import (
+    OFFSET_RESET,
+    Judgement,
+    QueueIdentity,
+    Verdict,
+    position_beyond_end,
+)
+from sluicemq.client.core.requests import PullAnswer, PullStatus
+from sluicemq.errors import SluiceError
+from sluicemq.model.topic import MessageQueue
+
+_log = logging.getLogger("sluicemq.client")
+
+RECREATED: Final = "deleted and created again"
+CUT_OR_RECREATED: Final = f"{RECREATED}, or its broker has lost messages"
+
+
+class Placed(ABC):
+    """The part of a reader that knows its queue and moves its position."""
+
+    group: str
+    queue: MessageQueue
+    in_flight: InFlight
+    committed: int | None
+    _cluster: Cluster
+    _is_at_master: bool
+
+    def __init__(self) -> None:
+        self.identity: QueueIdentity = QueueIdentity()
+        self.on_recreated: Callable[[int, str], None] = lambda old, why: None
+        """Called when the reader stands at the beginning of the new topic, with its position in the
+        deleted one and what has happened."""
+        self.is_warned: bool = False
+        """Whether another reader has said that the topic was created again, and this one does not
+        know yet."""
+
+    @abstractmethod
+    def move(self, position: int) -> None:
+        """Go on from `position`; what was handed out before no longer counts."""
+
+    async def _knows_queue(self) -> bool:
+        """Make sure, before a pull, that its position is one of the queue as it is now: take a
+        first anchor, or look for the known ones after an error. Return False if the position was
+        moved. Raises SluiceError."""
+        identity, position = self.identity, self.in_flight.position
+        if identity.is_suspect and identity.proven:
+            return await self._proves()
+        if identity.proven or identity.is_begun or not position:
+            return True
+        in_flight, directory = self.in_flight, self._cluster.directory
+        reset_to = await self._cluster.run(
+            identity.begin(directory, self.group, self.queue, position)
+        )
+        if in_flight is self.in_flight and reset_to is not None:
+            self._reset_to(reset_to)
+        return in_flight is self.in_flight
+
+    async def _is_same(self, answer: PullAnswer) -> bool:
+        """Return whether an answer is of the queue that this reader has read so far. If it is not,
+        the position was moved. Raises SluiceError."""
+        is_at_master, now_s = self._is_at_master, self._cluster.clock.monotonic_s()
+        if not is_at_master:  # a slave may be behind: nothing follows from its bounds
+            return True
+        if answer.remark == OFFSET_RESET and answer.status is PullStatus.OFFSET_ILLEGAL:
+            return await self._obeys(answer)
+        if self.identity.needs_proof(answer, now_s) and not await self._proves():
+            return False
+        self.identity.bounded(answer)
+        if answer.status is not PullStatus.OFFSET_ILLEGAL:
+            self.is_warned = False
+        return True
+
+    async def _proves(self) -> bool:
+        """Look for the anchors in the queue. Return False if the position was moved. Raises
+        SluiceError."""
+        in_flight, asked_s = self.in_flight, self._cluster.clock.monotonic_s()
+        judgement = await self._judged()
+        if in_flight is not self.in_flight:
+            return False
+        position, (verdict, offset) = in_flight.position, judgement
+        if verdict is Verdict.SAME:
+            self.is_warned = False
+            self.identity.proved(asked_s)
+        elif verdict is Verdict.UNKNOWN:
+            self.identity.unproved(asked_s)
+        elif verdict is Verdict.RESET:
+            self._reset_to(offset)
+        elif verdict is Verdict.CUT:
+            self.identity.cut(offset)
+            self._cut_to(min(position, offset))
+        else:
+            self._begins_anew(position, offset, RECREATED)
+        return in_flight is self.in_flight
+
+    async def _judged(self) -> Judgement:
+        directory = self._cluster.directory
+        return await self._cluster.run(self.identity.judge(directory, self.group, self.queue))
+
+    async def _obeys(self, answer: PullAnswer) -> bool:
+        """Go where a reset of the group says: an operator's, or that of a SluiceMQ broker on which
+        the topic was created again."""
+        in_flight, position = self.in_flight, self.in_flight.position
+        judgement = Judgement(Verdict.SAME)
+        if self.identity.proven:
+            with contextlib.suppress(SluiceError):  # it is obeyed all the same
+                judgement = await self._judged()
+        if in_flight is not self.in_flight:
+            return False
+        if judgement.verdict is Verdict.RECREATED:
+            self._begins_anew(position, answer.next_offset, RECREATED)
+        else:
+            self._reset_to(answer.next_offset)
+        return False
+
+    def _begins_anew(self, old: int, new: int, why: str) -> None:
+        """The topic was deleted and created again: read it from `new` on."""
+        self.identity.forget()
+        self._move_on(old, new, 0)
+        self.on_recreated(old, why)
+
+    def _moved(self, answer: PullAnswer) -> None:
+        """The broker says where to go on: behind what retention deleted, or at the end of a queue
+        that is shorter than the position. Before the end may lie messages that were never read, so
+        the reader goes on behind the last message that it knows, or at the beginning."""
+        old, new = self.in_flight.position, answer.next_offset
+        beginning = position_beyond_end(answer, old)
+        if beginning is not None and self._is_at_master:
+            newest = self.identity.newest
+            if newest is None:
+                self._begins_anew(old, beginning, CUT_OR_RECREATED)
+                return
+            new = min(newest.offset + 1, answer.offset_max)
+        lost = new - old if old < new <= answer.offset_min else 0
+        if lost:
+            what = f"{lost} messages are lost: the broker deleted them before they were read"
+        else:
+            what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
+        _log.warning(
+            "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
+            self.group, old, self.queue, answer.offset_min, answer.offset_max,
+            f" [{answer.remark}]" if answer.remark else "", new, what,
+        )  # fmt: skip
+        self._move_on(old, new, lost)
+
+    def _reset_to(self, new: int) -> None:
+        """Go on where a reset of the group says."""
+        old = self.in_flight.position
+        what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
+        level = logging.WARNING if new != old else logging.DEBUG
+        _log.log(
+            level, "group %s was reset on %s from offset %d to %d, %s",
+            self.group, self.queue, old, new, what,
+        )  # fmt: skip
+        self._move_on(old, new, 0)
+
+    def _cut_to(self, new: int) -> None:
+        """Go on behind the newest message that the queue still has."""
+        old = self.in_flight.position
+        _log.warning(
+            "group %s: the broker has lost messages of %s that were read here (an unclean "
+            "failover); going on at %d instead of %d", self.group, self.queue, new, old,
+        )  # fmt: skip
+        self._move_on(old, new, 0)
+
+    def _move_on(self, old: int, new: int, lost: int) -> None:
+        self.move(new)
+        self.committed = None
+        if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
+            event = OffsetMoved(self.group, self.queue, old, new, lost)
+            asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)

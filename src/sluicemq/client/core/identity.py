@@ -1,0 +1,286 @@
+"""Whether a queue is still the one that was read before.
+
+RocketMQ gives a topic no identity. A topic that is deleted and created again begins at offset 0,
+and an old position is a place in it like any other: the messages before that position would never
+be read. So a reader remembers *anchors*: messages that it has seen, by offset, store time and place
+in the commit log. If the queue holds another message at the offset of an anchor, its history has
+changed. Any broker can be asked: it takes a pull of one message (`look`).
+
+    verdict     what was found                           where the reader goes on
+    SAME        the newest anchor is in its place,       where it is
+                or retention has removed it
+    RECREATED   no anchor is in its place                at the beginning of the queue
+    CUT         only older anchors are in their places:  behind the newest one that is
+                an unclean failover lost the others
+    RESET       the broker has a reset for the group     where the reset says
+    UNKNOWN     a slave answered, which may be behind    where it is, until a master answers
+
+Retention only removes messages from the head of a queue, so an anchor below the queue's beginning
+says nothing. An anchor behind the queue's end is missing like one that was replaced.
+
+A reader asks at most once every PROOF_PERIOD_S, before it hands out an answer, and at once after an
+error or when the bounds of the queue have moved backwards. A topic can be created again and grow
+beyond the old position within that period, so what was read since the last proof may belong to the
+new topic: such anchors prove nothing until an older one is found in its place. The new topic is
+then noticed at the next proof, and messages above the old position come twice; none is lost.
+
+Without any anchor (the first request of a program) a position behind the end of the queue cannot be
+told from one in a deleted topic. `position_beyond_end` chooses the beginning of the queue: repeated
+messages can be recognised, lost ones cannot.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from sluicemq.client.core import requests
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.talks import Call, Talk
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.topic import MessageQueue
+from sluicemq.record.codec import parse_head
+
+PROOF_PERIOD_S: Final = 1.0
+"""The least time between two proofs of a queue, and a second more for each MiB of its anchor."""
+ANCHORS_MAX: Final = 8
+OFFSET_RESET: Final = "OFFSET_RESET"
+"""The remark of a PULL_OFFSET_MOVED (21) by which a broker obeys an operator's reset."""
+RESET_ATTEMPTS: Final = 4
+_MIB: Final = 1 << 20
+
+
+class Anchor(NamedTuple):
+    """The message that was seen at `offset`: stored at `stored_ms` (milliseconds since 1970), at
+    `position` of the commit log (None if unknown). `stored_ms` None: no message was there any
+    more."""
+
+    offset: int
+    stored_ms: int | None
+    position: int | None = None
+
+    def agrees(self, found: "Anchor") -> bool:
+        """Return whether `found`, at the same offset, is the same message."""
+        if self.stored_ms != found.stored_ms:
+            return False
+        return None in (self.position, found.position) or self.position == found.position
+
+
+def anchor_of(record: bytes | memoryview | StoredMessage) -> Anchor:
+    """Make an anchor of a stored message, decoded or not. Raises ProtocolError."""
+    if isinstance(record, StoredMessage):
+        return Anchor(record.queue_offset, record.store_time_ms, record.physical_offset)
+    head = parse_head(record)
+    return Anchor(head.queue_offset, head.store_time_ms, head.physical_offset)
+
+
+class Look(NamedTuple):
+    """What a queue holds: offsets from `offset_min` up to, not including, `offset_max`, and the
+    message that was looked for, if it is there. `is_refused`: the broker says that the queue has no
+    such offset; `reset_to`: it answered with a reset of the group."""
+
+    found: Anchor | None
+    offset_min: int
+    offset_max: int
+    is_refused: bool = False
+    reset_to: int | None = None
+
+
+def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Talk[Look]:
+    """Ask the queue's broker for the message at `offset` and the bounds of the queue.
+
+    Raises RouteNotFoundError, RequestError (TOPIC_NOT_EXIST (17) for a deleted topic),
+    ConnectionLostError and RequestTimeoutError.
+    """
+    command = requests.look(group, queue, offset)
+    address = yield from directory.address(queue)
+    answer = pull_answer((yield Call(address, command)), address)
+    bounds = answer.offset_min, answer.offset_max
+    if answer.status is PullStatus.OFFSET_ILLEGAL:
+        reset_to = answer.next_offset if answer.remark == OFFSET_RESET else None
+        return Look(None, *bounds, is_refused=True, reset_to=reset_to)
+    if answer.status is not PullStatus.FOUND:
+        return Look(None, *bounds)
+    found = anchor_of(answer.data)
+    return Look(found if found.offset == offset else None, *bounds)
+
+
+class Verdict(Enum):
+    """What has become of a queue; see the module's table."""
+
+    SAME = "same"
+    RECREATED = "recreated"
+    CUT = "cut"
+    RESET = "reset"
+    UNKNOWN = "unknown"
+
+
+class Judgement(NamedTuple):
+    """A verdict, and the offset at which the reader goes on (of SAME and UNKNOWN: -1)."""
+
+    verdict: Verdict
+    offset: int = -1
+
+
+def judge(
+    directory: Directory,
+    group: str,
+    queue: MessageQueue,
+    anchors: Iterable[Anchor],
+) -> Talk[Judgement]:
+    """Look for anchors in a queue, the newest first, until one is in its place. Raises what `look`
+    does."""
+    is_changed, offset_min = False, 0
+    for anchor in sorted(anchors, reverse=True):
+        seen = yield from look(directory, group, queue, anchor.offset)
+        offset_min = seen.offset_min
+        if seen.reset_to is not None:
+            return Judgement(Verdict.RESET, seen.reset_to)
+        if anchor.offset < offset_min:
+            break  # retention removed this one and all that are older
+        if anchor.offset >= seen.offset_max:
+            # A master refuses an offset behind the end; a slave does not, it may get the messages.
+            if anchor.offset == seen.offset_max:
+                seen = yield from look(directory, group, queue, anchor.offset + 1)
+            if not seen.is_refused:
+                return Judgement(Verdict.UNKNOWN)
+            is_changed = True
+        elif seen.found is None:
+            continue  # a hole, such as a broker's compaction leaves
+        elif anchor.agrees(seen.found):
+            if is_changed:
+                return Judgement(Verdict.CUT, anchor.offset + 1)
+            return Judgement(Verdict.SAME)
+        else:
+            is_changed = True
+    return Judgement(Verdict.RECREATED, offset_min) if is_changed else Judgement(Verdict.SAME)
+
+
+class QueueIdentity:
+    """What one reader knows of its queue: `proven` are anchors that were found in their places at
+    the last proof, `fresh` those seen since."""
+
+    __slots__ = (
+        "_bounds", "_proved_s", "_size_bytes", "fresh", "is_begun", "is_suspect", "proven",
+    )  # fmt: skip
+
+    def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
+        self.proven: list[Anchor] = sorted(anchors)
+        self.fresh: list[Anchor] = []
+        self.is_suspect: bool = bool(self.proven)
+        """Whether the next answer needs a proof, however soon it comes."""
+        self.is_begun: bool = False
+        """Whether the message before the first position has been looked for."""
+        self._bounds = (0, 0)
+        self._proved_s = float("-inf")
+        self._size_bytes = 0
+
+    @property
+    def newest(self) -> Anchor | None:
+        """The proven anchor with the highest offset."""
+        return self.proven[-1] if self.proven else None
+
+    def saw(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
+        """Note a message of the last answer. The first one of all is taken as it is."""
+        if self.proven:
+            self.fresh.append(anchor)
+            self.fresh = _thinned(self.fresh)
+        else:
+            self.proven.append(anchor)
+            self._proved_s = now_s
+        self._size_bytes = size_bytes
+
+    def needs_proof(self, answer: PullAnswer, now_s: float) -> bool:
+        """Return whether an answer of the broker may be of another topic than the anchors."""
+        if not self.proven:
+            return False
+        offset_min, offset_max = self._bounds
+        return (
+            self.is_suspect
+            or answer.status is PullStatus.OFFSET_ILLEGAL
+            or answer.offset_min < offset_min
+            or answer.offset_max < offset_max
+            or now_s - self._proved_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
+        )
+
+    def bounded(self, answer: PullAnswer) -> None:
+        """Note the bounds of the queue in an answer that is believed."""
+        self._bounds = answer.offset_min, answer.offset_max
+
+    def unproved(self, asked_s: float) -> None:
+        """Nothing could be found out: ask again after a while."""
+        self.is_suspect = False
+        self._proved_s = asked_s
+
+    def proved(self, asked_s: float) -> None:
+        """The queue is the same: whatever was seen before `asked_s` belongs to it."""
+        self.proven = _thinned(sorted({*self.proven, *self.fresh}))
+        self.fresh.clear()
+        self.is_suspect = False
+        self._proved_s = asked_s
+
+    def cut(self, offset: int) -> None:
+        """Forget the anchors from `offset` on: their messages are lost."""
+        self.proven = [anchor for anchor in self.proven if anchor.offset < offset]
+        self.fresh.clear()
+        self._bounds = (0, 0)
+
+    def forget(self) -> None:
+        """The queue is another one."""
+        self.proven.clear()
+        self.fresh.clear()
+        self.is_suspect = False
+        self._bounds = (0, 0)
+
+    def begin(
+        self, directory: Directory, group: str, queue: MessageQueue, position: int
+    ) -> Talk[int | None]:
+        """Take the message before `position` as the first anchor. Return the offset of a reset if
+        the broker answered with one, else None. Raises what `look` does."""
+        seen = yield from look(directory, group, queue, position - 1)
+        self.is_begun = True
+        if seen.reset_to is None and position <= seen.offset_max:
+            if seen.found is not None:
+                self.proven.append(seen.found)
+            elif position - 1 < seen.offset_min:
+                self.proven.append(Anchor(position - 1, None))
+        return seen.reset_to
+
+    def judge(self, directory: Directory, group: str, queue: MessageQueue) -> Talk[Judgement]:
+        """Ask the broker about the proven anchors and, after an error, about the newest fresh one:
+        the broker may have failed over. Raises what `look` does."""
+        fresh = self.fresh[-1:] if self.is_suspect else []
+        found = yield from judge(directory, group, queue, self.proven)
+        if found.verdict is Verdict.SAME and fresh:
+            above = yield from judge(directory, group, queue, fresh)
+            if above.verdict not in (Verdict.SAME, Verdict.UNKNOWN):
+                return Judgement(Verdict.CUT, self.proven[-1].offset + 1)
+            return above if above.verdict is Verdict.UNKNOWN else found
+        return found
+
+
+def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
+    """At most ANCHORS_MAX anchors: the first, the last, and between them the ones whose distances
+    to the last grow the most evenly, so that a cut repeats few messages however long it is."""
+    kept = list(anchors)
+    while len(kept) > ANCHORS_MAX:
+        end = kept[-1].offset
+
+        def cost(index: int, end: int = end) -> float:
+            before, after = kept[index - 1].offset, kept[index + 1].offset
+            return (after - before) / max(end - before, 1)
+
+        del kept[min(range(1, len(kept) - 1), key=cost)]
+    return kept
+
+
+def position_beyond_end(answer: PullAnswer, offset: int) -> int | None:
+    """Return where a reader without anchors goes on when the broker refuses `offset` because it is
+    behind the end of the queue; None for any other answer."""
+    if (
+        answer.status is not PullStatus.OFFSET_ILLEGAL
+        or answer.remark == OFFSET_RESET
+        or offset <= answer.offset_max
+    ):
+        return None
+    return answer.offset_min
