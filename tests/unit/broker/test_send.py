@@ -31,7 +31,7 @@ ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultC
 
 def stored(broker: SteppedBroker, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     result = broker.store.reader.read(topic, queue_id, 0, 1000, 1 << 20)
-    return [m for part in result.data for m in decode_records(part, decompress=False)]
+    return [m for part in result.data for m in decode_records(part)]
 
 
 def fields_of(answer: Command) -> dict[str, str]:
