@@ -92,7 +92,7 @@ def test_the_hot_path_and_the_way_by_the_book_agree(properties: str) -> None:
         unit = broker.store.reader.read("T", 1, 0, 1, None, None)
         results.append((
             answer.code, answer.fields, answer.remark, dict(message.properties), message.flag,
-            message.sys_flag, message.body, message.born_time_ms, unit.count,
+            message.sys_flag, message.raw_body, message.born_time_ms, unit.count,
             broker.core.topics.table["T"].messages_in,
         ))  # fmt: skip
     assert results[0] == results[1]

@@ -132,7 +132,7 @@ def test_a_body_that_cannot_be_decompressed_goes_as_it_lies() -> None:
 @given(properties, st.binary(max_size=64), st.integers(0, 1 << 45))
 def test_any_record_is_a_message(properties: dict[str, str], body: bytes, time_ms: int) -> None:
     stored = replace(
-        STORED, properties=properties, body=body, born_time_ms=time_ms, store_time_ms=time_ms
+        STORED, properties=properties, raw_body=body, born_time_ms=time_ms, store_time_ms=time_ms
     )
     message = message_of(stored)
     assert message.body == body
