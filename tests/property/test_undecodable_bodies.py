@@ -20,14 +20,12 @@ from typing import Any, Final
 
 import pytest
 
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.sending import Sender
 from sluicemq.errors import ConfigurationError, UndecodableBodyError
 from sluicemq.model.bodies import COMPRESSION_BITS
 from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
-from stored_bodies import BAD, GOOD, LIMIT, StoredBody
+from stored_bodies import BAD, GOOD, LIMIT, StoredBody, send_stored
 
 EXAMPLES: Final = int(os.environ.get("SLUICEMQ_EXAMPLES", "2"))
 TOPIC, GROUP = "orders", "billing"
@@ -71,7 +69,6 @@ class Scene:
         self.missing = missing
         self.sent: dict[str, tuple[StoredBody, int]] = {}
         self.seen = Seen()
-        self.sender = Sender(mq.cluster.directory, "P", str)
         self.options: dict[str, Any] = {"on_undecodable": rule, "body_bytes_max": LIMIT}
 
     def is_bad(self, name: str) -> bool:
@@ -85,14 +82,7 @@ class Scene:
             stored = kinds[self.dice.choice(sorted(kinds))]
             queue, name = self.dice.randrange(QUEUES), f"{len(self.sent):032X}"
             self.sent[name] = stored, queue
-            text = f"UNIQ_KEY\x01{name}\x02TAGS\x01paid\x02"
-            # A broker stores no empty body; one of a compressed message is read as empty.
-            one = Outgoing(TOPIC, stored.raw or b"\0", text, name, stored.sys_flag, 0, True)
-            if not stored.raw:
-                self.sent[name] = StoredBody(b"\0", 0, b"\0"), queue
-                one.body, one.sys_flag = b"\0", 0
-            place = MessageQueue(TOPIC, "broker-a", queue)
-            await self.mq.cluster.run(self.sender.send(one, place))
+            await send_stored(self.mq, TOPIC, name, stored, queue, TAGS="paid")
 
     async def dead_letters(self) -> dict[str, tuple[bytes, int]]:
         found = {}

@@ -3,8 +3,9 @@
 What stands in the record's properties beside those of the user becomes fields; names that RocketMQ
 keeps for itself are left out. A body is readable in every client: what a producer of the remoting
 protocol has compressed is decompressed here, since clients know only gzip, and some not even that.
-One that cannot be decompressed goes as it lies, called GZIP, as RocketMQ's proxy does with all of
-them: some clients look at its first bytes and know more than we do.
+One that cannot be decompressed is handed on as it is stored, called GZIP, as RocketMQ's proxy does
+with all of them: some clients look at its first bytes and know more than we do. `UNDECODABLE`
+counts these, since the client alone sees what becomes of them.
 
 The digest is of the body as it is sent, and always there: one client fails without.
 """
@@ -38,6 +39,16 @@ from sluicemq.proxy.messages import DigestType, Encoding, MessageType
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """A body that decompresses to more is handed on compressed: an answer has up to 32 messages, and
 all of them are in memory at once."""
+
+
+class UndecodableCount:
+    """How many bodies the proxies of this process could not decode."""
+
+    def __init__(self) -> None:
+        self.value: int = 0
+
+
+UNDECODABLE: Final = UndecodableCount()
 _DELAY_S, _DELAY_MS, _DELIVER_MS = TIMER_PROPERTIES
 _DELAYS: Final = frozenset({DELAY, *TIMER_PROPERTIES})
 _RARE: Final = _DELAYS | {
@@ -170,4 +181,5 @@ def _readable(stored: StoredMessage) -> tuple[bytes, int]:
     body = decode_body(stored.raw_body, stored.sys_flag, DECODED_BYTES_MAX)
     if isinstance(body, bytes):
         return body, _IDENTITY
+    UNDECODABLE.value += 1
     return stored.raw_body, Encoding.GZIP

@@ -22,9 +22,10 @@ from sluicemq.model.ids import Host
 from sluicemq.model.message import (
     StoredMessage,
 )
-from sluicemq.proxy.convert import message_of
+from sluicemq.proxy.convert import DECODED_BYTES_MAX, UNDECODABLE, message_of
 from sluicemq.proxy.limits import SYSTEM_PROPERTIES
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
+from stored_bodies import BAD
 
 STORED = StoredMessage(
     topic="orders", queue_id=3, queue_offset=17, physical_offset=4711, size_bytes=200,
@@ -118,6 +119,20 @@ def test_a_compressed_body_arrives_as_it_was(kind: int) -> None:
 def test_a_body_of_gzip_is_readable_too() -> None:
     message = message_of(replace(STORED, raw_body=gzip.compress(b"body"), sys_flag=COMPRESSED))
     assert (message.body, message.system_properties.body_encoding) == (b"body", Encoding.IDENTITY)
+
+
+def test_bodies_that_cannot_be_decompressed_are_counted_and_bounded() -> None:
+    before = UNDECODABLE.value
+    for bad in BAD.values():
+        stored = replace(STORED, raw_body=bad.raw, sys_flag=bad.sys_flag)
+        if "oversized" in str(stored.body_error) or stored.body_error is None:
+            continue
+        message = message_of(stored)
+        assert (message.body, message.system_properties.body_encoding) == (bad.raw, Encoding.GZIP)
+    assert UNDECODABLE.value > before + 10
+    bomb = compress(bytes(DECODED_BYTES_MAX + 1), COMPRESSION_ZLIB)
+    message = message_of(replace(STORED, raw_body=bomb, sys_flag=COMPRESSED | COMPRESSION_ZLIB))
+    assert message.body == bomb
 
 
 def test_a_body_that_cannot_be_decompressed_goes_as_it_lies() -> None:

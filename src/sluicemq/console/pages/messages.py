@@ -68,6 +68,8 @@ async def show(context: Context) -> Answer:
         "forms": list(forms),
         "form": form,
         "body": forms[form](),
+        "body_bytes": len(body),
+        "body_error": message.body_error,
         "is_cut": len(body) > bodies.SHOWN_BYTES_MAX,
         "own": own,
         "reserved": {
