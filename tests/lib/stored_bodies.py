@@ -13,7 +13,6 @@ from sluicemq import Sluice
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.sending import Sender
 from sluicemq.model.bodies import COMPRESSED, compress
-from sluicemq.model.topic import MessageQueue
 
 LIMIT: Final = 256 * 1024
 KINDS: Final = {"zlib of old clients": 0, "lz4": 0x100, "zstd": 0x200, "zlib": 0x300}
@@ -70,9 +69,9 @@ GOOD, BAD = _made()
 async def send_stored(
     mq: Sluice, topic: str, message_id: str, stored: StoredBody, queue: int = 0, **properties: str
 ) -> None:
-    """Send a body as it shall be stored to a queue of broker-a, whatever it is."""
+    """Send a body as it shall be stored to a queue of the topic, whatever it is."""
     own = {"UNIQ_KEY": message_id, **properties}
     text = "".join(f"{name}\x01{value}\x02" for name, value in own.items())
     outgoing = Outgoing(topic, stored.raw, text, message_id, stored.sys_flag, 0, True)
     sender = Sender(mq.cluster.directory, "P", str)
-    await mq.cluster.run(sender.send(outgoing, MessageQueue(topic, "broker-a", queue)))
+    await mq.cluster.run(sender.send(outgoing, (await mq.queues(topic))[queue]))
