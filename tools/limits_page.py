@@ -45,6 +45,9 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Tag, in characters, in the Python client", "client.core.names:TAG_LENGTH_MAX", "ConfigurationError", ("the tag", "client/core/names.py")),
         Row("One request of `send_batch`; more messages are several requests", "client.core.messages:BATCH_BYTES_MAX"),
         Row("Bodies from here on are compressed by the Python client", "client.core.messages:COMPRESS_FROM_BYTES", how="`compress_from_bytes` of a producer"),
+        Row("A compressed body that a client reads, decompressed", "model.bodies:BODY_BYTES_MAX", "UndecodableBodyError", ("it decompresses to more than", "model/bodies.py"), "`body_bytes_max` of a consumer, `bodyBytesMax` in Spark"),
+        Row("... that the proxy decompresses for a gRPC client", "proxy.convert:DECODED_BYTES_MAX", "handed on compressed"),
+        Row("LZ4 or Zstandard frames in one body", "model.bodies:FRAMES_MAX", "UndecodableBodyError", ("frames", "model/bodies.py")),
     ),
     "Topics and groups": (
         Row("Name of a topic, in characters", "model.topic:TOPIC_LENGTH_MAX", "29 INVALID_PARAMETER; in the Python client ConfigurationError", _NAME, "`maxTopicLength` lowers it for sends"),

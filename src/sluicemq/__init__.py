@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         SluiceError,
         SubscriptionConflictError,
         TopicNotFoundError,
+        UndecodableBodyError,
     )
     from sluicemq.model.message import Message, StoredMessage
     from sluicemq.model.subscription import MessageFilter, Subscription
@@ -145,6 +146,7 @@ __all__ = [
     "TransactionListener",
     "TransactionResult",
     "TransactionState",
+    "UndecodableBodyError",
     "__version__",
     "idempotent",
 ]

@@ -28,6 +28,7 @@
         ├── SubscriptionConflictError
         ├── OffsetOutOfRangeError
         ├── MessageNotFoundError
+        ├── UndecodableBodyError  the body of a message cannot be decompressed
         ├── MessageKeyMissingError  a handler cannot tell whether it had the message before
         ├── ClosedError
         └── RetryLaterError   raised by a handler: give me the message again
@@ -441,6 +442,44 @@ class MessageNotFoundError(ClientError):
         no message has the id 7F00 in orders. It may be deleted already, or the id is of another
         cluster.
     """
+
+
+class UndecodableBodyError(ClientError):
+    """The body of a message cannot be decompressed; the rest of the message can be read.
+
+    When: `message.body` is read and the stored bytes are damaged, are compressed in a way that is
+    unknown or whose package is missing, or exceed `body_bytes_max`. A consumer with
+    `on_undecodable="raise"` raises it at such a message.
+    Then: other messages are not affected. `raw_body` has the stored bytes, `body_error` this error.
+    Cure: in the text; `reason` is why decoding failed.
+
+        The body of message 7F00 cannot be decoded (topic 'orders', queue 3 of broker-a, offset 17):
+        it is not valid zlib data: the data ends too early. Have its producer send it again;
+        message.raw_body has the stored bytes.
+    """
+
+    def __init__(
+        self,
+        message_id: str,
+        topic: str,
+        broker: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        reason: str,
+        cure: str,
+    ) -> None:
+        super().__init__(
+            f"The body of message {message_id} cannot be decoded (topic {topic!r}, "
+            f"queue {queue_id} of {broker or '-'}, offset {queue_offset}): {reason}.",
+            cure=cure,
+        )
+        self.message_id = message_id
+        self.topic = topic
+        self.broker = broker
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.reason = reason
 
 
 class MessageKeyMissingError(ClientError):

@@ -182,7 +182,7 @@ class Machine:
             while low + len(found) < high:
                 result = self.store.reader.read(*key, low + len(found), 1000, 1 << 20)
                 assert result.count
-                found += [m.body for m in decode_records(b"".join(result.data), decompress=False)]
+                found += [m.raw_body for m in decode_records(b"".join(result.data))]
             assert found == (bodies if is_dispatched else bodies[: len(found)]), key
 
     def crash(self) -> None:

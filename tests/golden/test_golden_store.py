@@ -158,7 +158,7 @@ def read_all(store: Store) -> dict[tuple[str, int, int], Any]:
     for topic, queue in store.queues():
         low, high = store.queue_offsets(topic, queue)
         result = store.reader.read(topic, queue, low, 1000, 1 << 20)
-        messages = decode_records(b"".join(result.data), decompress=False)
+        messages = decode_records(b"".join(result.data))
         assert result.count == high - low
         found |= {(topic, queue, low + i): m for i, m in enumerate(messages)}
     return found

@@ -134,7 +134,7 @@ async def test_a_java_store_is_served_and_not_one_byte_of_it_changes(
         for queue_id in range(4):
             fields = pull_fields("TopicA", queueId=queue_id)
             answer = await ask(broker.address, 11, fields)
-            found += decode_records(answer.body, decompress=False) if answer.code == 0 else []
+            found += decode_records(answer.body) if answer.code == 0 else []
         wanted = {"golden1": 11, "golden2": 12, "golden3": 1}[name]
         assert len(found) == wanted
         if name != "golden3":

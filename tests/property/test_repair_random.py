@@ -94,7 +94,7 @@ def read_all(store: Store, key: tuple[str, int]) -> dict[int, bytes]:
     while offset < high:
         result = store.reader.read(*key, offset, 32)
         assert result.next_offset > offset, "a stuck reader"
-        for message in decode_records(b"".join(result.data), decompress=False):
+        for message in decode_records(b"".join(result.data)):
             assert (message.topic, message.queue_id) == key
             found[message.queue_offset] = message.body
         offset = result.next_offset

@@ -66,6 +66,8 @@ def message(
     has_route = about.routed is not None and stored.broker in about.routed
     if as_json:
         place = fields("offset_min offset_max")(about) | {"has_route": has_route}
+        if stored.body_error is not None:
+            place["body_error"] = str(stored.body_error)
         groups = [_explained(one) for one in found]
         print_json({"message": _place(stored) | place, "groups": groups})
         return
@@ -76,6 +78,7 @@ def message(
         f"{about.offset_max - 1})\n"
         f"  tag      {stored.tag or 'none'}"
         + ("" if has_route else "\n  route    clients do not find this topic there")
+        + (f"\n  body     {stored.body_error}" if stored.body_error else "")
         + "\n"
     )
     if group is None:

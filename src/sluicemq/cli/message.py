@@ -94,11 +94,11 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
     for name, value in record.items():
         if name.endswith("_time_ms"):
             rows.append((name.removesuffix("_ms"), show_time(value)))
-        elif name not in ("properties", "body"):
+        elif name not in ("properties", "body", "body_error"):
             rows.append((name, value))
     rows += [(f"  {name}", value) for name, value in found.properties.items()]
     print_table(f"Message {found.message_id}", ["field", "value"], rows)
-    click.echo(show_body(found.body, BODY_SHOWN_BYTES))
+    click.echo(show_body(found, BODY_SHOWN_BYTES))
 
 
 @message.command("query")
@@ -122,7 +122,7 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
     records = [record_of(one) for one in found]
     if not as_json:
         for record, one in zip(records, found, strict=True):
-            record |= {"keys": " ".join(one.keys), "body": show_body(one.body, BODY_BEGIN_BYTES)}
+            record |= {"keys": " ".join(one.keys), "body": show_body(one, BODY_BEGIN_BYTES)}
     columns = (
         "stored=store_time_ms:time broker queue=queue_id offset=queue_offset tag keys "
         "id=message_id body"
@@ -159,7 +159,7 @@ def consume(admin: Admin, message_id: str, group: str, as_json: bool, **options:
 def record_of(stored: StoredMessage) -> dict[str, Any]:
     """A message for --json: the names of `sluice consume --json`, and where it lies."""
     hosts = {"born_host": str(stored.born_host), "store_host": str(stored.store_host)}
-    return _stored(stored) | hosts | body_record(stored.body)
+    return _stored(stored) | hosts | body_record(stored)
 
 
 # ---------------------------------------------------------------------------------- trace
@@ -245,7 +245,7 @@ def export_traces(
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             stream = mq.subscribe(topic, group=group, start=begin)
             while messages := await stream.receive_many(EXPORTED_AT_ONCE, timeout_s):
-                decoded = [decode(one.body) for one in messages]
+                decoded = [decode(one.body_or_raw) for one in messages]
                 records = [record for some, _ in decoded for record in some]
                 known = await parents_of(mq, records) if parents else {}
                 spans = list(joiner.spans(records, mq.cluster.clock.now_ms(), known))

@@ -13,14 +13,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 import orjson
 
 from sluicemq.cli.ending import OptionError, nearest, when_interrupted
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
+from sluicemq.errors import (
+    ConfigurationError,
+    RouteNotFoundError,
+    SluiceError,
+    UndecodableBodyError,
+)
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
 from sluicemq.wire.codes import version_name
@@ -324,18 +329,34 @@ _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
 }  # fmt: skip
 
 
-def show_body(body: bytes, bytes_max: int) -> str:
-    """The beginning as text; what is not text as escapes."""
+class WithBody(Protocol):
+    """A message with a body that may be undecodable."""
+
+    @property
+    def body_or_raw(self) -> bytes: ...
+
+    @property
+    def body_error(self) -> UndecodableBodyError | None: ...
+
+
+def show_body(message: WithBody, bytes_max: int) -> str:
+    """Return the beginning of the body as text; bytes that are not text as escapes. A body that
+    cannot be decoded is shown as it is stored, behind the reason."""
+    body, error = message.body_or_raw, message.body_error
     text = body[:bytes_max].decode("utf-8", "backslashreplace")
-    return text + ("…" if len(body) > bytes_max else "")
+    told = "" if error is None else f"[undecodable: {error.reason}] "
+    return told + text + ("…" if len(body) > bytes_max else "")
 
 
-def body_record(body: bytes) -> dict[str, str]:
-    """A body for --json: as text, in hex digits when it is none."""
+def body_record(message: WithBody) -> dict[str, str]:
+    """Return the body for --json: as text, in hex digits when it is not UTF-8. A body that cannot
+    be decoded is shown as it is stored, with `body_error`."""
+    body, error = message.body_or_raw, message.body_error
+    told = {} if error is None else {"body_error": str(error)}
     try:
-        return {"body": body.decode()}
+        return {"body": body.decode()} | told
     except UnicodeDecodeError:
-        return {"body_hex": body.hex()}
+        return {"body_hex": body.hex()} | told
 
 
 @contextmanager

@@ -280,9 +280,9 @@ def parse_start(text: str) -> Start:
 
 def _print_message(message: ReceivedMessage, as_json: bool) -> None:
     if as_json:
-        print_json(_received(message) | body_record(message.body))
+        print_json(_received(message) | body_record(message))
         return
     place = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
     marks = " ".join(filter(None, [message.tag or "", " ".join(message.keys)]))
-    body = show_body(message.body, TEXT_BYTES_MAX)
+    body = show_body(message, TEXT_BYTES_MAX)
     sys.stdout.write(f"{show_time(message.store_time_ms)}  {place}  [{marks}]  {body}\n")

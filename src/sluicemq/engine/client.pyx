@@ -16,6 +16,7 @@ import orjson
 from sluicemq.engine.sends cimport (
     get32, get64, number_text, plain_text, put32, put_bytes, put_number,
 )
+from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.ids import decode_host
 from sluicemq.model.message import StoredMessage
 from sluicemq.record import layout
@@ -328,5 +329,6 @@ def decode(bytes data, str broker):
             <long long>get64(at + 40), decode_host(data[48:56]),
             <long long>get64(at + 56), decode_host(data[64:72]),
             <int>get32(at + 72), <long long>get64(at + 76), <int>get32(at + 8), broker,
+            BODY_BYTES_MAX, None,
         )
     )  # fmt: skip

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sluicemq.errors import UndecodableBodyError
 from sluicemq.hints import helpful
+from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Undecodable, decode_body
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 
 KEYS = "KEYS"
@@ -51,7 +53,6 @@ def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-COMPRESSED = 0x1
 TRANSACTION_MASK = 0xC
 PREPARED = 0x4
 COMMITTED = 0x8
@@ -62,10 +63,6 @@ UNQUEUED = PREPARED | INNER_BATCH
 messages in one record, for which RocketMQ has queue files of their own (spec/store.md §2.5)."""
 BORN_HOST_IPV6 = 0x10
 STORE_HOST_IPV6 = 0x20
-COMPRESSION_MASK = 0x700
-COMPRESSION_LZ4 = 0x100
-COMPRESSION_ZSTD = 0x200
-COMPRESSION_ZLIB = 0x300
 
 
 _BODY_SHOWN: Final = 24
@@ -106,10 +103,12 @@ class Message:
 @helpful
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredMessage:
-    """One record of a commit log, decoded. `body` is decompressed when a client made it.
+    """One record of a commit log, decoded; its body is decoded when it is first read.
 
+    `raw_body` is the body as it is stored, possibly compressed; `body` is what the producer sent.
     Times are milliseconds since 1970; `physical_offset` is the position in the commit log;
-    `queue_offset` the position in the queue; `size_bytes` that of the whole record.
+    `queue_offset` the position in the queue; `size_bytes` that of the whole record. A compressed
+    body of more than `body_bytes_max` bytes is not decoded.
     """
 
     topic: str
@@ -117,7 +116,7 @@ class StoredMessage:
     queue_offset: int
     physical_offset: int
     size_bytes: int
-    body: bytes
+    raw_body: bytes
     properties: Mapping[str, str]
     flag: int
     sys_flag: int
@@ -129,6 +128,47 @@ class StoredMessage:
     prepared_offset: int
     body_crc: int
     broker: str = ""
+    body_bytes_max: int = field(default=BODY_BYTES_MAX, compare=False)
+    _decoded: bytes | Undecodable | None = field(default=None, init=False, compare=False)
+    """Of a compressed body, once somebody has read it."""
+
+    @property
+    def body(self) -> bytes:
+        """The body that the producer sent. Raises UndecodableBodyError when it cannot be decoded;
+        `raw_body` can be read then, too."""
+        if not self.sys_flag & COMPRESSED:
+            return self.raw_body
+        found = self._read_body()
+        if isinstance(found, bytes):
+            return found
+        raise self._error(found)
+
+    @property
+    def body_error(self) -> UndecodableBodyError | None:
+        """The error that reading `body` raises, None when the body can be read."""
+        if not self.sys_flag & COMPRESSED:
+            return None
+        found = self._read_body()
+        return None if isinstance(found, bytes) else self._error(found)
+
+    @property
+    def body_or_raw(self) -> bytes:
+        """For display: the body that the producer sent, or the stored bytes when it cannot be
+        decoded."""
+        return self.raw_body if self.body_error is not None else self.body
+
+    def _read_body(self) -> bytes | Undecodable:
+        found = self._decoded
+        if found is None:
+            found = decode_body(self.raw_body, self.sys_flag, self.body_bytes_max)
+            object.__setattr__(self, "_decoded", found)
+        return found
+
+    def _error(self, found: Undecodable) -> UndecodableBodyError:
+        return UndecodableBodyError(
+            self.message_id, self.topic, self.broker, self.queue_id, self.queue_offset,
+            reason=found.reason, cure=found.cure,
+        )  # fmt: skip
 
     @property
     def tag(self) -> str | None:
@@ -151,6 +191,10 @@ class StoredMessage:
     def __repr__(self) -> str:
         return (
             f"<StoredMessage {self.message_id} in {self.topic} queue {self.queue_id} of "
-            f"{self.broker or '-'} offset {self.queue_offset}"
-            f"{glance(self.tag, self.keys, self.body)}>"
+            f"{self.broker or '-'} offset {self.queue_offset}{self.glance()}>"
         )
+
+    def glance(self) -> str:
+        """Return what `glance` shows of it; of an undecodable body the stored bytes."""
+        bad = "" if self.body_error is None else " undecodable"
+        return glance(self.tag, self.keys, self.body_or_raw) + bad

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from sluicemq.client.core.consuming import UNDECODABLE_NOTE
 from sluicemq.client.core.operations.rules import Code, Fate, Finding
 from sluicemq.model.topic import MASTER_ID, PERM_WRITE, MessageQueue
 from sluicemq.net.probe import Reach
@@ -236,6 +237,15 @@ def pops_and_pulls(e: Evidence) -> Iterator[tuple[str, str]]:
         topics = {queue.topic for queue in member.info.queues} if member.info else set()
         for topic in sorted(topics & (e.group.pops if e.group else set())):
             yield member.client_id, topic
+
+
+def undecodable_bodies(e: Evidence) -> Iterator[tuple[str, str, str, str]]:
+    """Yield client id, count, topic and the newest error of members that met such bodies."""
+    for member in e.group.members if e.group else ():
+        for name, told in (member.info.notes if member.info is not None else {}).items():
+            if name.startswith(UNDECODABLE_NOTE):
+                count, _, newest = told.partition("; ")
+                yield member.client_id, count, name.removeprefix(UNDECODABLE_NOTE), newest
 
 
 def blocked_queues(e: Evidence) -> Iterator[tuple[str, MessageQueue, int, float]]:
@@ -503,6 +513,10 @@ CAUSES: Final[tuple[Cause, ...]] = (
             and not 0 < m.born_ms < m.earliest_ms),
         "No broker has a message {it.message_id}.",
         "Check the id and the cluster; the send may have failed."),
+    Cause("message-undecodable", of_message(
+            lambda m, e: m.stored is not None and m.stored.body_error is not None),
+        "The body of the message {it.message_id} cannot be decoded: {it.stored.body_error.reason}.",
+        "{it.stored.body_error.cure}"),
     # --- the group and its clients
     Cause("client-clock-skew", skewed_clients,
         "The clock of {it[0]} is at least {it[1]:.0f} s ahead.",
@@ -513,6 +527,9 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("pop-and-pull", pops_and_pulls,
         "{it[0]} pulls {it[1]}, which other members of {e.group.name} pop: both get the messages.",
         "Let all members use one way: mqadmin setConsumeMode, or a group for each."),
+    Cause("bodies-undecodable", undecodable_bodies,
+        "{it[0]} cannot decode the bodies of {it[1]} messages of {it[2]}. The newest: {it[3]}",
+        "Do what that says; on_undecodable decides what becomes of such messages meanwhile."),
     Cause("message-poisoned",
         lambda e: [(message_id, times) for message_id, times in e.group.retried.items()
                    if times >= RETRIES] if e.group else [],

@@ -189,7 +189,8 @@ def page(names: Iterable[str], contains: str, offset: int, count: int) -> dict[s
 
 def told(message: StoredMessage) -> dict[str, Any]:
     """A message as an assistant sees it; its text is from strangers."""
-    body = message.body[:BODY_BYTES_MAX]
+    body = message.body_or_raw
+    error = message.body_error
     return {
         "id": message.message_id,
         "topic": message.topic,
@@ -199,8 +200,9 @@ def told(message: StoredMessage) -> dict[str, Any]:
         "stored_ms": message.store_time_ms,
         "retries": message.reconsume_times,
         "properties_of_the_sender": dict(message.properties),
-        "body_of_the_sender": body.decode("utf-8", "backslashreplace"),
-        "body_bytes": len(message.body),
+        "body_of_the_sender": body[:BODY_BYTES_MAX].decode("utf-8", "backslashreplace"),
+        "body_bytes": len(body),
+        **({} if error is None else {"body_error": str(error)}),
     }
 
 

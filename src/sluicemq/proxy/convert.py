@@ -3,8 +3,9 @@
 What stands in the record's properties beside those of the user becomes fields; names that RocketMQ
 keeps for itself are left out. A body is readable in every client: what a producer of the remoting
 protocol has compressed is decompressed here, since clients know only gzip, and some not even that.
-One that cannot be decompressed goes as it lies, called GZIP, as RocketMQ's proxy does with all of
-them: some clients look at its first bytes and know more than we do.
+One that cannot be decompressed is handed on as it is stored, called GZIP, as RocketMQ's proxy does
+with all of them: some clients look at its first bytes and know more than we do. `UNDECODABLE`
+counts these, since the client alone sees what becomes of them.
 
 The digest is of the body as it is sent, and always there: one client fails without.
 """
@@ -13,9 +14,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final
 
-from sluicemq.errors import ProtocolError
+from sluicemq.model.bodies import COMPRESSED, decode_body
 from sluicemq.model.message import (
-    COMPRESSED,
     DELAY,
     KEYS,
     SHARDING_KEY,
@@ -35,8 +35,20 @@ from sluicemq.proxy.limits import (
     TRACE_CONTEXT,
 )
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
-from sluicemq.record.codec import decompress
 
+DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A body that decompresses to more is handed on compressed: an answer has up to 32 messages, and
+all of them are in memory at once."""
+
+
+class UndecodableCount:
+    """How many bodies the proxies of this process could not decode."""
+
+    def __init__(self) -> None:
+        self.value: int = 0
+
+
+UNDECODABLE: Final = UndecodableCount()
 _DELAY_S, _DELAY_MS, _DELIVER_MS = TIMER_PROPERTIES
 _DELAYS: Final = frozenset({DELAY, *TIMER_PROPERTIES})
 _RARE: Final = _DELAYS | {
@@ -56,7 +68,7 @@ def message_of(
     reconsume_times: int | None = None,
     into: m.Message | None = None,
 ) -> m.Message:
-    """The message of a record whose body is as it lies (`decode_record(…, decompress=False)`).
+    """Return the message of a record for a gRPC client.
 
     `topic` and `reconsume_times` go before what the record says; `into` is filled when it is given.
     HOT.
@@ -64,7 +76,7 @@ def message_of(
     message = m.Message() if into is None else into
     properties = stored.properties
     message.topic.name = topic or stored.topic
-    body, encoding = stored.body, _IDENTITY
+    body, encoding = stored.raw_body, _IDENTITY
     if stored.sys_flag & COMPRESSED:
         body, encoding = _readable(stored)
     message.body = body
@@ -165,8 +177,9 @@ def _number(stored: StoredMessage, name: str) -> int | None:
 
 
 def _readable(stored: StoredMessage) -> tuple[bytes, int]:
-    """A compressed body for clients, and how they are told to read it."""
-    try:
-        return decompress(stored.body, stored.sys_flag), _IDENTITY
-    except ProtocolError:
-        return stored.body, Encoding.GZIP
+    """Return a compressed body for clients, and the encoding that tells them how to read it."""
+    body = decode_body(stored.raw_body, stored.sys_flag, DECODED_BYTES_MAX)
+    if isinstance(body, bytes):
+        return body, _IDENTITY
+    UNDECODABLE.value += 1
+    return stored.raw_body, Encoding.GZIP

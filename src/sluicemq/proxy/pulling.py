@@ -83,7 +83,7 @@ class Pulling:
                     f"{next_offset}."
                 )
                 return _answers(Code.ILLEGAL_OFFSET, text, next_offset)
-            records = decode_records(answer.data, broker=queue.broker, decompress=False)
+            records = decode_records(answer.data, broker=queue.broker)
             found = [record for record in records if tag_matches(wanted, record.tag)]
             if found:
                 return _answers(Code.OK, "OK", next_offset, found)

@@ -517,7 +517,7 @@ def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
     header = decode_header(PopMessageResponse, answer.fields)
     starts, times = _by_queue(header.start_offset_info), _by_queue(header.order_count_info)
     pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
-    for stored in decode_records(answer.body, decompress=False):
+    for stored in decode_records(answer.body):
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
         place, kind = stored.physical_offset, pop_kind(stored.topic)
         start = starts.get(f"{kind} {queue_id}", offset)

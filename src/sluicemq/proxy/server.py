@@ -33,6 +33,7 @@ from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
 from sluicemq.proxy.clients import CLIENT_ID, Clients
+from sluicemq.proxy.convert import UNDECODABLE
 from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.receiving import Receiving
 from sluicemq.proxy.routes import Routing
@@ -278,6 +279,9 @@ class ProxyCollector:
             (CounterMetricFamily, "rocketmq_proxy_calls", "Calls by the status of their answer.",
              ("rpc", "code"), [(name, code, count) for name, it in tallies.items()
                                for code, count in it.by_name.items()]),
+            (CounterMetricFamily, "rocketmq_proxy_undecodable_bodies",
+             "Messages whose body could not be decompressed and was handed on as it is stored.", (),
+             [(UNDECODABLE.value,)]),
         ]  # fmt: skip
         for make, metric_name, text, labels, samples in families:
             metric = make(metric_name, text, labels=[*_LABELS, *labels])

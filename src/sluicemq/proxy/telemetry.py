@@ -330,7 +330,7 @@ class Telemetry:
 
     def _check_transaction(self, client: Client, command: Command, answer: Answer) -> None:
         """39. A client that has no stream now is asked again, or another one is."""
-        asked = question_of(command, decompress=False)
+        asked = question_of(command)
         client.tell(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
@@ -360,7 +360,7 @@ class Telemetry:
 
     def _verify(self, client: Client, command: Command, answer: Answer) -> None:
         """309: the client handles this message now."""
-        message = message_of(decode_record(command.body, decompress=False))
+        message = message_of(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
         def report(said: m.TelemetryCommand) -> None:

@@ -11,7 +11,7 @@ What a pull answers (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarr
 
 Only the columns asked for are built: without body, properties and keys the properties are not even
 looked at. Rows that need care alone take the scalar way and nothing else does: compressed bodies
-(`codec.decompress`) and odd properties (`codec.decode_properties`), so the result is that of
+(`bodies.decode_body`) and odd properties (`codec.decode_properties`), so the result is that of
 `codec.decode_record`, row by row; property tests hold both equal.
 
 Measured on one core (128 B body, six properties, blocks of 4 MB): 0.29 µs a message for all
@@ -33,16 +33,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sluicemq.errors import ProtocolError
+from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Undecodable, decode_body
 from sluicemq.model.ids import decode_host
 from sluicemq.model.message import (
-    COMPRESSED,
     KEYS,
     STORE_HOST_IPV6,
     TAGS,
     UNIQ_KEY,
 )
-from sluicemq.record.codec import CHECKSUM_NAME, decompress
+from sluicemq.record.codec import CHECKSUM_NAME
 from sluicemq.record.columns import Column, ColumnBlock, LazyColumns, Values
 from sluicemq.record.layout import RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.record.properties import (
@@ -95,11 +94,13 @@ EXTRA: Final[dict[str, Any]] = {
     "size_bytes": pa.int32(),
 }
 """What a record holds besides (spec/store.md §2.1): built only when it is asked for by name."""
-_TYPES: Final = COLUMNS | EXTRA
+BODY_ERROR: Final = "body_error"
+"""A column of its own: the reason why a body cannot be decoded, null where it can."""
+_TYPES: Final = COLUMNS | EXTRA | {BODY_ERROR: pa.string()}
 
 BLOCK_ROWS_MAX: Final = 65_536
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
-BODY_BYTES_MAX: Final = 512 * 1024 * 1024
+BATCH_BODY_BYTES_MAX: Final = 512 * 1024 * 1024
 """Decompressed bodies of one batch: Arrow's offsets end at 2 GiB, memory of a worker earlier."""
 _KEPT_BYTES: Final = 31 * 1024 * 1024
 """Just below the most that glibc adapts to."""
@@ -122,10 +123,13 @@ class _Rows(Records):
 class RecordDecoder:
     """Decodes runs of records into batches of one schema.
 
-    `columns` are names of `COLUMNS` or `EXTRA`; `promoted` maps further column names to property
-    names, each a nullable string column. Rows whose tag is not in `tags` are left out (None: keep
-    all); a broker filters tags by hash, so a reader has to look again (spec/filter.md §1). Names in
-    `hidden` are left out of the column `properties`, and only there.
+    `columns` are names of `COLUMNS` or `EXTRA`, or `BODY_ERROR`; `promoted` maps further column
+    names to property names, each a nullable string column. Rows whose tag is not in `tags` are
+    left out (None: keep all); a broker filters tags by hash, so a reader has to look again
+    (spec/filter.md §1). Names in `hidden` are left out of the column `properties`, and only there.
+
+    Bodies are decompressed for `body` and `BODY_ERROR` alone. One that cannot be decoded, or grows
+    beyond `body_bytes_max` bytes, is null; with `keeps_raw` it is what is stored.
     """
 
     def __init__(
@@ -136,6 +140,8 @@ class RecordDecoder:
         broker: str = "",
         tags: frozenset[str] | None = None,
         hidden: frozenset[str] = frozenset(),
+        body_bytes_max: int = BODY_BYTES_MAX,
+        keeps_raw: bool = False,
     ) -> None:
         self.columns = tuple(columns)
         self.promoted = dict(promoted or {})
@@ -145,6 +151,8 @@ class RecordDecoder:
         )
         self._broker = broker.encode()
         self._hidden = hidden
+        self._body_bytes_max = body_bytes_max
+        self._keeps_raw = keeps_raw
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
         self._repeated = Repeated()
         keep_freed_memory(_KEPT_BYTES)
@@ -153,7 +161,7 @@ class RecordDecoder:
         """Batches of the records in `data`, at most BLOCK_ROWS_MAX rows each; none is empty.
 
         The batches do not refer to `data`. Raises ProtocolError when the bytes are not whole
-        records, or a body cannot be decompressed.
+        records.
         """
         raw = np.frombuffer(data, np.uint8)
         starts = record_starts(raw)
@@ -182,26 +190,27 @@ class RecordDecoder:
                 block = block.part(wanted)
         if not len(block):
             return
-        small: dict[int, bytes] = {}
-        if "body" in self.columns:
+        decoded: dict[int, bytes | Undecodable] = {}
+        if not {"body", BODY_ERROR}.isdisjoint(self.columns):
+            size = 0
             for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
                 start = block.body_starts[row]
-                body = block.raw[start : start + block.body_lengths[row]]
-                try:
-                    small[row] = decompress(body.data, int(block.sys_flag[row]))
-                except ProtocolError as error:
-                    offset = int(block.number("queue_offset")[row])
-                    raise ProtocolError(f"queue offset {offset}: {error}") from error
-            if sum(map(len, small.values())) > BODY_BYTES_MAX and len(block) > 1:
-                half = len(block) // 2
-                yield from self._batches(block.part(slice(0, half)))
-                yield from self._batches(block.part(slice(half, None)))
-                return
+                raw = block.raw[start : start + block.body_lengths[row]]
+                found = decode_body(raw.data, int(block.sys_flag[row]), self._body_bytes_max)
+                size += 0 if isinstance(found, Undecodable) else len(found)
+                if size > BATCH_BODY_BYTES_MAX and row:
+                    yield self._batch(block.part(slice(0, row)), decoded)
+                    yield from self._batches(block.part(slice(row, None)))
+                    return
+                decoded[row] = found
+        yield self._batch(block, decoded)
+
+    def _batch(self, block: _Rows, small: dict[int, bytes | Undecodable]) -> Any:
         arrays = [self._column(name, block, small) for name in self.columns]
         arrays += [text_column(block.properties, name) for name in self.promoted.values()]
-        yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, name: str, block: _Rows, decompressed: dict[int, bytes]) -> Any:
+    def _column(self, name: str, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
         if name == "properties":
             return self._properties(block)
         if name == "broker":
@@ -212,16 +221,30 @@ class RecordDecoder:
             places = zip(block.topic_starts.tolist(), block.topic_lengths.tolist(), strict=True)
             topics = [_utf8(block.raw[at : at + size].tobytes()).decode() for at, size in places]
             return pa.array(topics, pa.string())
-        if name != "body":
-            return _SIMPLE[name](block)
+        if name == BODY_ERROR:
+            reasons: list[str | None] = [None] * len(block)
+            for row, found in decoded.items():
+                reasons[row] = found.reason if isinstance(found, Undecodable) else None
+            return pa.array(reasons, pa.string())
+        if name == "body":
+            return self._bodies(block, decoded)
+        return _SIMPLE[name](block)
+
+    def _bodies(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
         starts, lengths = block.body_starts, block.body_lengths
-        if not decompressed:
+        if not decoded:
             return variable(block.raw, starts, lengths, pa.binary())
-        unpacked = np.fromiter(decompressed, np.int64)
-        plain = np.delete(np.arange(len(block)), unpacked)
+        kept = {
+            row for row, found in decoded.items()
+            if self._keeps_raw and isinstance(found, Undecodable)
+        }  # fmt: skip
+        others = [row for row in decoded if row not in kept]
+        plain = np.delete(np.arange(len(block)), others)
         bodies = variable(block.raw, starts[plain], lengths[plain], pa.binary())
-        others = pa.array(list(decompressed.values()), pa.binary())
-        return in_row_order([bodies, others], [plain, unpacked], len(block))
+        found_bodies = [None if isinstance(decoded[row], Undecodable) else decoded[row]
+                        for row in others]  # fmt: skip
+        rows = [plain, np.array(others, np.int64)]
+        return in_row_order([bodies, pa.array(found_bodies, pa.binary())], rows, len(block))
 
     def _properties(self, block: _Rows) -> Any:
         def of_shape(shape: Shape) -> Any:

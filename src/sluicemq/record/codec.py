@@ -15,21 +15,17 @@ A client batch (§2.5) carries messages of one topic and queue in one request; t
 apart and stores ordinary records with consecutive queue offsets.
 """
 
-import importlib
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
+from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Buffer
 from sluicemq.model.ids import HOST_BYTES_IPV6, decode_host, java_hash, tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
-    COMPRESSED,
-    COMPRESSION_LZ4,
-    COMPRESSION_MASK,
-    COMPRESSION_ZSTD,
     KEYS,
     STORE_HOST_IPV6,
     TAGS,
@@ -113,15 +109,6 @@ def as_dict(properties: str) -> dict[str, str]:
     return found
 
 
-Buffer = bytes | bytearray | memoryview
-
-BODY_BYTES_MAX: Final = 1 << 29
-"""What `decompress` lets a body grow to: a guard against a bomb, far above any real message."""
-BODY_RATIO_MAX: Final = 200
-BODY_RATIO_FREE: Final = 16 * 1024 * 1024
-"""Up to here a body may be of any ratio: 4 MiB of zeros are an honest one. Above it may have so
-many times the bytes that came."""
-
 _FIRST: Final = RECORD_HEAD.only("size", "magic", "sys_flag", "born_time").unpack_from
 _FORMS: Final = {
     kind: (
@@ -141,9 +128,6 @@ _PLAIN: Final = RECORD_HEAD.only(
 ).unpack_from
 _ODD: Final = HOST_BITS | COMPRESSED
 _BODY_AT: Final = RECORD_HEAD.at("body_length")
-_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
-"""A body that a client of gRPC has compressed is gzip's, and a broker calls it like the others."""
-_PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
 
 
 class RecordHead(NamedTuple):
@@ -286,27 +270,23 @@ def body_crc_agrees(data: Buffer, head: RecordHead) -> bool:
 
 
 def decode_record(
-    data: Buffer, offset: int = 0, *, broker: str = "", decompress: bool = True
+    data: Buffer, offset: int = 0, *, broker: str = "", body_bytes_max: int = BODY_BYTES_MAX
 ) -> StoredMessage:
-    """The message at `offset`. A client wants its body decompressed, a store as it lies.
+    """Return the message at `offset`. Its body is decompressed when it is first read.
 
-    Raises ProtocolError when no whole record stands there or the body cannot be decompressed.
+    Raises ProtocolError when no whole record is there.
     """
     head = parse_head(data, offset)
-    body = bytes(data[head.body])
-    sys_flag = head.sys_flag
-    if decompress and sys_flag & COMPRESSED:
-        body = _decompress(body, sys_flag)
     return StoredMessage(
         topic=str(data[head.topic], "utf-8", "replace"),
         queue_id=head.queue_id,
         queue_offset=head.queue_offset,
         physical_offset=head.physical_offset,
         size_bytes=head.size_bytes,
-        body=body,
+        raw_body=bytes(data[head.body]),
         properties=decode_properties(data[head.properties]),
         flag=head.flag,
-        sys_flag=sys_flag,
+        sys_flag=head.sys_flag,
         born_time_ms=head.born_time_ms,
         born_host=decode_host(bytes(data[head.born_host])),
         store_time_ms=head.store_time_ms,
@@ -315,28 +295,34 @@ def decode_record(
         prepared_offset=head.prepared_offset,
         body_crc=head.body_crc,
         broker=broker,
+        body_bytes_max=body_bytes_max,
     )
 
 
 def decode_records(
-    data: Buffer, *, broker: str = "", decompress: bool = True
+    data: Buffer, *, broker: str = "", body_bytes_max: int = BODY_BYTES_MAX
 ) -> list[StoredMessage]:
     """Every message of concatenated records: the body of a pull's answer."""
     messages = []
     offset, end = 0, len(data)
     while offset < end:
-        message = decode_record(data, offset, broker=broker, decompress=decompress)
+        message = decode_record(data, offset, broker=broker, body_bytes_max=body_bytes_max)
         messages.append(message)
         offset += message.size_bytes
     return messages
 
 
 def split_records(
-    data: Buffer, broker: str = "", tags: Collection[str] = ()
+    data: Buffer,
+    broker: str = "",
+    tags: Collection[str] = (),
+    body_bytes_max: int = BODY_BYTES_MAX,
 ) -> list[tuple[int, int, bytes | StoredMessage]]:
-    """The same for who need not look into them yet: queue offset and size of each, and its bytes,
-    for `decode_record`; with `tags` only of those that have one of them. What may still fail is
-    decoded now: compressed bodies. HOT.
+    """Split concatenated records without looking into plain ones. HOT.
+
+    Return the queue offset, the size and the bytes of each record, for `decode_record`; with `tags`
+    only of records that have one of them. A record with a compressed body or an IPv6 host is
+    decoded already, its body is not.
 
     Raises ProtocolError as `decode_records` does.
     """
@@ -356,7 +342,7 @@ def split_records(
             if not tags or _tag(plain, properties + 2 - offset) in tags:
                 found.append((queue_offset, size, plain))
         else:
-            record = decode_record(data, offset, broker=broker)
+            record = decode_record(data, offset, broker=broker, body_bytes_max=body_bytes_max)
             stop = offset + record.size_bytes
             if not tags or record.tag in tags:
                 found.append((record.queue_offset, record.size_bytes, record))
@@ -379,10 +365,10 @@ def _tag(record: bytes, begin: int) -> str | None:
     return str(record[start:end], "utf-8", "replace")
 
 
-def body_of(record: bytes | StoredMessage) -> bytes:
-    """The body of what `split_records` has found."""
+def raw_body_of(record: bytes | StoredMessage) -> bytes:
+    """Return the stored body of what `split_records` has found; in bytes it is not compressed."""
     if not isinstance(record, bytes):
-        return record.body
+        return record.raw_body
     return record[RECORD_HEAD.size : RECORD_HEAD.size + _INT.unpack_from(record, _BODY_AT)[0]]
 
 
@@ -406,65 +392,6 @@ def properties_slice(data: Buffer, offset: int = 0) -> slice:
     else:
         at += 2 + _SHORT.unpack_from(data, at)[0]
     return slice(at + 2, at + 2 + _SHORT.unpack_from(data, at)[0])
-
-
-def compress(body: Buffer, kind: int) -> bytes:
-    """`kind` is a compression bit of the sys flag (0 means ZLIB, as old clients write it)."""
-    kind &= COMPRESSION_MASK
-    if kind == COMPRESSION_LZ4:
-        return bytes(_package("lz4.frame").compress(bytes(body)))
-    if kind == COMPRESSION_ZSTD:
-        return bytes(_package("zstandard").ZstdCompressor().compress(bytes(body)))
-    return zlib.compress(body, 5)
-
-
-def decompress(body: Buffer, sys_flag: int) -> bytes:
-    """The user's bytes. Raises ProtocolError when they cannot be had; not compressed: as it is."""
-    if not sys_flag & COMPRESSED:
-        return bytes(body)
-    kind = sys_flag & COMPRESSION_MASK
-    limit = min(BODY_BYTES_MAX, max(BODY_RATIO_FREE, BODY_RATIO_MAX * len(body)))
-    faults: tuple[type[Exception], ...] = (zlib.error, RuntimeError, ValueError)
-    try:
-        if kind == COMPRESSION_ZSTD:
-            package = _package("zstandard")
-            faults += (package.ZstdError,)
-            decompressor = package.ZstdDecompressor().decompressobj()
-            pieces = bytearray()
-            for start in range(0, len(body), _PIECE_BYTES):  # in pieces, for the limit's sake
-                pieces += decompressor.decompress(bytes(body[start : start + _PIECE_BYTES]))
-                if decompressor.eof or len(pieces) > limit:
-                    break
-            data = bytes(pieces)
-        else:
-            decompressor = (
-                _package("lz4.frame").LZ4FrameDecompressor()
-                if kind == COMPRESSION_LZ4
-                else zlib.decompressobj(_GZIP_OR_ZLIB)
-            )
-            data = bytes(decompressor.decompress(bytes(body), limit))
-        if not decompressor.eof or len(data) > limit:
-            raise ValueError(f"it ends too early, or has more than {limit} bytes")
-    except faults as error:
-        raise ProtocolError(
-            f"The body of {len(body)} bytes cannot be decompressed: {error}."
-        ) from None
-    return data
-
-
-def _package(name: str) -> Any:
-    """An optional package, imported when the first body needs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise ProtocolError(
-            f"The body is compressed with {package}, which is not installed.",
-            cure=f"pip install {package}, or let the producer compress with ZLIB.",
-        ) from None
-
-
-_decompress = decompress  # `decode_record` has a parameter of the same name
 
 
 CHECKSUM_NAME: Final = "__CRC32#"

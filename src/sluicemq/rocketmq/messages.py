@@ -21,7 +21,7 @@ from sluicemq.client.aio.received import of_record
 from sluicemq.client.core.consuming import first_topic
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, UndecodableBodyError
 from sluicemq.model import message as model
 from sluicemq.model import topic as places
 from sluicemq.model.message import StoredMessage
@@ -305,6 +305,8 @@ class MessageExt(Strict):
 
     tags: str | None = of_record("tag")
     body: bytes = of_record("body")
+    raw_body: bytes = of_record("raw_body")
+    body_error: UndecodableBodyError | None = of_record("body_error")
     flag: int = of_record("flag")
     msg_id: str = of_record("message_id")
     offset_msg_id: str = of_record("offset_message_id")
@@ -376,7 +378,7 @@ class MessageExt(Strict):
     def __repr__(self) -> str:
         return (
             f"MessageExt(topic={self.topic!r}, tags={self.tags!r}, keys={self.keys!r}, "
-            f"body={_short(self.body)}, msg_id={self.msg_id!r}, "
+            f"body={_short(self.record.body_or_raw)}, msg_id={self.msg_id!r}, "
             f"broker_name={self.broker_name!r}, queue_id={self.queue_id}, "
             f"queue_offset={self.queue_offset}, reconsume_times={self.reconsume_times}, "
             f"properties={model.own_properties(self.record.properties)!r})"

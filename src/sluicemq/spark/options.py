@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from sluicemq.client.core.names import Credentials, check_topic_to_send
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.net.tls import VERIFY_WORDS, Tls
 from sluicemq.spark.errors import did_you_mean
 
@@ -229,9 +230,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("bodySchema", text, None, _READS,
            "The struct of `bodyFormat=json`: `origin string, delay int, "
            "legs array<struct<to:string>>`."),
-    Option("badBody", choice("null", "fail"), "null", _READS,
-           "What a body that is no text or JSON of the schema becomes: null with the reason in "
-           "`_error`, or an error."),
+    Option("badBody", choice("null", "fail", "raw"), "null", _READS,
+           "What a body becomes that cannot be decompressed, or is no text or JSON of the schema: "
+           "null with the reason in `_error`, an error, or (`raw`, with bodies as bytes) what is "
+           "stored."),
+    Option("bodyBytesMax", count(1, (1 << 31) - 1), BODY_BYTES_MAX, _READS,
+           "A compressed body that grows beyond this many bytes cannot be decompressed."),
     Option("properties", choice("own", "all"), "own", _READS,
            "What the column `properties` holds: the message's own, or also those that producer and "
            "broker put on every message."),

@@ -9,7 +9,7 @@
 | keys | string | as sent: several are separated by one space; null without |
 | tags | string | null without |
 | properties | map<string,string> | without `SET_FOR_ALL`, unless the option `properties` is `all` |
-| body | binary | decompressed when a client compressed it |
+| body | binary | decompressed when a client compressed it; null when that fails |
 | born_time, store_time | timestamp | clocks of producer and broker, in milliseconds |
 | reconsume_times | int | |
 
@@ -43,10 +43,13 @@ Bodies may be texts or JSON instead of bytes:
     bodyFormat=json, bodySchema=…    the column `body` is a struct of that schema
 
 Both add the column `_error`: null where the body is what it should be, else the reason, and `body`
-is null there: one malformed message stops no job, unless `badBody=fail` asks for it. JSON is read
-strictly (RFC 8259: no NaN, one value a body), a missing field is null, a field that the schema
-lacks is left out, a value of another type is an error of its row. The schema is a subset of Spark's
-DDL, as a planning process has no JVM to parse it:
+is null there: one malformed message stops no job, unless `badBody=fail` asks for it. A body that
+cannot be decompressed is bad in every format; with bytes, `_error` is read when `columns` names it,
+and `badBody=raw` delivers the stored bytes. Reads without `body` and `_error` decode no body.
+
+JSON is read strictly (RFC 8259: no NaN, one value a body), a missing field is null, a field that
+the schema lacks is left out, a value of another type is an error of its row. The schema is a subset
+of Spark's DDL, as a planning process has no JVM to parse it:
 
     schema = field ("," field)*          field = name [":"] type
     type   = string | int | bigint | double | float | boolean | array<type> | struct<schema>
@@ -125,6 +128,7 @@ NUMBERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of
 AUTO: Final = "auto"
 EVERY: Final = "*"
 BINARY, TEXT, JSON = "binary", "utf-8", "json"
+FAIL, RAW = "fail", "raw"
 ERROR: Final = "_error"
 _NAMED: Final = BASE | EXTRA
 _TYPE_ALIASES: Final = {"integer": "int", "long": "bigint", "bool": "boolean", "str": "string"}
@@ -173,6 +177,9 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
             raise ConfigurationError(f"the option 'columns' has an empty item: {text!r}.")
         found = _ITEM.fullmatch(item)
         name = "" if found is None else found["quoted"] or found["name"]
+        if item == ERROR:
+            columns.append(ERROR_COLUMN)
+            continue
         if found is None or (found["prop"] is None and (name not in _NAMED or name != item)):
             cure = "Write a column name, or prop:NAME:TYPE as COLUMN."
             if found is not None:
@@ -207,7 +214,7 @@ def declared_columns(options: Options) -> tuple[Column, ...]:
         return columns
     body = Column("body", None, how.type.simpleString(), how.type)
     changed = [body if column.name == "body" else column for column in columns]
-    return _distinct((*changed, ERROR_COLUMN))
+    return _distinct((*changed, *(() if ERROR_COLUMN in changed else (ERROR_COLUMN,))))
 
 
 def _distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -323,7 +330,6 @@ class BodyFormat:
 
     kind: str
     type: DataType
-    must_be_good: bool = False
 
 
 def body_format(options: Options) -> BodyFormat | None:
@@ -336,15 +342,19 @@ def body_format(options: Options) -> BodyFormat | None:
         )
     if kind == BINARY:
         return None
-    must_be_good = options["badBody"] == "fail"
+    if options["badBody"] == RAW:
+        raise ConfigurationError(
+            f"the option 'badBody' is 'raw', and 'bodyFormat' is {kind!r}.",
+            cure="Stored bytes fit bodyFormat=binary alone: use badBody=null.",
+        )
     if kind == TEXT:
-        return BodyFormat(TEXT, StringType(), must_be_good)
+        return BodyFormat(TEXT, StringType())
     if schema is None:
         raise ConfigurationError(
             "the option 'bodySchema' is missing, which bodyFormat=json needs.",
             cure='Add .option("bodySchema", "origin string, delay int").',
         )
-    return BodyFormat(JSON, parse_schema(schema), must_be_good)
+    return BodyFormat(JSON, parse_schema(schema))
 
 
 def parse_schema(text: str) -> StructType:

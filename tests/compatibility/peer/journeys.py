@@ -256,7 +256,7 @@ def read_offline(store: Path) -> set[tuple[str, int, int, str]]:
         low, high = reader.queue_offsets(topic, queue)
         while low < high:
             result = reader.read(topic, queue, low, 1000, 1 << 24)
-            for message in decode_records(b"".join(result.data), decompress=False):
+            for message in decode_records(b"".join(result.data)):
                 name = offset_message_id(encode_host(message.store_host), message.physical_offset)
                 found.add((topic, queue, message.queue_offset, name))
             low = result.next_offset

@@ -13,8 +13,9 @@ import sys
 import zlib
 
 from sluicemq.config import load_broker_config
+from sluicemq.model.bodies import COMPRESSED
 from sluicemq.model.ids import tag_code
-from sluicemq.model.message import COMPRESSED, PREPARED
+from sluicemq.model.message import PREPARED
 from sluicemq.record.codec import encode_properties
 from sluicemq.store.store import Store
 

@@ -31,7 +31,7 @@ ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultC
 
 def stored(broker: SteppedBroker, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     result = broker.store.reader.read(topic, queue_id, 0, 1000, 1 << 20)
-    return [m for part in result.data for m in decode_records(part, decompress=False)]
+    return [m for part in result.data for m in decode_records(part)]
 
 
 def fields_of(answer: Command) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_the_hot_path_and_the_way_by_the_book_agree(properties: str) -> None:
         unit = broker.store.reader.read("T", 1, 0, 1, None, None)
         results.append((
             answer.code, answer.fields, answer.remark, dict(message.properties), message.flag,
-            message.sys_flag, message.body, message.born_time_ms, unit.count,
+            message.sys_flag, message.raw_body, message.born_time_ms, unit.count,
             broker.core.topics.table["T"].messages_in,
         ))  # fmt: skip
     assert results[0] == results[1]

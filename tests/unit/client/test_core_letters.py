@@ -1,6 +1,7 @@
 """Dead letters: causes, clusters, edits, ids that stay, and what is decided about each."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
+from stored_bodies import BAD
 
 HERE = Host("10.0.0.1", 10911)
 OWN = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A", "TAGS": "A", "KEYS": "k1 k2",
@@ -38,6 +40,21 @@ def letter(body: bytes = b"x", offset: int = 5, time_ms: int = STORED_MS, **own:
         "%DLQ%billing", 0, offset, 0, 0, body, own, 3, 0, 0, HERE, time_ms, HERE, 16, 0, 0,
         "broker-a",
     )  # fmt: skip
+
+
+def undecodable_letter() -> StoredMessage:
+    return replace(letter(BAD["zlib, garbage"].raw, **OWN), sys_flag=BAD["zlib, garbage"].sys_flag)
+
+
+def test_a_letter_whose_body_cannot_be_decoded_is_a_cluster_and_is_not_sent() -> None:
+    bad = undecodable_letter()
+    assert kind_of(bad)[1].startswith("body: it is not valid zlib data")
+    assert [len(one.examples) for one in clusters([bad, letter(b"x", **OWN)])] == [1, 1]
+    judge = Judge({"orders": (subscribe("orders", None),)})
+    verdict, reason = judge.verdict(edited(bad, Edit(find=b"not", put=b"now"), "billing").row)
+    assert verdict == INVALID
+    assert reason.startswith("its body cannot be sent. The body of message ")
+    assert judge.verdict(edited(letter(b"x", **OWN), Edit(), "billing").row)[0] != INVALID
 
 
 LETTERS = st.builds(

@@ -16,6 +16,8 @@ from sluicemq.client.core.operations.rules import (
     GroupExplained,
     MessageExplained,
 )
+from sluicemq.model.ids import Host
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     BrokerData,
     GroupConfig,
@@ -37,6 +39,7 @@ from sluicemq.operate.evidence import (
     NameServerSeen,
 )
 from sluicemq.wire.bodies import ClusterInfo, QueueState, RunningInfo, TopicRates
+from stored_bodies import BAD, GOOD, StoredBody
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -103,6 +106,13 @@ def member(**changes: Any) -> Evidence:
 
 def message(**changes: Any) -> Evidence:
     return replace(HEALTHY, message=replace(MESSAGE, **changes))
+
+
+def stored_with(body: StoredBody) -> StoredMessage:
+    here = Host("127.0.0.1", 1)
+    return StoredMessage(
+        "T", 0, 7, 0, 9, body.raw, {}, 0, body.sys_flag, 0, here, 0, here, 0, 0, 0, "a"
+    )
 
 
 def counters(**changes: str) -> Evidence:
@@ -248,11 +258,19 @@ ROWS: dict[str, tuple[Evidence, Evidence]] = {
     "message-half": (message(waiting="half"), message(waiting="delayed")),
     "message-expired": (message(born_ms=GONE), message(born_ms=GONE, waiting="delayed")),
     "message-unknown": (message(), message(born_ms=GONE)),
+    "message-undecodable": (
+        message(stored=stored_with(BAD["zlib, garbage"])),
+        message(stored=stored_with(GOOD["zlib"])),
+    ),
     "client-clock-skew": (member(ahead_ms=60_000), member(ahead_ms=4_000)),
     "models-mixed": (
         group(members=(MEMBER, BROADCAST)), group(members=(BROADCAST,), models=frozenset()),
     ),
     "pop-and-pull": (group(pops=frozenset({"T"})), group(pops=frozenset({"U"}))),
+    "bodies-undecodable": (
+        member(info=RunningInfo({}, notes={"undecodable.T": "3; The body of …"})),
+        member(info=RunningInfo({}, notes={"messagesOut": "3"})),
+    ),
     "message-poisoned": (group(retried={"M": 3}), group(retried={"M": 2})),
     "queue-blocked": (
         member(info=FAILS),

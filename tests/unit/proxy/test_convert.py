@@ -11,22 +11,25 @@ pytest.importorskip("google.protobuf")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.model.ids import Host
-from sluicemq.model.message import (
+from sluicemq.model.bodies import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    compress,
+)
+from sluicemq.model.ids import Host
+from sluicemq.model.message import (
     StoredMessage,
 )
-from sluicemq.proxy.convert import message_of
+from sluicemq.proxy.convert import DECODED_BYTES_MAX, UNDECODABLE, message_of
 from sluicemq.proxy.limits import SYSTEM_PROPERTIES
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
-from sluicemq.record.codec import compress
+from stored_bodies import BAD
 
 STORED = StoredMessage(
     topic="orders", queue_id=3, queue_offset=17, physical_offset=4711, size_bytes=200,
-    body=b"body", properties={}, flag=0, sys_flag=0, born_time_ms=1_700_000_000_123,
+    raw_body=b"body", properties={}, flag=0, sys_flag=0, born_time_ms=1_700_000_000_123,
     born_host=Host("10.0.0.1", 4000), store_time_ms=1_700_000_000_456,
     store_host=Host("10.0.0.2", 10911), reconsume_times=2, prepared_offset=0, body_crc=0,
 )  # fmt: skip
@@ -104,10 +107,8 @@ def test_when_it_was_to_be_delivered(properties: dict[str, str], seconds: int) -
 
 @pytest.mark.parametrize("kind", [0, COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD])
 def test_a_compressed_body_arrives_as_it_was(kind: int) -> None:
-    if kind in (COMPRESSION_LZ4, COMPRESSION_ZSTD):
-        pytest.importorskip("lz4.frame" if kind == COMPRESSION_LZ4 else "zstandard")
     body = b"body " * 100
-    stored = replace(STORED, body=compress(body, kind), sys_flag=COMPRESSED | kind)
+    stored = replace(STORED, raw_body=compress(body, kind), sys_flag=COMPRESSED | kind)
     message = message_of(stored)
     assert message.body == body
     assert message.system_properties.body_encoding == Encoding.IDENTITY
@@ -116,12 +117,26 @@ def test_a_compressed_body_arrives_as_it_was(kind: int) -> None:
 
 
 def test_a_body_of_gzip_is_readable_too() -> None:
-    message = message_of(replace(STORED, body=gzip.compress(b"body"), sys_flag=COMPRESSED))
+    message = message_of(replace(STORED, raw_body=gzip.compress(b"body"), sys_flag=COMPRESSED))
     assert (message.body, message.system_properties.body_encoding) == (b"body", Encoding.IDENTITY)
 
 
+def test_bodies_that_cannot_be_decompressed_are_counted_and_bounded() -> None:
+    before = UNDECODABLE.value
+    for bad in BAD.values():
+        stored = replace(STORED, raw_body=bad.raw, sys_flag=bad.sys_flag)
+        if "oversized" in str(stored.body_error) or stored.body_error is None:
+            continue
+        message = message_of(stored)
+        assert (message.body, message.system_properties.body_encoding) == (bad.raw, Encoding.GZIP)
+    assert UNDECODABLE.value > before + 10
+    bomb = compress(bytes(DECODED_BYTES_MAX + 1), COMPRESSION_ZLIB)
+    message = message_of(replace(STORED, raw_body=bomb, sys_flag=COMPRESSED | COMPRESSION_ZLIB))
+    assert message.body == bomb
+
+
 def test_a_body_that_cannot_be_decompressed_goes_as_it_lies() -> None:
-    message = message_of(replace(STORED, body=b"no zlib", sys_flag=COMPRESSED))
+    message = message_of(replace(STORED, raw_body=b"no zlib", sys_flag=COMPRESSED))
     assert (message.body, message.system_properties.body_encoding) == (b"no zlib", Encoding.GZIP)
     assert (
         message.system_properties.body_digest.checksum
@@ -132,7 +147,7 @@ def test_a_body_that_cannot_be_decompressed_goes_as_it_lies() -> None:
 @given(properties, st.binary(max_size=64), st.integers(0, 1 << 45))
 def test_any_record_is_a_message(properties: dict[str, str], body: bytes, time_ms: int) -> None:
     stored = replace(
-        STORED, properties=properties, body=body, born_time_ms=time_ms, store_time_ms=time_ms
+        STORED, properties=properties, raw_body=body, born_time_ms=time_ms, store_time_ms=time_ms
     )
     message = message_of(stored)
     assert message.body == body

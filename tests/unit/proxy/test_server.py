@@ -130,6 +130,7 @@ def test_calls_and_clients_are_counted() -> None:
             found = samples(proxy)
             assert found["rocketmq_proxy_up",] == 1
             assert found["rocketmq_proxy_connections",] == 1
+            assert found["rocketmq_proxy_undecodable_bodies_total",] >= 0
             assert found["rocketmq_proxy_clients", "OTHER", ""] == 1
             assert found["rocketmq_proxy_calls_total", "OK", "QueryRoute"] == 2
             assert found["rocketmq_proxy_calls_total", "TOPIC_NOT_FOUND", "QueryRoute"] == 1

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from sluicemq.errors import ProtocolError
+from sluicemq.model.bodies import COMPRESSED, compress
 from sluicemq.model.ids import Host, encode_host
-from sluicemq.model.message import COMPRESSED
 from sluicemq.record import arrow, layout
 from sluicemq.record import properties as shapes
 from sluicemq.record import table as walk
-from sluicemq.record.arrow import COLUMNS, RecordDecoder
-from sluicemq.record.codec import compress, decode_records, encode_properties, encode_record
+from sluicemq.record.arrow import BODY_ERROR, COLUMNS, EXTRA, RecordDecoder
+from sluicemq.record.codec import decode_records, encode_properties, encode_record
+from stored_bodies import BAD, GOOD, LIMIT
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 HOST_V6 = encode_host(Host("::1", 10911))
@@ -114,15 +115,32 @@ def test_compressed_bodies_among_plain_ones_keep_their_rows() -> None:
     assert bodies[7] == b"z" * 5000
 
 
-def test_a_body_that_cannot_be_decompressed_is_named_by_its_offset() -> None:
-    data = record(0) + record(41, body=b"nonsense", sys_flag=COMPRESSED)
-    with pytest.raises(ProtocolError, match="queue offset 41"):
+@pytest.mark.parametrize("keeps_raw", [False, True])
+def test_bodies_that_cannot_be_decompressed_are_null_or_raw_and_say_why(keeps_raw: bool) -> None:
+    stored = [*GOOD.values(), *BAD.values(), *GOOD.values()]
+    data = b"".join(
+        record(offset, body=one.raw, sys_flag=one.sys_flag) for offset, one in enumerate(stored)
+    )
+    decoder = RecordDecoder(("body", BODY_ERROR), body_bytes_max=LIMIT, keeps_raw=keeps_raw)
+    for one, row in zip(stored, decoded(data, decoder), strict=True):
+        if one.body is not None:
+            assert row == {"body": one.body, BODY_ERROR: None}
+        else:
+            assert row["body"] == (one.raw if keeps_raw else None)
+            assert row[BODY_ERROR].startswith("it")
+
+
+def test_a_read_without_bodies_decodes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"".join(record(0, body=one.raw, sys_flag=one.sys_flag) for one in BAD.values())
+    monkeypatch.setattr(arrow, "decode_body", None)
+    names = [name for name in (*COLUMNS, *EXTRA) if name != "body"]
+    assert len(decoded(data, RecordDecoder(names, promoted={"p": "price"}))) == len(BAD)
+    with pytest.raises(TypeError):
         decoded(data)
-    assert len(decoded(data, RecordDecoder(("queue_offset",)))) == 2
 
 
 def test_large_decompressed_bodies_are_split_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "BODY_BYTES_MAX", 25_000)
+    monkeypatch.setattr(arrow, "BATCH_BODY_BYTES_MAX", 25_000)
     squeezed = {"body": compress(bytes(10_000), 0), "sys_flag": COMPRESSED}
     data = b"".join(record(offset, **squeezed) for offset in range(8))
     batches = list(RecordDecoder(("queue_offset", "body")).decode(data))

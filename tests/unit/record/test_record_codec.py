@@ -9,11 +9,9 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.record.codec import (
     body_crc_agrees,
-    compress,
     decode_properties,
     decode_record,
     decode_records,
-    decompress,
     encode_properties,
     encode_record,
     parse_head,
@@ -193,63 +191,3 @@ ARGUMENTS = {
     "store_time_ms": 0,
     "store_host": IPV4,
 }
-
-
-# --- compression
-
-KINDS = {"old zlib": 0, "lz4": 0x100, "zstd": 0x200, "zlib": 0x300}
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("body", [b"", b"x", bytes(200_000), bytes(range(256)) * 999])
-def test_compressed_body_comes_back(kind: int, body: bytes) -> None:
-    assert decompress(compress(body, kind), 1 | kind) == body
-
-
-def test_body_without_the_flag_stays_as_it_is() -> None:
-    assert decompress(b"abc", 0x300) == b"abc"
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_broken_compressed_body_is_refused(kind: int) -> None:
-    whole = compress(b"x" * 1000, kind)
-    for broken in (b"", b"abc", whole[:-5], whole[: len(whole) // 2]):
-        with pytest.raises(ProtocolError, match="cannot be decompressed"):
-            decompress(broken, 1 | kind)
-
-
-def test_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sluicemq.record import codec
-
-    monkeypatch.setattr(codec, "BODY_BYTES_MAX", 1000)
-    for kind in KINDS.values():
-        with pytest.raises(ProtocolError, match="more than 1000 bytes"):
-            decompress(compress(bytes(100_000), kind), 1 | kind)
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_ratio_is_bounded_for_what_is_large(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sluicemq.record import codec
-
-    monkeypatch.setattr(codec, "BODY_RATIO_FREE", 4000)
-    assert decompress(compress(bytes(4000), kind), 1 | kind) == bytes(4000)
-    bomb = compress(bytes(1_000_000), kind)
-    limit = max(4000, 200 * len(bomb))
-    if len(bomb) * 200 < 1_000_000:
-        with pytest.raises(ProtocolError, match=f"more than {limit} bytes"):
-            decompress(bomb, 1 | kind)
-
-
-def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "lz4.frame", None)
-    with pytest.raises(ProtocolError, match="pip install lz4"):
-        decompress(b"x", 0x101)
-
-
-def test_stored_message_is_decompressed_for_a_client_and_left_for_a_store() -> None:
-    body = compress(b"x" * 100, 0x300)
-    record = encode_record(**{**ARGUMENTS, "body": body, "sys_flag": 0x301})  # type: ignore[arg-type]
-    assert decode_record(record).body == b"x" * 100
-    assert decode_record(record, decompress=False).body == body

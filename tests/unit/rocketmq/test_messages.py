@@ -99,7 +99,7 @@ def test_a_queue_is_the_core_s_and_does_not_change() -> None:
 
 def stored(body: bytes = b"x") -> StoredMessage:
     return StoredMessage(
-        topic="t", queue_id=3, queue_offset=7, physical_offset=900, size_bytes=120, body=body,
+        topic="t", queue_id=3, queue_offset=7, physical_offset=900, size_bytes=120, raw_body=body,
         properties={"TAGS": "A", "KEYS": "k l", "a": "1", "UNIQ_KEY": "ID"}, flag=1, sys_flag=0,
         born_time_ms=5, born_host=("10.0.0.1", 77), store_time_ms=6, store_host=("10.0.0.2", 88),
         reconsume_times=2, prepared_offset=0, body_crc=0, broker="broker-a",

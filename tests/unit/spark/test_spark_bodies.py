@@ -35,7 +35,7 @@ from sluicemq.spark.sources.reader import decoded_bodies
 def decoded(schema: str | None, *bodies: bytes | str) -> tuple[list[Any], list[str | None]]:
     raw = [body.encode() if isinstance(body, str) else body for body in bodies]
     how = BodyFormat(TEXT, StringType()) if schema is None else _json(schema)
-    found = decoded_bodies(pa.array(raw, pa.binary()), how)
+    found = decoded_bodies(pa.array(raw, pa.binary()), how, pa.nulls(len(raw), pa.string()))
     return found.bodies.to_pylist(), found.errors.to_pylist()
 
 

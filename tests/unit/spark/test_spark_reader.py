@@ -10,10 +10,13 @@ import pytest
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue
+from sluicemq.record import arrow
 from sluicemq.record.codec import encode_properties, encode_record
-from sluicemq.spark.schema import BASE, parse_columns
+from sluicemq.spark.options import parse_options
+from sluicemq.spark.schema import BASE, EXTRA, declared_columns, parse_columns, struct_type
 from sluicemq.spark.sources import reader
-from sluicemq.spark.sources.offsets import RangePartition, ReadPlan
+from sluicemq.spark.sources.offsets import RangePartition, ReadPlan, decoding_plan
+from stored_bodies import BAD, GOOD, LIMIT
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 
@@ -152,3 +155,74 @@ def test_no_work_a_message_between_socket_and_batch(monkeypatch: pytest.MonkeyPa
     assert (read(1000), read(9000)) == (1000, 9000)
     more = calls_of(lambda: read(9000)) - calls_of(lambda: read(1000))
     assert more < 8000 * 0.2, f"{more} more calls for 8,000 more messages"
+
+
+# ---- bodies that cannot be decompressed
+
+MIXED = [*GOOD.values(), *BAD.values()]
+
+
+def stored_batch(columns: str, **options: str) -> tuple[Any, reader.Tally]:
+    """What Spark gets of `MIXED` under the options."""
+    parsed = parse_options(
+        {"nameServers": "n:1", "topic": "t", "columns": columns, "bodyBytesMax": str(LIMIT)}
+        | options
+    )
+    how = decoding_plan(parsed, struct_type(declared_columns(parsed)))
+    data = b"".join(
+        encode_record(
+            topic="t", queue_id=0, queue_offset=offset, physical_offset=offset, body=one.raw,
+            properties=b"TAGS\x01A\x02", flag=0, sys_flag=one.sys_flag, born_time_ms=1,
+            born_host=HOST, store_time_ms=2, store_host=HOST,
+        )
+        for offset, one in enumerate(MIXED)
+    )  # fmt: skip
+    tally = reader.Tally()
+    decoder = reader.decoder_of(how, "b")
+    queue = MessageQueue("t", "b", 0)
+    batches = [reader.finished(one, how, queue, tally) for one in decoder.decode(data)]
+    return pa.Table.from_batches(batches), tally
+
+
+@pytest.mark.parametrize("columns", ["body", "body,_error", "_error,queue_offset,body"])
+@pytest.mark.parametrize("rule", ["null", "raw"])
+def test_undecodable_bodies_are_null_or_raw_with_the_reason(columns: str, rule: str) -> None:
+    table, tally = stored_batch(columns, badBody=rule)
+    assert table.column_names == columns.split(",")
+    wanted = [one.body or (one.raw if rule == "raw" else one.body) for one in MIXED]
+    assert table["body"].to_pylist() == wanted
+    assert tally.bad_bodies == len(BAD)
+    if "_error" in columns:
+        errors = table["_error"].to_pylist()
+        assert [one is None for one in errors] == [one.body is not None for one in MIXED]
+        assert all(one is None or one.startswith("not decodable: it") for one in errors)
+
+
+@pytest.mark.parametrize("columns", ["body", "_error", "tags,body"])
+def test_undecodable_bodies_are_an_error_when_that_is_asked_for(columns: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"offset \d+ of .* is not decodable: it"):
+        stored_batch(columns, badBody="fail")
+
+
+def test_texts_and_json_have_one_reason_for_both_kinds_of_bad_bodies() -> None:
+    for options in ({"bodyFormat": "utf-8"}, {"bodyFormat": "json", "bodySchema": "a int"}):
+        table, _ = stored_batch("body", **options)
+        bodies, errors = table["body"].to_pylist(), table["_error"].to_pylist()
+        for one, body, error in zip(MIXED, bodies, errors, strict=True):
+            if one.body is None:
+                assert body is None
+                assert error.startswith("not decodable: it")
+            elif options["bodyFormat"] == "json":
+                assert error.startswith(("not JSON", "not UTF-8"))
+            else:
+                assert (body is None) == (error is not None)
+    with pytest.raises(ConfigurationError, match="'badBody' is 'raw'"):
+        stored_batch("body", bodyFormat="utf-8", badBody="raw")
+
+
+def test_reads_without_bodies_decode_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "decode_body", None)
+    for columns in ("tags", "queue_offset,prop:a", ",".join({*BASE, *EXTRA} - {"body"})):
+        for rule in ("null", "fail", "raw"):
+            table, _ = stored_batch(columns, badBody=rule)
+            assert table.num_rows == len(MIXED)

@@ -398,7 +398,7 @@ def test_only_batch_reads_are_offered(filled: Path, method: str) -> None:
 def test_options_mean_the_same_as_in_the_other_source() -> None:
     others = {option.name: option for option in OPTIONS}
     shared = [option for option in STORE_OPTIONS if option.name in others]
-    assert len(shared) == 22
+    assert len(shared) == 23
     for option in shared:
         assert (option.parse, option.default) == (
             others[option.name].parse, others[option.name].default,

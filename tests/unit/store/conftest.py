@@ -102,7 +102,7 @@ class Bench:
         while low + len(found) < high:
             result = self.store.reader.read(topic, queue_id, low + len(found), 1000, 1 << 20)
             assert result.count > 0, result
-            found += decode_records(b"".join(result.data), decompress=False)
+            found += decode_records(b"".join(result.data))
         assert [message.queue_offset for message in found] == list(range(low, high))
         return found
 

@@ -81,7 +81,7 @@ def drain(store: Store, message_filter: Any, start: int = 0, **limits: Any) -> l
     while offset < end:
         result: ReadResult = store.reader.read("T", 0, offset, 5, None, message_filter, **limits)
         data = b"".join(result.data)
-        found += [message.queue_offset for message in decode_records(data, decompress=False)]
+        found += [message.queue_offset for message in decode_records(data)]
         assert result.next_offset > offset
         offset = result.next_offset
     return found

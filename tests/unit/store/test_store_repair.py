@@ -61,7 +61,7 @@ def read_all(bench: Any, key: tuple[str, int]) -> dict[int, bytes]:
 def _decode(data: bytes) -> list[Any]:
     from sluicemq.record.codec import decode_records
 
-    return decode_records(data, decompress=False)
+    return decode_records(data)
 
 
 def log_positions(bench: Any) -> set[int]:

@@ -21,10 +21,10 @@ from sluicemq.broker.produce.intake import Draft, Intake, Record, entries, read_
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError
+from sluicemq.model.bodies import Buffer
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNIQ_KEY
 from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.record import codec as text
-from sluicemq.record.codec import Buffer
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store

@@ -35,6 +35,7 @@ from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
 from sluicemq.broker.turns import Turns
 from sluicemq.clock import STEP_MS
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
+from sluicemq.model.bodies import Buffer
 from sluicemq.model.ids import HOST_BYTES_IPV4, offset_message_ids, tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
@@ -45,7 +46,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.record import codec as text
-from sluicemq.record.codec import Buffer, decode_batch, parse_head
+from sluicemq.record.codec import decode_batch, parse_head
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store

@@ -23,7 +23,7 @@ from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.producer import Producer, Requester
 from sluicemq.client.aio.readers import QueueReader, Reading
 from sluicemq.client.aio.received import Feed, ReceivedMessage
-from sluicemq.client.core.consuming import ConsumeOptions
+from sluicemq.client.core.consuming import UNDECODABLE_NOTE, ConsumeOptions
 from sluicemq.client.core.replies import take_reply
 from sluicemq.client.core.transactions import question_of
 from sluicemq.client.keeper import Answer, Keeper, stacks
@@ -173,6 +173,11 @@ class BrokerRequests:
                 f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
                 f"{record.queue_offset}, for {now_s - message.since_s:.1f} s"
             )
+        for topic, counts in member.readers.counts.items():
+            if counts.undecodable:
+                notes[f"{UNDECODABLE_NOTE}{topic}"] = (
+                    f"{counts.undecodable}; {counts.last_undecodable}"
+                )
         info = bodies.RunningInfo(
             self._properties(member),
             tuple(member.subscriptions.values()),

@@ -94,9 +94,8 @@ class MessageStream:
                 messages = [await self.receive()]
         except TimeoutError:
             return []
-        feed = self._feed
-        while feed and len(messages) < count_max and (message := feed.take(self)) is not None:
-            messages.append(message)
+        if self._feed is not None:
+            self._feed.fill(messages, count_max, self)
         return messages
 
     async def __aiter__(self) -> AsyncGenerator[ReceivedMessage, None]:
@@ -105,6 +104,11 @@ class MessageStream:
                 yield await self.receive()
         finally:
             await self.close()
+
+    @property
+    def undecodable(self) -> int:
+        """How many messages had a body that could not be decoded since the group is read here."""
+        return 0 if self._readers is None else self._readers.undecodable
 
     async def change(self, *, tags: str | None = None, where: str | None = None) -> None:
         """Other messages of the topic from now on: by tags, by SQL92 (`where`), or all.
@@ -336,6 +340,12 @@ class PushConsumer:
         state = f"{self._busy} of {self.concurrency} busy" if self.is_running else "not running"
         topics = ", ".join(self._subscriptions) or "-"
         return f"<PushConsumer of {self.group}: {topics}, {state}>"
+
+    @property
+    def undecodable(self) -> int:
+        """How many messages had a body that could not be decoded since the group is read here."""
+        member = self._groups.get(self.group)
+        return 0 if member is None else member.readers.undecodable
 
     @property
     def is_ordered(self) -> bool:

@@ -28,7 +28,12 @@ from sluicemq.client.aio.readers import Readers, Reading, SendBack
 from sluicemq.client.aio.received import Feed, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.balance import allocate
-from sluicemq.client.core.consuming import ConsumeOptions, SubscriptionRegistry, make_subscription
+from sluicemq.client.core.consuming import (
+    DEAD_LETTER,
+    ConsumeOptions,
+    SubscriptionRegistry,
+    make_subscription,
+)
 from sluicemq.client.core.requests import (
     GROUP_NOT_EXIST,
     SUBSCRIPTION_PARSE_FAILED,
@@ -105,6 +110,7 @@ class Member:
             self._beat_soon,
             filtered_here=not retry,
             send_back=send_back if self._has_retry_topic else None,
+            dead_letters=send_back if options.on_undecodable == DEAD_LETTER else None,
         )
         self.readers: Readers = (
             OrderedReaders(reading, keeper.client_id, self.notice)
@@ -430,6 +436,16 @@ def check_sharing(
     if member.options.broadcast != options.broadcast:
         raise ConfigurationError(
             f"the group {member.group!r} of this client broadcasts for one of its consumers only.",
+            cure="Give all consumers of a group the same.",
+        )
+    known_rule, rule = (
+        (one.on_undecodable, one.body_bytes_max) for one in (member.options, options)
+    )
+    if known_rule != rule:
+        raise ConfigurationError(
+            f"the group {member.group!r} is read by this client already with on_undecodable="
+            f"{known_rule[0]!r} and body_bytes_max={known_rule[1]:,}; now they are {rule[0]!r} and "
+            f"{rule[1]:,}.",
             cure="Give all consumers of a group the same.",
         )
     own = (member.options.ordered, member.options.retry)

@@ -23,7 +23,15 @@ from sluicemq.client.aio.offsets import BrokerOffsets
 from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
 from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
-from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
+from sluicemq.client.core.consuming import (
+    DEAD_LETTER,
+    DELIVER,
+    LEVEL_DEAD,
+    ConsumeOptions,
+    OnUndecodable,
+    check_undecodable,
+    make_subscription,
+)
 from sluicemq.client.core.identity import (
     QueueIdentity,
     Verdict,
@@ -35,6 +43,7 @@ from sluicemq.client.core.requests import PullAnswer, PullStatus
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.hints import helpful
+from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -66,8 +75,23 @@ class PullResult:
 class PullConsumer:
     """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
 
-    def __init__(self, cluster: Cluster, group: str = READ_GROUP) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str = READ_GROUP,
+        *,
+        on_undecodable: OnUndecodable = DELIVER,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:
         self.group: str = check_group(group)
+        check_undecodable(on_undecodable, body_bytes_max)
+        if on_undecodable == DEAD_LETTER and group == READ_GROUP:
+            raise ConfigurationError(
+                f"on_undecodable='dead_letter' needs a group, and the group is {READ_GROUP!r}.",
+                cure="Name the group that gets the dead letters: pull_consumer(group, …).",
+            )
+        self.on_undecodable: OnUndecodable = on_undecodable
+        self._body_bytes_max = body_bytes_max
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
         self._identities: dict[MessageQueue, QueueIdentity] = {}
@@ -90,6 +114,10 @@ class PullConsumer:
         the offset: the messages of the new topic begin at `next_offset`. If this consumer has not
         seen any message of the queue yet, an offset behind the end counts as one of a deleted
         topic.
+
+        An undecodable message is treated as `on_undecodable` says. With "raise" the result ends
+        before it, and the pull that begins with it raises UndecodableBodyError. With "dead_letter"
+        it is stored as a dead letter and left out; SluiceError means that no broker took it.
         """
         check_queue(queue)
         check_number("offset", offset, 0)
@@ -129,16 +157,16 @@ class PullConsumer:
             return PullResult(
                 PullStatus.OFFSET_ILLEGAL, moved_to, pulled.offset_min, pulled.offset_max, ()
             )
-        messages = tuple(
-            record
-            for record in decode_records(pulled.data, broker=queue.broker)
-            if tag_matches(subscription, record.tag)
+        found = decode_records(
+            pulled.data, broker=queue.broker, body_bytes_max=self._body_bytes_max
         )
-        if messages:
-            last, now_s = messages[-1], self._cluster.clock.monotonic_s()
+        if found:
+            last, now_s = found[-1], self._cluster.clock.monotonic_s()
             identity.saw(anchor_of(last), last.size_bytes, now_s)
+        wanted = [record for record in found if tag_matches(subscription, record.tag)]
+        messages, next_offset = await self._screened(wanted, pulled.next_offset)
         return PullResult(
-            pulled.status, pulled.next_offset, pulled.offset_min, pulled.offset_max, messages
+            pulled.status, next_offset, pulled.offset_min, pulled.offset_max, messages
         )
 
     async def _moved_to(
@@ -171,6 +199,27 @@ class PullConsumer:
                 identity.unproved(asked_s)
         identity.bounded(pulled)
         return None if identity.proven else position_beyond_end(pulled, offset)
+
+    async def _screened(
+        self, found: list[StoredMessage], next_offset: int
+    ) -> tuple[tuple[StoredMessage, ...], int]:
+        """Treat undecodable messages as `on_undecodable` says. Return the messages to hand out and
+        the offset where the next pull begins. Raises UndecodableBodyError and SluiceError."""
+        if self.on_undecodable == DELIVER:
+            return tuple(found), next_offset
+        good: list[StoredMessage] = []
+        for record in found:
+            error = record.body_error
+            if error is None:
+                good.append(record)
+            elif self.on_undecodable == DEAD_LETTER:
+                await self.send_back(record, LEVEL_DEAD)
+                _log.warning("group %s: moved to the dead letters: %s", self.group, error)
+            elif good:
+                return tuple(good), record.queue_offset
+            else:
+                raise error
+        return tuple(good), next_offset
 
     def __repr__(self) -> str:
         return f"<PullConsumer of {self.group} at {self._cluster!r}>"
@@ -288,8 +337,16 @@ class LitePullConsumer:
         if self._member is not None:
             raise ConfigurationError("topics are subscribed to already.", cure=_ONE_WAY)
         if self._assigned is None:
+            buries = self.options.on_undecodable == DEAD_LETTER
+            dead_letters = SendBack(self._cluster, self.group, None) if buries else None
             self._assigned = Readers(
-                Reading(self._cluster, self.group, self.options, filtered_here=True)
+                Reading(
+                    self._cluster,
+                    self.group,
+                    self.options,
+                    filtered_here=True,
+                    dead_letters=dead_letters,
+                )
             )
             if self.options.auto_commit:
                 self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
@@ -326,8 +383,7 @@ class LitePullConsumer:
                 messages.append(await self._feed.get(self))
         except TimeoutError:
             return []
-        while len(messages) < count_max and (message := self._feed.take(self)) is not None:
-            messages.append(message)
+        self._feed.fill(messages, count_max, self)
         return messages
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
@@ -367,6 +423,11 @@ class LitePullConsumer:
         reader = self._readers.get(queue) if self.is_running else None
         if reader is not None:
             reader.pause(is_paused=queue in self._feed.paused)
+
+    @property
+    def undecodable(self) -> int:
+        """How many messages had a body that could not be decoded since the group is read here."""
+        return self._readers.undecodable if self.is_running else 0
 
     @property
     def paused(self) -> list[MessageQueue]:

@@ -31,7 +31,10 @@ from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
     ANSWER_TIMEOUT_S,
+    DELIVER,
     INNER_GROUP,
+    LEVEL_DEAD,
+    RAISE,
     ConsumeOptions,
     Counts,
     InFlight,
@@ -39,6 +42,7 @@ from sluicemq.client.core.consuming import (
     first_topic,
     pause_s,
     retry_copy,
+    retry_delay_s,
     times_so_far,
 )
 from sluicemq.client.core.identity import QueueIdentity, anchor_of
@@ -52,7 +56,13 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.tracing import Outcome
-from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
+from sluicemq.errors import (
+    GroupNotFoundError,
+    ProtocolError,
+    RequestError,
+    SluiceError,
+    UndecodableBodyError,
+)
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
@@ -104,6 +114,7 @@ class Reading:
 
     `on_pending` is called when a broker does not know the subscription yet; `filtered_here`: the
     expression travels with each pull; without `send_back` what is rejected is dropped.
+    `dead_letters` takes undecodable messages when the options say so.
     """
 
     cluster: Cluster
@@ -112,6 +123,7 @@ class Reading:
     on_pending: Callable[[], None] = lambda: None
     filtered_here: bool = False
     send_back: SendBack | None = None
+    dead_letters: SendBack | None = None
 
 
 class QueueReader(Placed):
@@ -156,6 +168,9 @@ class QueueReader(Placed):
         """Set while more may be pulled."""
         self._room.set()
         self._waiting: asyncio.Timeout | None = None
+        self.screens: bool = reading.options.on_undecodable != DELIVER
+        self.tasks: Tasks = Tasks()
+        """Owns the tasks that send undecodable messages to the dead letters."""
 
     # ------------------------------------------------------------------- from consumers
 
@@ -199,6 +214,53 @@ class QueueReader(Placed):
         for message in tuple(self.out):
             if message.owner is owner:
                 self.returned(message)
+
+    def screen(self, message: ReceivedMessage) -> bool:
+        """Return whether the application may have `message`, which is first in line.
+
+        Raises UndecodableBodyError for an undecodable one with on_undecodable="raise". With
+        "dead_letter" it is out at once, in the hands of a task that stores it as a dead letter, and
+        the answer is False.
+        """
+        error = message.body_error if message.is_current else None
+        if error is None:
+            return True
+        if self._options.on_undecodable == RAISE:
+            raise error
+        self.taken([message], self)
+        self.tasks.spawn(self._store_dead_letter(message), f"sluicemq dead letter {message}")
+        return False
+
+    async def _store_dead_letter(self, message: ReceivedMessage) -> None:
+        """Send an undecodable message to the dead letters until a broker has taken it; then it is
+        done. Ends without that when the message does not count here any more."""
+        assert self._reading.dead_letters is not None
+        message.finished(Outcome.FAILED)
+        while message.is_current:
+            try:
+                await self._reading.dead_letters.send_back(message.record, LEVEL_DEAD)
+            except SluiceError as error:
+                delay_s = retry_delay_s(message.attempt)
+                message.attempt += 1
+                _log.warning(
+                    "group %s: %s could not be stored as a dead letter, will try again in %g s: %s",
+                    self.group, message, delay_s, error,
+                )  # fmt: skip
+                await asyncio.sleep(delay_s)
+            else:
+                self.returned(message, failed=True)
+                self.ack(message)
+                return
+        self.returned(message)
+
+    def undecodable(self, message: ReceivedMessage, error: UndecodableBodyError) -> None:
+        """Count and log a message whose body cannot be decoded. May be called from any thread."""
+        count = self.counts.cannot_decode(str(error))
+        if not count & (count - 1):  # 1, 2, 4, 8 … of a topic
+            _log.warning(
+                "group %s: %s (undecodable messages of %s so far: %d; on_undecodable=%r)",
+                self.group, error, self.queue.topic, count, self._options.on_undecodable,
+            )  # fmt: skip
 
     def ack(self, message: ReceivedMessage) -> bool:
         """A message is done. False when it does not count any more."""
@@ -438,7 +500,9 @@ class QueueReader(Placed):
             self._moved(answer)
             return
         in_flight, tags = self.in_flight, self.subscription.tags
-        found = split_records(answer.data, self.queue.broker, tags)  # the broker goes by codes
+        found = split_records(  # the broker goes by codes
+            answer.data, self.queue.broker, tags, self._options.body_bytes_max
+        )
         if found:
             self.identity.saw(anchor_of(found[-1][2]), found[-1][1], self.pulled_s)
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
@@ -508,6 +572,7 @@ class Readers:
             identity.proven if identity else self._offsets.anchors(queue)
         )
         reader.on_recreated = partial(self._recreated, reader)
+        reader.tasks = self._tasks
         self._readers[queue] = reader
         self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
@@ -541,6 +606,11 @@ class Readers:
     async def _commit_now(self, reader: QueueReader, offset: int) -> None:
         await self._commit(reader, offset)
         await self._offsets.flush()
+
+    @property
+    def undecodable(self) -> int:
+        """How many messages had a body that could not be decoded, of all topics."""
+        return sum(counts.undecodable for counts in self.counts.values())
 
     def all(self) -> list[QueueReader]:
         """Every reader that may still commit."""

@@ -17,11 +17,12 @@ from sluicemq.client.core.messages import Body
 from sluicemq.client.core.messages import body_of as sent
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.tracing import Delivery, Outcome
+from sluicemq.errors import UndecodableBodyError
 from sluicemq.hints import helpful
 from sluicemq.model.ids import Host
-from sluicemq.model.message import StoredMessage, glance
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import body_of, decode_record, tag_of
+from sluicemq.record.codec import decode_record, raw_body_of, tag_of
 
 _engine: Final[Any] = engine.client
 
@@ -34,6 +35,12 @@ class Origin(Protocol):
     queue: MessageQueue
     in_flight: InFlight
     out: "set[ReceivedMessage]"
+    screens: bool
+    """Whether `screen` has to be asked before a message is handed out."""
+
+    def screen(self, message: "ReceivedMessage") -> bool: ...
+
+    def undecodable(self, message: "ReceivedMessage", error: UndecodableBodyError) -> None: ...
 
     @property
     def may_hand_out(self) -> bool: ...
@@ -72,7 +79,8 @@ class ReceivedMessage:
     """
 
     __slots__ = (
-        "_record", "attempt", "delivery", "in_flight", "origin", "owner", "queue_offset", "since_s",
+        "_is_reported", "_record", "attempt", "delivery", "in_flight", "origin", "owner",
+        "queue_offset", "since_s",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +94,7 @@ class ReceivedMessage:
         the origin's as it was pulled; while it is out, the origin notes who has it, since when, and
         its trace."""
         self._record = record
+        self._is_reported = False
         self.queue_offset: int = queue_offset
         self.attempt: int = 1
         self.origin: Origin = origin
@@ -159,7 +168,42 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        return body_of(self._record)
+        """The body that the producer sent, decompressed when it is first read. Raises
+        UndecodableBodyError when it cannot be decoded."""
+        record = self._record
+        if isinstance(record, bytes):
+            return raw_body_of(record)
+        try:
+            return record.body
+        except UndecodableBodyError as error:
+            self._report(error)
+            raise
+
+    @property
+    def raw_body(self) -> bytes:
+        """The body as it is stored, possibly compressed. It can always be read."""
+        return raw_body_of(self._record)
+
+    @property
+    def body_error(self) -> UndecodableBodyError | None:
+        """The error that reading `body` raises, None when the body can be read."""
+        record = self._record
+        error = None if isinstance(record, bytes) else record.body_error
+        if error is not None:
+            self._report(error)
+        return error
+
+    @property
+    def body_or_raw(self) -> bytes:
+        """For display: the body that the producer sent, or the stored bytes when it cannot be
+        decoded."""
+        return self.raw_body if self.body_error is not None else self.body
+
+    def _report(self, error: UndecodableBodyError) -> None:
+        """Let the consumer count and log the message, once."""
+        if not self._is_reported:
+            self._is_reported = True
+            self.origin.undecodable(self, error)
 
     @property
     def tag(self) -> str | None:
@@ -199,7 +243,7 @@ class ReceivedMessage:
         return (
             f"<ReceivedMessage {self.message_id} of {self.topic} queue {self.record.queue_id} of "
             f"{self.record.broker or '-'} offset {self.queue_offset}{times}"
-            f"{glance(self.tag, self.keys, self.body)}>"
+            f"{self.record.glance()}>"
         )
 
 
@@ -282,20 +326,49 @@ class Feed:
 
     def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
         """A message that was taken just now, and those of its queue that wait next to it: up to
-        `count_max` in all, without waiting."""
+        `count_max` in all, without waiting. An undecodable message that is not to be delivered ends
+        the batch; the next `take` deals with it."""
         messages, items, origin = [first], self._items, first.origin
         while len(messages) < count_max and items and items[0].origin is origin:
+            if origin.screens and items[0].body_error is not None:
+                break
             messages.append(items.popleft())
         origin.taken(messages[1:], None)
         return messages
 
     def take(self, owner: object) -> ReceivedMessage | None:
-        """The next message that may be handed out now; from then on it is out."""
-        if not self._items:
-            return None
-        message = self._items.popleft()
-        message.origin.taken([message], owner)
-        return message
+        """The next message that may be handed out now; from then on it is out. Raises
+        UndecodableBodyError at an undecodable message when its consumer wants that; the message
+        stays first in line, so every later call raises too."""
+        while self._items:
+            message = self._items[0]
+            is_passed = not message.origin.screens or self._screen(message)
+            self._items.popleft()
+            if is_passed:
+                message.origin.taken([message], owner)
+                return message
+        return None
+
+    def _screen(self, message: ReceivedMessage) -> bool:
+        """Ask the origin whether the message may be handed out; False when the origin keeps it.
+        An error is raised to every taker that waits, too."""
+        try:
+            return message.origin.screen(message)
+        except UndecodableBodyError:
+            self._wake(len(self._takers))
+            raise
+
+    def fill(self, messages: list[ReceivedMessage], count_max: int, owner: object) -> None:
+        """Append messages that may be handed out now, up to `count_max` in all. Messages before an
+        undecodable one are kept; the next `take` raises its error."""
+        while len(messages) < count_max:
+            try:
+                message = self.take(owner)
+            except UndecodableBodyError:
+                return
+            if message is None:
+                return
+            messages.append(message)
 
 
 class PausingFeed(Feed):
@@ -413,19 +486,27 @@ class OrderedFeed(Feed):
 
     def take(self, owner: object) -> ReceivedMessage | None:
         while self._ready:
-            lane = self._ready.popleft()
+            lane = self._ready[0]
+            is_ready = lane.is_ready
+            # While that may raise, the lane and its message stay first in line.
+            is_passed = is_ready and (not lane.origin.screens or self._screen(lane.waiting[0]))
+            self._ready.popleft()
             lane.is_queued = False
-            if lane.is_ready:
+            if is_ready:
                 message = lane.waiting.popleft()
-                lane.origin.taken([message], owner)
-                return message
+                if is_passed:
+                    lane.origin.taken([message], owner)
+                    return message
         return None
 
     def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
         lane, messages = self._lane(first), [first]
-        while len(messages) < count_max and lane.waiting and lane.origin.may_hand_out:
+        origin = lane.origin
+        while len(messages) < count_max and lane.waiting and origin.may_hand_out:
+            if origin.screens and lane.waiting[0].body_error is not None:
+                break
             messages.append(lane.waiting.popleft())
-        lane.origin.taken(messages[1:], None)
+        origin.taken(messages[1:], None)
         return messages
 
     def resume(self, origin: Origin) -> None:

@@ -35,10 +35,12 @@ from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
 from sluicemq.client.core.consuming import (
     BYTES_MAX,
     COUNT_MAX,
+    DELIVER,
     ConsumeLimits,
     ConsumeOptions,
     LitePullLimits,
     OffsetMoved,
+    OnUndecodable,
     RetryRules,
     Start,
     make_subscription,
@@ -56,6 +58,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.hints import helpful
+from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import Tls
@@ -344,10 +347,19 @@ class Sluice:
         self._consumers.add(consumer)
         return consumer
 
-    def pull_consumer(self, group: str = READ_GROUP) -> PullConsumer:
-        """Raw pulls: the caller keeps the offsets."""
+    def pull_consumer(
+        self,
+        group: str = READ_GROUP,
+        *,
+        on_undecodable: OnUndecodable = DELIVER,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> PullConsumer:
+        """Raw pulls: the caller keeps the offsets. `on_undecodable` and `body_bytes_max` are those
+        of `ConsumeLimits`. Raises ConfigurationError."""
         self._check_open()
-        return PullConsumer(self.cluster, group)
+        return PullConsumer(
+            self.cluster, group, on_undecodable=on_undecodable, body_bytes_max=body_bytes_max
+        )
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic, sorted."""

@@ -31,8 +31,8 @@ see both, so the second one is refused with both expressions in the error, but w
 serve two clients that want different things: a client of its own is a member of its own.
 """
 
+import itertools
 import logging
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -40,14 +40,13 @@ from datetime import datetime
 from typing import Final, Literal, TypedDict
 
 from sluicemq.client.core.balance import strategy
-from sluicemq.client.core.messages import COMPRESS_FROM_BYTES, Outgoing
+from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.names import check_number, check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
+from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSION_BITS
 from sluicemq.model.message import (
-    COMPRESSED,
-    COMPRESSION_ZLIB,
     DELAY,
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
@@ -151,9 +150,17 @@ _HOUR_CELLS: Final = 60
 class Counts:
     """One group's doings with one topic."""
 
-    __slots__ = ("_cell", "_cell_end_s", "_cells", "_failed", "last_consume_s")
+    __slots__ = (
+        "_cell", "_cell_end_s", "_cells", "_failed", "_undecodable", "last_consume_s",
+        "last_undecodable", "undecodable",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self._undecodable = itertools.count(1)
+        self.undecodable: int = 0
+        """Messages whose body could not be decoded, since the consumer started."""
+        self.last_undecodable: str = ""
+        """What was wrong with the newest of them."""
         self._cells: deque[list[float]] = deque()
         self._cell: list[float] = []
         self._cell_end_s = 0.0
@@ -198,6 +205,13 @@ class Counts:
         while self._failed[0][0] <= minute - _HOUR_CELLS:
             self._failed.popleft()
 
+    def cannot_decode(self, what: str) -> int:
+        """Count a message whose body could not be decoded, and return how many there were. May be
+        called from any thread."""
+        self.undecodable = next(self._undecodable)
+        self.last_undecodable = what
+        return self.undecodable
+
     def rates(self, now_s: float) -> TopicRates:
         """Over the window. Callable from another thread: it works on copies."""
         first = int(now_s) - WINDOW_S
@@ -223,7 +237,6 @@ LEVEL_DEAD: Final = -1
 ORDERED_TIMES_MAX: Final = 2**31 - 1
 INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _LEFT_OUT: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
-_COMPRESS_LEVEL: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +279,8 @@ def first_topic(record: StoredMessage) -> str:
 def retry_copy(
     record: StoredMessage, group: str, times: int, level: int, times_max: int | None
 ) -> Outgoing:
-    """The message to %RETRY%group; `times` is how often it has come again so far."""
+    """Return the message to %RETRY%group; `times` is how often it has come again so far. Its body
+    stays as it is stored, so one that this client cannot decode reaches a client that can."""
     properties = {name: v for name, v in record.properties.items() if name not in _LEFT_OUT}
     if record.topic.startswith(DLQ_PREFIX):
         properties[RETRY_TOPIC] = record.topic
@@ -274,11 +288,9 @@ def retry_copy(
     properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
     properties[DELAY] = str(level if level > 0 else LEVEL_FIRST + times)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    body, sys_flag = record.body, 0
-    if len(body) >= COMPRESS_FROM_BYTES:
-        body, sys_flag = zlib.compress(body, _COMPRESS_LEVEL), COMPRESSED | COMPRESSION_ZLIB
     return Outgoing(
-        RETRY_PREFIX + group, body, text, record.message_id, sys_flag, record.flag, True,
+        RETRY_PREFIX + group, record.raw_body, text, record.message_id,
+        record.sys_flag & COMPRESSION_BITS, record.flag, True,
         times + 1, 0 if level < 0 else times_max,
     )  # fmt: skip
 
@@ -293,6 +305,35 @@ ANSWER_TIMEOUT_S: Final = 15.0
 COMMIT_PERIOD_MIN_S: Final = 0.01
 
 
+OnUndecodable = Literal["deliver", "raise", "dead_letter"]
+"""What becomes of a message whose body cannot be decoded.
+
+"deliver": the application gets it like any other; `raw_body` and `body_error` can be read, and
+reading `body` raises UndecodableBodyError. A handler that fails on it is retried as usual.
+"raise": the call that would hand it out raises the error instead, after the messages before it were
+handed out; a consumer with a handler ends. The message stays unacknowledged, so each later call and
+each restart meet it again.
+"dead_letter": it goes to the group's dead letters, unchanged and without retries, and the
+application does not see it. Broadcasting groups have no dead letters.
+"""
+UNDECODABLE_NOTE: Final = "undecodable."
+"""What a consumer says of undecodable messages in its running information (307): a note of this
+name and the topic."""
+DELIVER: Final = "deliver"
+RAISE: Final = "raise"
+DEAD_LETTER: Final = "dead_letter"
+
+
+def check_undecodable(on_undecodable: object, body_bytes_max: object) -> None:
+    """Raise ConfigurationError unless these are values of the two options of that name."""
+    if on_undecodable not in (DELIVER, RAISE, DEAD_LETTER):
+        raise ConfigurationError(
+            f"on_undecodable must be 'deliver', 'raise' or 'dead_letter', got {on_undecodable!r}.",
+            cure="Choose one of them.",
+        )
+    check_number("body_bytes_max", body_bytes_max, 1)
+
+
 class ConsumeLimits(TypedDict, total=False):
     """What every kind of consumer takes by name besides; in brackets what holds without it.
 
@@ -304,6 +345,9 @@ class ConsumeLimits(TypedDict, total=False):
     "average_circle" or another strategy, the same for all members.
     `broadcast` (False): every member reads everything and keeps its offsets here.
     `young_from_first` (False): RocketMQ's rule for groups without an offset on young queues.
+    `on_undecodable` ("deliver"): what becomes of a message whose body cannot be decoded, see
+    `OnUndecodable`. `body_bytes_max` (64 MiB): a compressed body that grows beyond it is
+    undecodable.
     """
 
     pull_count: int
@@ -315,6 +359,8 @@ class ConsumeLimits(TypedDict, total=False):
     allocate: str | Strategy
     broadcast: bool
     young_from_first: bool
+    on_undecodable: OnUndecodable
+    body_bytes_max: int
 
 
 class ConsumeRules(ConsumeLimits, total=False):
@@ -352,7 +398,7 @@ class ConsumeOptions:
     (`core.balance`), the same for all members. `broadcast`: every member reads all queues, keeps
     its offsets in a file here, and what fails is dropped. `young_from_first`: RocketMQ's rule that
     a group without an offset begins at the first message, whatever `start` says, while its broker
-    still has the whole queue at hand.
+    still has the whole queue at hand. `on_undecodable` and `body_bytes_max`: see `ConsumeLimits`.
     """
 
     start: Start = "first"
@@ -370,9 +416,18 @@ class ConsumeOptions:
     allocate: str | Strategy = "average"
     broadcast: bool = False
     young_from_first: bool = False
+    on_undecodable: OnUndecodable = DELIVER
+    body_bytes_max: int = BODY_BYTES_MAX
 
     def __post_init__(self) -> None:
         strategy(self.allocate)
+        check_undecodable(self.on_undecodable, self.body_bytes_max)
+        if self.broadcast and self.on_undecodable == DEAD_LETTER:
+            raise ConfigurationError(
+                "on_undecodable='dead_letter' is not possible with broadcast=True: a broadcasting "
+                "group has no dead letters.",
+                cure="Use on_undecodable='deliver' or 'raise'.",
+            )
         for name in ("span_max", "topic_count_max", "topic_bytes_max"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 1)

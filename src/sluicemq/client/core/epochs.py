@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.client.core.requests import expect_success, fields_of, number, request
 from sluicemq.errors import RequestError, RequestTimeoutError
-from sluicemq.record.codec import Buffer
+from sluicemq.model.bodies import Buffer
 from sluicemq.wire import headers, staging
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command

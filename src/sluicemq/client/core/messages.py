@@ -38,10 +38,9 @@ from sluicemq.client.core.names import (
     check_topic_to_send,
 )
 from sluicemq.errors import ConfigurationError, SendError
+from sluicemq.model.bodies import COMPRESSED, COMPRESSION_ZLIB
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import (
-    COMPRESSED,
-    COMPRESSION_ZLIB,
     DELAY,
     KEYS,
     SHARDING_KEY,

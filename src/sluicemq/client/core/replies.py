@@ -19,7 +19,7 @@ from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
-from sluicemq.record.codec import decode_properties, decompress
+from sluicemq.record.codec import decode_properties
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
@@ -84,14 +84,14 @@ def pushed_reply(command: Command) -> StoredMessage:
     """326. Raises ProtocolError. The queue offset is not known: it is -1."""
     header = decode_header(ReplyMessageRequest, command.fields)
     properties: dict[str, Any] = decode_properties((header.properties or "").encode())
-    body = decompress(command.body, header.sys_flag)
+    body = bytes(command.body)
     return StoredMessage(
         topic=header.topic,
         queue_id=header.queue_id,
         queue_offset=-1,
         physical_offset=-1,
         size_bytes=len(body),
-        body=body,
+        raw_body=body,
         properties=properties,
         flag=header.flag,
         sys_flag=header.sys_flag,

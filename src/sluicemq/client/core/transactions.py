@@ -181,10 +181,10 @@ class Question(NamedTuple):
     message: StoredMessage
 
 
-def question_of(command: Command, *, decompress: bool = True) -> Question:
+def question_of(command: Command) -> Question:
     """39. Raises ProtocolError when its message cannot be read."""
     header = decode_header(CheckTransactionStateRequest, command.fields or {})
-    message = decode_record(command.body, broker=header.broker or "", decompress=decompress)
+    message = decode_record(command.body, broker=header.broker or "")
     queue = MessageQueue(message.topic, header.broker or "", message.queue_id)
     transaction_id = header.transaction_id or message.message_id
     place = HalfPlace(

@@ -250,8 +250,8 @@ def said_of(context: Context, plan: Plan, rows: list[Row], shown: list[Row]) -> 
             {
                 "letter": one.letter, "to": one.message.topic, "verdict": verdict, "reason": why,
                 "new_id": one.message_id if verdict == SENT else "",
-                "body": list(changes(one.letter.body, plan.edit)),
-                "places": one.letter.body.count(find) if find else 0,
+                "body": list(changes(one.letter.body_or_raw, plan.edit)),
+                "places": one.letter.body_or_raw.count(find) if find else 0,
                 "properties": property_changes(one.letter, plan.edit),
             }
             for one, verdict, why in shown

@@ -59,7 +59,8 @@ async def show(context: Context) -> Answer:
     """One message."""
     message = await _message(context)
     own = own_properties(message.properties)
-    forms = bodies.forms(message.body)
+    body = message.body_or_raw
+    forms = bodies.forms(body)
     wanted = context.query.get("as", "")
     form = wanted if wanted in forms else next(iter(forms))
     return Answer({
@@ -67,7 +68,9 @@ async def show(context: Context) -> Answer:
         "forms": list(forms),
         "form": form,
         "body": forms[form](),
-        "is_cut": len(message.body) > bodies.SHOWN_BYTES_MAX,
+        "body_bytes": len(body),
+        "body_error": message.body_error,
+        "is_cut": len(body) > bodies.SHOWN_BYTES_MAX,
         "own": own,
         "reserved": {
             name: value for name, value in message.properties.items() if name not in own

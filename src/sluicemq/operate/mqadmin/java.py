@@ -150,7 +150,7 @@ def message_text(message: StoredMessage, bounds: tuple[int, int]) -> str:
     inner = {
         "topic": f"'{message.topic}'", "flag": message.flag,
         "properties": properties(message, bounds),
-        "body": [byte - 256 if byte > 127 else byte for byte in message.body],
+        "body": [byte - 256 if byte > 127 else byte for byte in message.body_or_raw],
         "transactionId": "'null'",
     }  # fmt: skip
     fields = {

@@ -31,7 +31,7 @@ def show_message(
     bounds: tuple[int, int] | None = None,
 ) -> None:
     """All of one, where its body was put, and what became of it in each group."""
-    path = session.save(BODIES, message.message_id, message.body)
+    path = session.save(BODIES, message.message_id, message.body_or_raw)
     fields = {
         "OffsetID": message.offset_message_id, "Topic": message.topic,
         "Tags": f"[{java.shown(message.tag)}]",
@@ -44,7 +44,7 @@ def show_message(
         "Properties": java.shown(java.properties(message, bounds)), "Message Body Path": path,
     }  # fmt: skip
     if charset is not None:
-        fields["Message Body"] = message.body.decode(charset, "replace")
+        fields["Message Body"] = message.body_or_raw.decode(charset, "replace")
     if not by_place:
         del fields["OffsetID"]
     for name, value in fields.items():
@@ -199,7 +199,7 @@ def _matching(
 
 
 def _line(session: Session, message: StoredMessage, given: Given, *, with_body: bool) -> None:
-    body = message.body.decode(given.get("charsetName", "UTF-8"), "replace")
+    body = message.body_or_raw.decode(given.get("charsetName", "UTF-8"), "replace")
     bounds = session.admin.offsets(MessageQueue(message.topic, message.broker, message.queue_id))
     text = java.message_text(message, bounds)
     shown = body if with_body else "NOT PRINT BODY"
@@ -287,7 +287,7 @@ def query_trace(session: Session, given: Given) -> None:
     taken: dict[str, list[str]] = {}
     for message in found:
         host = str(message.born_host).rpartition(":")[0]
-        for one in decode(message.body)[0]:
+        for one in decode(message.body_or_raw)[0]:
             if one.message_id != wanted or not isinstance(one, Published | Finished):
                 continue
             kind = "Pub" if isinstance(one, Published) else "Sub"

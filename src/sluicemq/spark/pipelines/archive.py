@@ -4,7 +4,9 @@
 
 Each run takes what came since the last one, in one Spark job over all topics: a task is a range of
 one queue, so memory does not grow with the archive. A row has every column of the source and all a
-record holds (`schema.EXTRA`); `day` is the UTC day of the store time.
+record holds (`schema.EXTRA`); `day` is the UTC day of the store time. A body that cannot be
+decompressed is archived as it is stored, with the reason in the column `_error`; a replay leaves
+such messages out, and says how many, because their bytes alone are not what the producer sent.
 
     PATH/topic=T/day=D/part-….parquet     committed rows
     PATH/_sluice/runs/00000007.json       run 7 is committed: its ranges, its files, where 8 begins
@@ -40,7 +42,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
@@ -66,7 +68,7 @@ from sluicemq.spark.pipelines.ready import (
     step_rows,
     write_step,
 )
-from sluicemq.spark.schema import BASE, EXTRA
+from sluicemq.spark.schema import BASE, ERROR, EXTRA, RAW
 from sluicemq.spark.sources.offsets import (
     Bounds,
     Offsets,
@@ -84,9 +86,10 @@ RUNS: Final = "_sluice/runs"
 STAGING: Final = "_sluice/staging"
 REPLAYS: Final = "_sluice/replays"
 NEW, ALL, NONE = "new", "all", "none"
-COLUMNS: Final = (*BASE, *EXTRA)
+COLUMNS: Final = (*BASE, *EXTRA, ERROR)
+_TYPES: Final = BASE | EXTRA | {ERROR: StringType()}
 SCHEMA: Final = StructType(
-    [StructField(name, (BASE | EXTRA)[name]) for name in COLUMNS if name != "topic"]
+    [StructField(name, _TYPES[name]) for name in COLUMNS if name != "topic"]
     + [StructField("topic", BASE["topic"]), StructField("day", DateType())]
 )
 """Columns of an archive; the last two are directories."""
@@ -307,7 +310,8 @@ class Planned:
         ends |= {one.queue: one.end for one in self.ranges}
         return load_messages(
             spark, task.connection, topics=",".join(topics), columns=",".join(COLUMNS),
-            properties="all", startingOffsets=json.dumps(to_table(starts, several=True)),
+            properties="all", badBody=RAW,
+            startingOffsets=json.dumps(to_table(starts, several=True)),
             endingOffsets=json.dumps(to_table(ends, several=True)),
             maxRecordsPerPartition=str(TASK_ROWS_MAX),
         )  # fmt: skip
@@ -385,7 +389,10 @@ RANGES_SHOWN_MAX: Final = 100
 ROWS_SHOWN_MAX: Final = 10
 _QUEUE: Final = ("topic", "broker", "queue_id")
 _VALUES: Final = tuple(name for name in COLUMNS if name not in (*_QUEUE, "queue_offset"))
-_COMPARED: Final = {name: name for name in _VALUES} | {"properties": "map_entries(properties)"}
+_COMPARED: Final = {name: name for name in _VALUES} | {
+    "properties": "map_entries(properties)",
+    ERROR: f"{ERROR} is not null",  # another version may give another reason
+}
 _MISSING: Final = "not in the archive"
 _EXTRA: Final = "only in the archive"
 _TWICE: Final = "more than once in the archive"
@@ -524,6 +531,19 @@ def _opened(task: Task) -> tuple[Ledger, Any]:
     return ledger, _within(rows, [(*queue, 0, end) for queue, end in limits])
 
 
+def _sendable(rows: Any) -> tuple[Any, int]:
+    """Split off the messages whose body cannot be decoded. Return the others, and how many there
+    are of the former."""
+    return rows.where(f"{ERROR} is null"), rows.where(f"{ERROR} is not null").count()
+
+
+def _left_out(count: int) -> str:
+    return (
+        f"left out: {count:,} messages whose bodies cannot be decoded; the archive has their"
+        f" stored bytes ({ERROR} is not null)"
+    )
+
+
 # ---- the ready pipelines
 
 
@@ -599,6 +619,7 @@ class Replay(Ready):
 
     def plan(self, task: Task) -> list[str]:
         ledger, rows = _opened(task)
+        rows, undecodable = _sendable(rows)
         found = rows.groupBy("topic").agg(
             F.expr("count(1) as n"), F.expr("min(store_time) as first"),
             F.expr("max(store_time) as last"),
@@ -612,6 +633,8 @@ class Replay(Ready):
         if ledger["steps"]:
             lines.append(f"{ledger['rows']:,} of them are sent already, in {ledger['steps']} steps")
         lines = lines or ["no message to send"]
+        if undecodable:
+            lines.append(_left_out(undecodable))
         return [*lines, guarantee(task.connection, task.options["delivery"])]
 
     def run(self, task: Task) -> Report:
@@ -619,7 +642,11 @@ class Replay(Ready):
         ledger, rows = _opened(task)
         if not ledger["steps"]:
             ledger.begin()
+        rows, undecodable = _sendable(rows)
         report = Report(figures={"rows": 0}, files=[ledger.folder.at(ledger.file)])
+        if undecodable:
+            report.figures["undecodable"] = undecodable
+            task.tell(report, _left_out(undecodable))
         task.tell(report, guarantee(task.connection, options["delivery"]))
         columns = [
             "body", "tags", "keys", f"{OWN_PROPERTIES} as properties",

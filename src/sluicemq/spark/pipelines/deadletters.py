@@ -40,6 +40,7 @@ from sluicemq.client.core.operations.letters import (
     cause_of,
     no_letters,
     replay_id,
+    undecodable_cause,
     wanted_of,
 )
 from sluicemq.client.sync.admin import Admin
@@ -76,6 +77,7 @@ from sluicemq.spark.pipelines.ready import (
     table_lines,
     write_step,
 )
+from sluicemq.spark.schema import ERROR, RAW
 from sluicemq.spark.sources.offsets import Bounds, open_admin, queue_bounds, to_table
 
 CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
@@ -93,7 +95,7 @@ _SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags",
                     "delivery", "report")  # fmt: skip
 _SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
-    "reconsume_times"
+    "reconsume_times," + ERROR
 )
 _REPORT_SCHEMA: Final = (
     "id string, origin struct<topic:string, broker:string, queue_id:int, queue_offset:bigint,"
@@ -107,7 +109,8 @@ _REPORT_SCHEMA: Final = (
 def read_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
     """The dead letters of a group as a DataFrame: topic, broker, queue_id, queue_offset, msg_id,
     keys, tags, properties (the producer's own), body, text (the body as UTF-8), born_time,
-    store_time, reconsume_times, origin_topic, origin_id, sharding_key, cause."""
+    store_time, reconsume_times, origin_topic, origin_id, sharding_key, cause, _error. A body that
+    cannot be decompressed is there as it is stored, with the reason in `_error`."""
     with open_admin(parse_options(connection)) as admin:
         return _letters(spark, connection, group, _bounds(admin, group))
 
@@ -137,15 +140,22 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
     ends = {queue: high for queue, (_, high) in bounds.items()}
     rows = load_messages(
         spark, connection, topic=DLQ_PREFIX + group, columns=_SOURCE_COLUMNS, properties="all",
+        badBody=RAW,
         startingOffsets=json.dumps(to_table(starts, several=False)),
         endingOffsets=json.dumps(to_table(ends, several=False)),
     )  # fmt: skip
 
     def causes(asked: pa.Array) -> pa.Array:
-        told = ((dict(one["own"] or ()), one["body"] or b"") for one in asked.to_pylist())
-        return pa.array([cause_of(own, body) for own, body in told], pa.string())
+        told = [
+            cause_of(dict(one["own"] or ()), one["body"] or b"")
+            if one["error"] is None
+            else undecodable_cause(one["error"])
+            for one in asked.to_pylist()
+        ]
+        return pa.array(told, pa.string())
 
-    cause = F.arrow_udf(causes, "string")(F.expr("struct(own, cast(body as binary) as body)"))
+    asked = f"struct(own, cast(body as binary) as body, {ERROR} as error)"
+    cause = F.arrow_udf(causes, "string")(F.expr(asked))
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
         .withColumn("own", F.expr(OWN_PROPERTIES))
@@ -319,6 +329,8 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
         "new_properties": properties,
         "target": f"cast({target} as string)",
         "read_as": f"cast({names['topic'] if to == 'retry' else target} as string)",
+        # An edit makes a new body; without one, stored bytes must not pass for what was sent.
+        "body_error": "''" if "body" in edits else f"coalesce({ERROR}, '')",
     }  # fmt: skip
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
@@ -335,7 +347,7 @@ def judged(rows: Any, judge: Judge) -> Any:
 
     asked = (
         "struct(target, read_as, new_tags as tags, new_keys as keys, new_properties as properties,"
-        " new_id, octet_length(new_body) as size)"
+        " new_id, octet_length(new_body) as size, body_error)"
     )
     said = F.arrow_udf(verdicts, "string")(F.expr(asked))
     return (

@@ -68,6 +68,7 @@ from sluicemq.spark.pipelines.ready import (
     load_messages,
     table_lines,
 )
+from sluicemq.spark.schema import RAW
 from sluicemq.spark.sources.offsets import open_admin
 
 PAIRS_MAX: Final = 1_000
@@ -139,6 +140,8 @@ def read_events(
     """
     options = {"startingTimestamp": begin} if begin else {}
     options |= {"endingTimestamp": end} if end else {}
+    # A body that cannot be decompressed is counted among the records that cannot be read.
+    options["badBody"] = RAW
     messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
     decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
     events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")

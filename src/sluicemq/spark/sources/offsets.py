@@ -61,6 +61,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
 from sluicemq.net.tls import Tls
@@ -475,7 +476,7 @@ def _places(admin: Admin, topic: str, address: str, words: set[str]) -> set[tupl
             is_of_index = "indexLastUpdateTimestamp" in (answer.fields or {})
             if answer.code not in (SUCCESS, QUERY_NOT_FOUND) or not is_of_index:
                 return None
-            messages = decode_records(answer.body, decompress=False)
+            messages = decode_records(answer.body)
             places = {(message.queue_id, message.queue_offset) for message in messages}
             if len(places) >= count_max:
                 return None
@@ -498,6 +499,8 @@ class ReadPlan:
     tags: frozenset[str] | None = None
     group: str = READ_GROUP
     body: BodyFormat | None = None
+    bad_body: str = "null"
+    body_bytes_max: int = BODY_BYTES_MAX
     credentials: Credentials | None = None
     tls: Tls | None = None
     batch_bytes: int = 4 * 1024 * 1024
@@ -533,6 +536,8 @@ def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
     return ReadPlan(
         columns=columns_of(schema, declared_columns(options)),
         body=body_format(options),
+        bad_body=options["badBody"],
+        body_bytes_max=options["bodyBytesMax"],
         subscription=None,
         fail_on_data_loss=options["failOnDataLoss"],
         fail_on_bad_property=options["badProperties"] == "fail",

@@ -66,11 +66,11 @@ from sluicemq.filter.subscriptions import make_filter
 from sluicemq.model.subscription import TAG
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.record.arrow import RecordDecoder
+from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
 from sluicemq.record.codec import decode_record
 from sluicemq.spark.errors import Outage, did_you_mean, keep_imports, ride_out
 from sluicemq.spark.options import Options
-from sluicemq.spark.schema import ERROR, NUMBERS, TEXT, BodyFormat
+from sluicemq.spark.schema import ERROR, FAIL, NUMBERS, RAW, TEXT, BodyFormat
 from sluicemq.spark.sources.identity import NO_QUEUE, check_part, left_of_part
 from sluicemq.spark.sources.offsets import (
     Bounds,
@@ -114,7 +114,7 @@ class Tally:
             logger.warning("%d damaged messages of %s were not read", self.damaged, where)
         if self.bad_bodies:
             logger.warning(
-                "%d bodies of %s are null, the reasons in _error; %s",
+                "%d bodies of %s cannot be read, the reasons are in _error; %s",
                 self.bad_bodies, where, self.examples[ERROR],
             )  # fmt: skip
         for name, count in self.bad.items():
@@ -151,16 +151,18 @@ def decoder_of(plan: ReadPlan, broker: str) -> RecordDecoder:
     also what an error's place needs, and promoted properties as texts."""
     keep_imports()
     names = [column.name for column in plan.columns if column.property_name is None]
-    if plan.body is not None and {"body", ERROR} & set(names):
-        names = [name for name in dict.fromkeys((*names, "body", "queue_offset")) if name != ERROR]
+    if {"body", ERROR} & set(names):
+        needed = [BODY_ERROR, "queue_offset", *(["body"] if plan.body is not None else [])]
+        names = [name for name in dict.fromkeys((*names, *needed)) if name != ERROR]
     promoted = {
         column.name: column.property_name
         for column in plan.columns
         if column.property_name is not None
     }
     return RecordDecoder(
-        names, promoted=promoted, broker=broker, tags=plan.tags, hidden=plan.hidden
-    )
+        names, promoted=promoted, broker=broker, tags=plan.tags, hidden=plan.hidden,
+        body_bytes_max=plan.body_bytes_max, keeps_raw=plan.bad_body == RAW,
+    )  # fmt: skip
 
 
 def gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
@@ -243,19 +245,8 @@ def finished(batch: Any, plan: ReadPlan, queue: MessageQueue, tally: Tally) -> A
     """A decoded batch as Spark gets it: bodies read, properties typed, columns in order."""
     tally.rows += batch.num_rows
     found = {name: batch.column(name) for name in batch.schema.names}
-    if plan.body is not None and "body" in found:
-        found["body"], found[ERROR], bad = decoded_bodies(found["body"], plan.body)
-        if bad is not None:
-            row, reason = bad
-            offset = found["queue_offset"][row].as_py()
-            if plan.body.must_be_good:
-                raise ConfigurationError(
-                    f"the body at offset {offset} of {place(queue)} of {queue.topic!r} is"
-                    f" {reason}.",
-                    cure="Set badBody=null to have the reason in the column _error.",
-                )
-            tally.bad_bodies += len(found[ERROR]) - found[ERROR].null_count
-            tally.examples.setdefault(ERROR, f"offset {offset}: {reason}")
+    if BODY_ERROR in found:
+        _read_bodies(found, plan, queue, tally)
     for column in plan.columns:
         if column.property_name is None:
             continue
@@ -273,6 +264,40 @@ def finished(batch: Any, plan: ReadPlan, queue: MessageQueue, tally: Tally) -> A
             tally.examples.setdefault(column.name, example)
     names = [column.name for column in plan.columns]
     return pa.RecordBatch.from_arrays([found[name] for name in names], names=names)
+
+
+def _read_bodies(found: dict[str, Any], plan: ReadPlan, queue: MessageQueue, tally: Tally) -> None:
+    """Read the bodies in `found` as the plan says and add the column `_error`. Raises
+    ConfigurationError for a bad body under badBody=fail."""
+    found[ERROR] = _undecodable(found[BODY_ERROR])
+    if plan.body is not None:
+        found["body"], found[ERROR] = decoded_bodies(found["body"], plan.body, found[ERROR])
+    bad = len(found[ERROR]) - found[ERROR].null_count
+    if not bad:
+        return
+    row = found[ERROR].is_valid().index(True).as_py()
+    offset, reason = found["queue_offset"][row].as_py(), found[ERROR][row].as_py()
+    if plan.bad_body == FAIL:
+        raise ConfigurationError(
+            f"the body at offset {offset} of {place(queue)} of {queue.topic!r} is {reason}.",
+            cure="Set badBody=null to have the reason in the column _error.",
+        )
+    tally.bad_bodies += bad
+    tally.examples.setdefault(ERROR, f"offset {offset}: {reason}")
+
+
+def _undecodable(reasons: Any) -> Any:
+    """Reasons of the decoder as the column `_error` tells them."""
+    if reasons.null_count == len(reasons):
+        return reasons
+    return pa.array(
+        [None if one is None else _short(f"not decodable: {one}") for one in reasons.to_pylist()],
+        pa.string(),
+    )
+
+
+def _short(reason: str) -> str:
+    return reason.splitlines()[0][:_REASON_LENGTH_MAX]
 
 
 # ---- a store directory
@@ -387,7 +412,7 @@ class Snapshot:
             scan = self._reader.range(queue.topic, queue.queue_id, skips=True)
             for places in scan.places(offsets.start, offsets.stop):
                 for at in places.starts.tolist():
-                    yield decode_record(places.view, at, decompress=False).properties
+                    yield decode_record(places.view, at).properties
 
 
 @contextmanager
@@ -461,30 +486,32 @@ JsonReader = Callable[[Any], Any]
 
 
 class Decoded(NamedTuple):
-    """The column, the column `_error`, and the first bad row with its reason (or None)."""
+    """The column `body` and the column `_error`."""
 
     bodies: Any
     errors: Any
-    first_bad: tuple[int, str] | None
 
 
 class _MisfitError(Exception):
     """A value that is not of the schema's type; its text says which field."""
 
 
-def decoded_bodies(bodies: Any, how: BodyFormat) -> Decoded:
-    """`bodies` is a pa.binary() array without nulls."""
+def decoded_bodies(bodies: Any, how: BodyFormat, errors: Any) -> Decoded:
+    """Read `bodies`, a pa.binary() array, as texts or JSON. `errors` are the reasons why some of
+    them are null already."""
     read: JsonReader | None = None
     if how.kind == TEXT:
         try:  # all at once; one by one only when that fails
-            return Decoded(bodies.cast(pa.string()), pa.nulls(len(bodies), pa.string()), None)
+            return Decoded(bodies.cast(pa.string()), errors)
         except pa.ArrowInvalid:
             pass
     else:
         read = _reader(how.type)
     values: list[Any] = [None] * len(bodies)
-    reasons: list[str | None] = [None] * len(bodies)
+    reasons: list[str | None] = errors.to_pylist()
     for row, body in enumerate(bodies.to_pylist()):
+        if body is None:
+            continue
         try:
             text = body.decode()
             values[row] = text if read is None else read(_parse_json(text))
@@ -495,9 +522,8 @@ def decoded_bodies(bodies: Any, how: BodyFormat) -> Decoded:
             reason = f"not of the schema: {error}"
         except (ValueError, RecursionError) as error:
             reason = f"not JSON: {error}"
-        reasons[row] = reason.splitlines()[0][:_REASON_LENGTH_MAX]
-    first = next(((row, reason) for row, reason in enumerate(reasons) if reason is not None), None)
-    return Decoded(pa.array(values, to_arrow_type(how.type)), pa.array(reasons, pa.string()), first)
+        reasons[row] = _short(reason)
+    return Decoded(pa.array(values, to_arrow_type(how.type)), pa.array(reasons, pa.string()))
 
 
 def _refuse(word: str) -> Any:

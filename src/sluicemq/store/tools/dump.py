@@ -18,7 +18,7 @@ import numpy as np
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY
-from sluicemq.record.codec import decode_properties, decode_record, decompress, key_hash, parse_head
+from sluicemq.record.codec import decode_properties, decode_record, key_hash, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
@@ -308,7 +308,7 @@ def dump_log(
 def message_value(record: bytes, body: str) -> dict[str, Any]:
     """One stored record as plain values."""
     head = parse_head(record)
-    message = decode_record(record, decompress=False)
+    message = decode_record(record)
     value: dict[str, Any] = {
         "kind": "message",
         "position": message.physical_offset,
@@ -331,15 +331,13 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
         "body_crc": message.body_crc,
         "body_crc_agrees": zlib.crc32(record[head.body]) & CRC_MASK == message.body_crc,
         "properties": dict(message.properties),
-        "body_bytes": len(message.body),
+        "body_bytes": len(message.raw_body),
     }
     if body == BODY_NONE:
         return value
-    data = message.body  # as its sender knew it; as it lies when it cannot be decompressed
-    try:
-        data = decompress(data, message.sys_flag)
-    except ProtocolError as error:
-        value["body_problem"] = error.fact
+    if (error := message.body_error) is not None:
+        value["body_problem"] = error.reason
+    data = message.body_or_raw
     if body == BODY_TEXT:
         try:
             return value | {"body": data.decode()}

@@ -91,6 +91,11 @@ def cause_of(own: Mapping[str, str], body: bytes) -> str:
     return NO_HINT
 
 
+def undecodable_cause(reason: str) -> str:
+    """Return the cause of a letter whose body cannot be decoded for `reason`."""
+    return f"body: {reason}"
+
+
 def origin_of(letter: StoredMessage, names: Iterable[str] = ORIGIN_TOPICS) -> str:
     """The topic it comes from, or by `ORIGIN_IDS` its id there; "" when it does not say."""
     return next((letter.properties[one] for one in names if letter.properties.get(one)), "")
@@ -111,6 +116,8 @@ class Cluster:
 
 def kind_of(letter: StoredMessage) -> tuple[str, str]:
     """Origin topic and cause: which cluster it belongs to."""
+    if (error := letter.body_error) is not None:
+        return origin_of(letter), undecodable_cause(error.reason)
     return origin_of(letter), cause_of(own_properties(letter.properties), letter.body)
 
 
@@ -187,7 +194,7 @@ def dead_letters(
             wanted = [one for one in page if until_ms is None or one.store_time_ms <= until_ms]
             own += reversed(wanted)
             later += len(page) - len(wanted)
-            end, size = begin, size + sum(len(one.body) for one in page)
+            end, size = begin, size + sum(len(one.raw_body) for one in page)
         stored += max(0, high - low) - later
         borders += [own[-1].store_time_ms] if own and end > low else []
         found += own
@@ -229,6 +236,7 @@ class Replay:
             "target": message.topic, "read_as": self.read_as, "tags": message.tag,
             "keys": " ".join(message.keys), "properties": message.properties,
             "new_id": self.message_id, "size": len(message.body),
+            "body_error": str(self.letter.body_error or ""),
         }  # fmt: skip
 
 
@@ -245,15 +253,15 @@ def named_properties(letter: StoredMessage) -> dict[str, str]:
 
 
 def edited(letter: StoredMessage, edit: Edit, group: str) -> Replay:
-    """The letter as it would be sent."""
-    origin = origin_of(letter)
+    """The letter as it would be sent; a `Judge` lets none be sent whose body cannot be decoded."""
+    origin, body = origin_of(letter), letter.body_or_raw
     target = {ORIGIN: origin, RETRY: RETRY_PREFIX + group}.get(edit.to, edit.to)
     all_of_them = {**named_properties(letter), **edit.properties}
     own = {name: text for name, text in all_of_them.items() if text}
     tag, keys, sharding_key = (own.pop(name, "") for name in _NAMED)
     message = Message(
         target,
-        letter.body.replace(edit.find, edit.put) if edit.find else letter.body,
+        body.replace(edit.find, edit.put) if edit.find else body,
         tag or None,
         tuple(keys.split()),
         own,
@@ -321,6 +329,11 @@ class Judge:
         target, size = row["target"], row["size"]
         if not target:
             raise ConfigurationError("its origin topic is not known.", cure="Edit its topic.")
+        if row.get("body_error"):
+            raise ConfigurationError(
+                f"its body cannot be sent. {row['body_error']}",
+                cure="A consumer that can decode it may read it from the dead letters.",
+            )
         check_topic_to_send(target)
         if target in self.missing:
             raise ConfigurationError(f"the topic {target!r} does not exist.", cure="Create it.")

@@ -581,7 +581,7 @@ def _batch_traces(
     def take(page: list[StoredMessage]) -> bool:
         nonlocal scans
         scans += 1
-        found.extend(m for m in page if any(name in m.body for name in names))
+        found.extend(m for m in page if any(name in m.body_or_raw for name in names))
         return page[-1].store_time_ms <= end_ms and scans < _SCANS_MAX
 
     for queue in (yield from queues(directory, trace_topic)):
@@ -608,7 +608,7 @@ def _records(
     records: list[TraceRecord] = []
     unread = 0
     for message in traces:
-        decoded, odd = decode(message.body)
+        decoded, odd = decode(message.body_or_raw)
         unread += odd
         records += [own for one in decoded if (own := record_about(one, wanted, place)) is not None]
     return list(dict.fromkeys(records)), unread

@@ -69,6 +69,7 @@ class Code(StrEnum):
     REFUSED = "refused-by-contract"
     FORGOTTEN = "subscription-forgotten"
     IN_FLIGHT = "in-flight"
+    UNDECODABLE = "body-undecodable"
 
 
 class Fate(StrEnum):
@@ -298,6 +299,7 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
         "All {lag} messages before the group are ones that its filters drop.",
         "Nothing is missing.",
     ),
+    (Code.UNDECODABLE, ""): ("Its body cannot be decoded: {reason}.", "{cure}"),
     (Code.NO_LANE, ""): (
         "None of the {count} lanes of {group} matches it: {lanes}.",
         "Nobody is given it. A consumer of the group whose subscription matches would be.",
@@ -454,7 +456,17 @@ def _stuck(group: GroupFacts, queues: Iterable[QueueProgress]) -> Iterator[Findi
 
 
 def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
-    """The fate of a message in a group, with its causes."""
+    """The fate of a message in a group, with its causes. A body that cannot be decoded is said
+    behind them: it may be why a handler fails."""
+    found = _explain_message(about, group)
+    error = about.message.body_error
+    if error is None:
+        return found
+    undecodable = _finding(Code.UNDECODABLE, reason=error.reason, cure=error.cure)
+    return replace(found, findings=(*found.findings, undecodable))
+
+
+def _explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
     if group.config is None:
         no_group = _finding(Code.NO_SUCH_GROUP, group=group.name)
         return MessageExplained(group.name, Fate.UNKNOWN, (no_group,))

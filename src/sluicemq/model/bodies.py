@@ -1,0 +1,237 @@
+"""Bodies as they are stored and as their producers sent them: compression, and the one decoder.
+
+A record says in its sys flag whether its body is compressed and with what (spec/remoting.md §10).
+Consumers, CLI, Spark, archive and console decode bodies here and nowhere else.
+
+    type 0, 3   zlib; gzip too, which a gRPC client may have sent through RocketMQ's proxy
+    type 1      LZ4 frames
+    type 2      Zstandard frames
+
+RocketMQ's Java client decides what counts as whole: bytes behind the end of zlib data are ignored;
+further frames of LZ4 or Zstandard are appended, and other bytes behind a frame are an error. An
+empty body is never decompressed.
+
+A body that cannot be decoded is a value (`Undecodable`), not an exception: one bad message must not
+stop the decoding of others.
+
+Memory: a body is decompressed in pieces, and given up as soon as it exceeds its limit, so output
+never exceeds the limit by more than one piece. On top of that come the decoder's own buffers: at
+most 8 MiB for LZ4, and for Zstandard the window of the frame, which the library limits to 128 MiB
+and the system provides only as far as it is written to.
+"""
+
+import importlib
+import io
+import zlib
+from typing import Any, Final, NamedTuple
+
+Buffer = bytes | bytearray | memoryview
+
+COMPRESSED: Final = 0x1
+COMPRESSION_MASK: Final = 0x700
+COMPRESSION_LZ4: Final = 0x100
+COMPRESSION_ZSTD: Final = 0x200
+COMPRESSION_ZLIB: Final = 0x300
+COMPRESSION_BITS: Final = COMPRESSED | COMPRESSION_MASK
+"""The bits of a sys flag that say how the body has to be read."""
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Default limit of a decompressed body: 16 times what a broker stores by default."""
+FRAMES_MAX: Final = 1024
+"""LZ4 or Zstandard frames in one body. Producers write one; setting up a decoder costs more than
+decoding an empty frame, so a body of half a million empty frames would take seconds."""
+_PIECE_BYTES: Final = 256 * 1024
+_INPUT_BYTES: Final = 64 * 1024
+_ZSTD_BLOCK_BYTES: Final = 128 * 1024
+_ZSTD_BLOCK_INPUT_BYTES: Final = 4
+"""The shortest block, one repeated byte, takes this much input and yields a whole block."""
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+_FROM_RAW: Final = "message.raw_body has the stored bytes."
+
+
+class Undecodable(NamedTuple):
+    """The reason why a body cannot be decoded, and what can be done about it."""
+
+    reason: str
+    cure: str
+
+
+class _UndecodableError(Exception):
+    """Leaves a decoder with its result."""
+
+    def __init__(self, reason: str, cure: str) -> None:
+        super().__init__(reason)
+        self.found = Undecodable(reason, cure)
+
+
+def compress(body: Buffer, kind: int) -> bytes:
+    """Compress `body` as the compression bits of the sys flag `kind` say (0 means zlib).
+
+    Raises ImportError when the package for it is not installed.
+    """
+    kind &= COMPRESSION_MASK
+    if kind == COMPRESSION_LZ4:
+        return bytes(importlib.import_module("lz4.frame").compress(bytes(body)))
+    if kind == COMPRESSION_ZSTD:
+        package = importlib.import_module("zstandard")
+        return bytes(package.ZstdCompressor().compress(bytes(body)))
+    return zlib.compress(body, 5)
+
+
+def decode_body(raw: Buffer, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes | Undecodable:
+    """Return the body that the producer sent, or the reason why `raw` does not yield it.
+
+    `raw` is the stored body and `sys_flag` that of its record. A compressed body that grows beyond
+    `bytes_max` bytes is undecodable; one that is not compressed is returned whatever its size.
+    """
+    if not sys_flag & COMPRESSED or not raw:
+        return bytes(raw)
+    kind = sys_flag & COMPRESSION_MASK
+    try:
+        if kind == COMPRESSION_LZ4:
+            return _lz4(bytes(raw), bytes_max)
+        if kind == COMPRESSION_ZSTD:
+            return _zstd(bytes(raw), bytes_max)
+        if kind in (0, COMPRESSION_ZLIB):
+            return _zlib(bytes(raw), bytes_max)
+    except _UndecodableError as error:
+        return error.found
+    except MemoryError:
+        return Undecodable("there is not enough memory to decompress it", "Add memory.")
+    return Undecodable(
+        f"its compression type {kind >> 8} is unknown (known: 0 to 3)",
+        f"Update SluiceMQ if a newer client wrote it; {_FROM_RAW}",
+    )
+
+
+class _Output:
+    """The decompressed bytes so far."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.size: int = 0
+        self._bytes_max = bytes_max
+        self._first = b""
+        self._all: io.BytesIO | None = None
+
+    @property
+    def room(self) -> int:
+        """The most that the next piece may have: enough to show that the limit is exceeded."""
+        return min(_PIECE_BYTES, self._bytes_max + 1 - self.size)
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece. Raises _UndecodableError when the limit is exceeded."""
+        self.size += len(piece)
+        if self.size > self._bytes_max:
+            raise _too_large(self._bytes_max)
+        if self._all is None:
+            if not self._first:  # as a rule the only piece
+                self._first = piece
+                return
+            self._all = io.BytesIO()
+            self._all.write(self._first)
+        self._all.write(piece)
+
+    def whole(self) -> bytes:
+        """All of it."""
+        return self._first if self._all is None else self._all.getvalue()
+
+
+def _too_large(bytes_max: int) -> _UndecodableError:
+    return _UndecodableError(
+        f"it decompresses to more than {bytes_max:,} bytes",
+        f"Raise body_bytes_max (bodyBytesMax in Spark) if the message is genuine; {_FROM_RAW}",
+    )
+
+
+def _damaged(name: str, what: object) -> _UndecodableError:
+    return _UndecodableError(
+        f"it is not valid {name} data: {what}", f"Have its producer send it again; {_FROM_RAW}"
+    )
+
+
+def _cut_off(name: str) -> _UndecodableError:
+    return _damaged(name, "the data ends too early")
+
+
+def _package(name: str) -> Any:
+    """Import the package that reads a compression when the first body needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise _UndecodableError(
+            f"it is compressed with {package}, which cannot be imported ({error})",
+            f"Install it: pip install {package}. Or let producers compress with zlib.",
+        ) from None
+
+
+def _zlib(raw: bytes, bytes_max: int) -> bytes:
+    output = _Output(bytes_max)
+    inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
+    at, left = 0, b""
+    try:
+        while not inflater.eof:
+            chunk = left
+            if not left:
+                chunk = raw[at : at + _INPUT_BYTES]
+                at += len(chunk)
+            piece = inflater.decompress(chunk, output.room)
+            left = inflater.unconsumed_tail
+            if not piece and not chunk and not inflater.eof:
+                raise _cut_off("zlib")
+            output.add(piece)
+    except zlib.error as error:
+        raise _damaged("zlib", error) from None
+    return output.whole()
+
+
+def _lz4(raw: bytes, bytes_max: int) -> bytes:
+    package = _package("lz4.frame")
+    output = _Output(bytes_max)
+    at, frames = 0, 0
+    try:
+        while at < len(raw):
+            frames = _next_frame(frames, "LZ4")
+            decompressor = package.LZ4FrameDecompressor()
+            while not decompressor.eof:
+                chunk = b""
+                if decompressor.needs_input:
+                    chunk = raw[at : at + _INPUT_BYTES]
+                    at += len(chunk)
+                piece = decompressor.decompress(chunk, output.room)
+                if not piece and not chunk and not decompressor.eof:
+                    raise _cut_off("LZ4")
+                output.add(piece)
+            at -= len(decompressor.unused_data or b"")
+    except (RuntimeError, ValueError, EOFError) as error:
+        raise _damaged("LZ4", error) from None
+    return output.whole()
+
+
+def _zstd(raw: bytes, bytes_max: int) -> bytes:
+    package = _package("zstandard")
+    output = _Output(bytes_max)
+    at, frames = 0, 0
+    try:
+        while at < len(raw):
+            frames = _next_frame(frames, "Zstandard")
+            decompressor = package.ZstdDecompressor().decompressobj()
+            while not decompressor.eof:
+                # A call joins all that its input yields, so the input is what cannot exceed the
+                # limit even while there are two copies of its output.
+                blocks = max(1, (bytes_max - output.size) // (2 * _ZSTD_BLOCK_BYTES))
+                chunk = raw[at : at + min(blocks * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)]
+                if not chunk:
+                    raise _cut_off("Zstandard")
+                at += len(chunk)
+                output.add(decompressor.decompress(chunk))
+            at -= len(decompressor.unused_data)
+    except package.ZstdError as error:
+        raise _damaged("Zstandard", error) from None
+    return output.whole()
+
+
+def _next_frame(frames: int, name: str) -> int:
+    if frames == FRAMES_MAX:
+        raise _damaged(name, f"more than {FRAMES_MAX:,} frames")
+    return frames + 1
