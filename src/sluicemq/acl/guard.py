@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.acl.loading import Read, Source, Texts
-from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, numbers_of
+from sluicemq.acl.rules import GROUP_PREFIX, INNER_TOPICS, Account, Permission, Rules, numbers_of
 from sluicemq.acl.verdict import (
     PUB,
     Request,
@@ -336,7 +336,8 @@ class Access:
             head = parse_head(data)
         except ProtocolError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self.require(bytes(data[head.topic]).decode("utf-8", "replace"), need)
+        topic = bytes(data[head.topic]).decode("utf-8", "replace")
+        self.require(topic, need)
         bound_for = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
-        if bound_for:
+        if bound_for and topic in INNER_TOPICS:  # elsewhere any producer can write it
             self.require(bound_for.decode("utf-8", "replace"), need)

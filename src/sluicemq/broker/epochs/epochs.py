@@ -40,7 +40,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import EPOCH_TOPIC, Topics
 from sluicemq.broker.turns import Announced, RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
@@ -64,7 +64,6 @@ from sluicemq.wire.staging import StagedRange, staged_ranges_of, staged_ranges_t
 
 log = logging.getLogger(__name__)
 
-EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
 KEPT_MS: Final = 30 * 86_400_000
 """How long the last epoch of a query is known after its commit."""
 _PROPERTIES: Final = b"WAIT\x01true\x02"

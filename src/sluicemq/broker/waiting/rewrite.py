@@ -18,6 +18,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
+from sluicemq.model import properties as reserved
 from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import (
     COMMITTED,
@@ -33,8 +34,8 @@ from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.record import codec as text
 from sluicemq.wire.codes import ResponseCode
 
-TIMER_OUT: Final = "TIMER_OUT_MS"
-TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
+TIMER_OUT: Final = reserved.TIMER_OUT
+TIMER_DELETES: Final = reserved.TIMER_DELETES
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 _NEVER: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC})
 _INTEGER_DIGITS_MAX: Final = 18
@@ -91,6 +92,8 @@ class DelayRewrite:
         slot_ms = self._slot(draft.properties)
         if slot_ms is None:
             return
+        if TIMER_DELETES in draft.properties:
+            _check_deletion(draft.topic, draft.properties[TIMER_DELETES])
         if self._slot_count(slot_ms) >= config.timer_slot_messages_max:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -163,6 +166,16 @@ def _integer(properties: Mapping[str, str], name: str) -> int:
             f"the property {name} is {value!r}, not a number. The message was not stored."
         )
     return int(value)
+
+
+def _check_deletion(topic: str, target: str) -> None:
+    """Raise RequestError unless the message that `target` names, as topic + id, is one of `topic`:
+    whoever may write to one topic could otherwise delete the timed messages of all others."""
+    if not target.startswith(f"{topic}+"):
+        raise _illegal(
+            f"a message to topic {topic} cannot take back {target!r} (TIMER_DEL_UNIQKEY), which is "
+            "not one of that topic. It was not stored. Send it to the topic of its target."
+        )
 
 
 def _illegal(remark: str) -> RequestError:

@@ -16,7 +16,7 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import helpful
-from sluicemq.model.message import RESERVED_PROPERTIES
+from sluicemq.model.properties import is_reserved
 from sluicemq.model.topic import (
     DLQ_PREFIX,
     GROUP_LENGTH_MAX,
@@ -149,7 +149,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
                 f"the property {name!r} has the value {value!r}.",
                 cure="Names and values are text: write str(value).",
             )
-        if name in RESERVED_PROPERTIES or name.startswith("__RMQ."):
+        if is_reserved(name):
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
                 cure="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",
