@@ -320,6 +320,13 @@ class Access:
         """Whether whoever asks now may do everything."""
         return self.guard is None or self.guard.account is None
 
+    @property
+    def account(self) -> str:
+        """The access key of the account that asks now; "" without one, for a client that may do
+        everything."""
+        found = self.guard.account if self.guard is not None else None
+        return "" if found is None else found.access_key
+
     def require(self, topic: str, need: Permission) -> None:
         """Raises RequestError as a refusal at the door would be answered."""
         if self.guard is None:

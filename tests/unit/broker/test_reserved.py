@@ -391,8 +391,6 @@ INTERNAL = (
     "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
     "rmq_sys_sluice_epochs",
-    "rmq_sys_REVIVE_LOG_DefaultCluster",
-    "rmq_sys_REVIVE_LOG_other",
 )
 
 
