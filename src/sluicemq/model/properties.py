@@ -20,6 +20,9 @@ clients send these names for good reasons:
 - `OF_COPIES` is what a broker writes into copies of a prepared message. It is taken off a message
   that begins a transaction.
 
+A stored message that is written again as a new one (a copy by Spark) takes over what says what it
+is and where it came from (`COPIED`), and leaves behind what its first delivery needed.
+
 Names and their meaning: spec/remoting.md §11.
 """
 
@@ -194,6 +197,26 @@ FILLED_ON_SEND: Final = _named(_FILLED)
 REFUSED_IN_BATCH: Final = _named(_OBEYED)
 CARE_ON_SEND: Final = _named(_REMOVED, _FILLED, _OBEYED)
 """The fast ways in leave a message that has one of these to the ordinary way."""
+COPIED: Final = frozenset(
+    {
+        SHARDING_KEY,
+        RETRY_TOPIC,
+        ORIGIN_MESSAGE_ID,
+        DLQ_ORIGIN_TOPIC,
+        DLQ_ORIGIN_MESSAGE_ID,
+        BORN_HOST,
+        BORN_TIMESTAMP,
+        TRACE_CONTEXT,
+        PRIORITY,
+        LITE_TOPIC,
+        "INSTANCE_ID",
+        "CORRELATION_ID",
+        "BUYER_ID",
+        "ORIGIN_GROUP",
+        "EXTEND_UNIQ_INFO",
+    }
+)
+"""Reserved properties that a new message takes over from the stored one that it copies."""
 OF_COPIES: Final = (CHECK_TIMES, PREPARED_OFFSET)
 RESERVED_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_refused)
 """Names that our client refuses among the user's own properties."""
@@ -204,6 +227,13 @@ HIDDEN_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.i
 def is_reserved(name: str) -> bool:
     """Return whether our client keeps users from setting the property `name`."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
+
+
+def is_copied(name: str) -> bool:
+    """Return whether a new message takes over the property `name` of the stored one it copies."""
+    if name in RESERVED:
+        return name in COPIED
+    return not name.startswith(TRANSIENT_PREFIX)
 
 
 def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
