@@ -38,8 +38,8 @@ plans; what retention removes before a task comes to it is an error of that task
 | system_properties | map<string,string> | properties with reserved names, as replays need them |
 
 Further columns of the source (queue_offset, msg_id, times) are ignored, so what was read can be
-written; any other column is an error. What a row that was read means when it is written, column by
-column and property by property, is a table in docs/spark.md; `rows.as_new` does it.
+written; any other column is an error. `rows.as_new` decides what the properties of a row that was
+read mean for the message that is written.
 
 At least once: each task sends batches and waits for the broker's answers; the job succeeds when
 every batch is stored. A task that Spark runs again sends its rows again.
