@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.requests import SendResult, SendStatus
@@ -128,6 +130,54 @@ def test_the_sharding_key_of_a_stored_message_is_that_of_the_row() -> None:
     found = written(*rows, sharding_key=given)
     assert [one.get("__SHARDINGKEY") for one in found] == ["c", "d", "b", None]
     assert [one.get("y") for one in found] == [None, None, "2", None]
+
+
+NAMES = st.sampled_from(
+    [
+        "own",
+        "a",
+        "DELAY",
+        "TRAN_MSG",
+        "REAL_TOPIC",
+        "RETRY_TOPIC",
+        "PGROUP",
+        "POP_CK",
+        "TTL",
+        "__SHARDINGKEY",
+        "KEYS",
+        "__RMQ.x",
+    ]
+)
+MAPS = st.lists(
+    st.none() | st.dictionaries(NAMES, st.none() | st.sampled_from(["5", "0", "Ä"])),
+    min_size=1,
+    max_size=5,
+)
+
+
+def expected(row: Mapping[str, str | None] | None) -> dict[str, str] | None:
+    """A message by the rules, one row at a time; None when the row is refused."""
+    own = {name: text for name, text in (row or {}).items() if text is not None}
+    if "REAL_TOPIC" not in (row or {}) and own.get("DELAY", "0") != "0":
+        return None
+    kept = (*COPIED, "__SHARDINGKEY")
+    return {
+        name: text
+        for name, text in own.items()
+        if name in kept or (name not in RESERVED and not name.startswith("__RMQ."))
+    }
+
+
+@given(MAPS)
+def test_columns_say_what_the_rules_say_row_by_row(
+    rows: list[dict[str, str | None] | None],
+) -> None:
+    wanted = [expected(row) for row in rows]
+    if None in wanted:
+        with pytest.raises(ConfigurationError, match="DELAY"):
+            written(*rows)
+    else:
+        assert written(*rows) == wanted
 
 
 def test_slices_and_large_strings_are_taken_as_they_are() -> None:
