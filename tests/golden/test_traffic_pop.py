@@ -27,6 +27,7 @@ from sluicemq.config import BrokerConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import tables
 from sluicemq.wire.frames import Command, decode, encode
+from sluicemq.wire.popping import Handle
 
 TRAFFIC = Path(__file__).parent / "traffic" / "pop"
 DOCUMENTS = sorted(TRAFFIC.glob("*.json"))
@@ -169,6 +170,21 @@ def masked_fields(request: Command, fields: Mapping[str, str]) -> Iterator[tuple
             yield name, "" if value != ORDERED else value
         else:
             yield name, value
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_handle_that_the_proxy_makes_is_the_one_that_the_real_broker_wrote(name: str) -> None:
+    """The proxy trusts no property of a message; the header of the answer says the same."""
+    popped_in = pytest.importorskip("sluicemq.proxy.receiving").popped_in
+    for record in records(name):
+        command = command_of(record)
+        if "msgOffsetInfo" not in (command.fields or {}) or not command.body:
+            continue
+        for popped in popped_in(command, "broker-g"):
+            written = popped.stored.properties.get("POP_CK")
+            assert written is None or popped.handle._replace(physical_offset=-1) == Handle.parse(
+                written
+            )
 
 
 def message_of(message: Any) -> dict[str, Any]:

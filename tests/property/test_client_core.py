@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from sluicemq.client.core.consuming import InFlight
 from sluicemq.client.core.messages import Outgoing, prepare, split
 from sluicemq.client.core.sending import QueueChooser, avoid_s
-from sluicemq.model.message import RESERVED_PROPERTIES, Message
+from sluicemq.model.message import Message
+from sluicemq.model.properties import RESERVED_PROPERTIES
 from sluicemq.model.topic import MessageQueue, allocate_average
 from sluicemq.record.codec import decode_properties
 

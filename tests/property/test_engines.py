@@ -40,6 +40,8 @@ PROPERTIES = st.lists(
         "WAIT\x01true\x02", "WAIT\x01false\x02", "WAIT\x01trueish\x02", "DELAY\x013\x02",
         "DELAYED\x01x\x02", "notDELAY\x01x\x02", "TRAN_MSG\x01true\x02", "TIMER_DELAY_SEC\x015\x02",
         "TRACE_ON\x01false\x02", "TRACE\x01x\x02", "MSG_REGION\x01r\x02", "CLUSTER\x01c\x02",
+        "INNER_MULTI_QUEUE_OFFSET\x013\x02", "__CRC32#\x010123456789\x02", "SLUICE_LANE\x01x\x02",
+        "SLUICE_LANES\x01x\x02", "XPOP_CK\x01x\x02",
         "value\x01CLUSTER\x02", "POP_CK\x01x\x02", "__SHARDINGKEY\x01s\x02",
         "a\x01\"\\/\t\n\x02",
         "\x02", "\x01\x02", "no value", "b\x01" + "v" * 300 + "\x02", "c\x01\x00\x02",

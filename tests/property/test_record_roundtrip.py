@@ -76,12 +76,7 @@ def test_records_come_back(records: list[dict], before: bytes) -> None:  # type:
 def test_batches_come_back(messages: list[tuple[int, bytes, bytes]]) -> None:
     found = decode_batch(encode_batch(messages))
     assert [(flag, bytes(body), properties) for flag, body, properties, _ in found] == messages
-    behind = decode_batch(encode_batch(messages), b"MORE\x011\x02")
-    for (_, _, own, code), (_, _, stored, same_code) in zip(found, behind, strict=True):
-        assert (
-            stored == own + (b"MORE" if own[-1:] in (b"", b"\x02") else b"\x02MORE") + b"\x011\x02"
-        )
-        assert code == same_code == tag_code_of(own)
+    assert [code for *_, code in found] == [tag_code_of(own) for _, _, own in messages]
 
 
 @QUICK

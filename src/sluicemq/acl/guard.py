@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.acl.loading import Read, Source, Texts
-from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, numbers_of
+from sluicemq.acl.rules import GROUP_PREFIX, INNER_TOPICS, Account, Permission, Rules, numbers_of
 from sluicemq.acl.verdict import (
     PUB,
     Request,
@@ -320,6 +320,13 @@ class Access:
         """Whether whoever asks now may do everything."""
         return self.guard is None or self.guard.account is None
 
+    @property
+    def account(self) -> str:
+        """The access key of the account that asks now; "" without one, for a client that may do
+        everything."""
+        found = self.guard.account if self.guard is not None else None
+        return "" if found is None else found.access_key
+
     def require(self, topic: str, need: Permission) -> None:
         """Raises RequestError as a refusal at the door would be answered."""
         if self.guard is None:
@@ -336,7 +343,8 @@ class Access:
             head = parse_head(data)
         except ProtocolError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        self.require(bytes(data[head.topic]).decode("utf-8", "replace"), need)
+        topic = bytes(data[head.topic]).decode("utf-8", "replace")
+        self.require(topic, need)
         bound_for = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
-        if bound_for:
+        if bound_for and topic in INNER_TOPICS:  # elsewhere any producer can write it
             self.require(bound_for.decode("utf-8", "replace"), need)

@@ -44,9 +44,13 @@ from sluicemq.errors import ConfigurationError
 GROUP_PREFIX: Final = "%RETRY%"
 INNER_TOPICS: Final = frozenset({
     "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC",
-    "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "rmq_sys_sluice_staging",
+    "rmq_sys_sluice_epochs",
 })  # fmt: skip
-"""Where messages of all topics wait: no default opens them, only an entry of their own."""
+"""Topics in which messages of all topics wait: only an entry of their own opens them, no
+default."""
+INNER_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+"""What the topics begin with that hold the handles of what all groups have popped: the same."""
 
 
 # --------------------------------------------------------------------------------------- addresses
@@ -356,7 +360,7 @@ class Account:
         explicit = self.permissions.get(resource)
         if explicit is not None:
             return explicit, True
-        if resource in INNER_TOPICS:
+        if resource in INNER_TOPICS or resource.startswith(INNER_PREFIX):
             return Permission.NOTHING, False
         is_group = resource.startswith(GROUP_PREFIX)
         return (self.group_default if is_group else self.topic_default), False

@@ -160,7 +160,7 @@ class BrokerState:
         )  # fmt: skip
         self.epochs = Epochs(
             settings, topics, store, intake, turns, files=files, clock=clock,
-            call_soon=call_soon, run_sync=run_sync,
+            call_soon=call_soon, run_sync=run_sync, access=self.access,
         )  # fmt: skip
         self.retries = Retries(
             settings, topics, groups, store, intake, consumers, self.locks, clock, self.delivered,

@@ -64,6 +64,7 @@ NOT_FOR_SENDS: Final = frozenset({
     SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, LIMIT_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
 })  # fmt: skip
 _SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
 SYSTEM_PREFIX: Final = "rmq_sys_"
 LIGHT_PREFIX: Final = "%LMQ%"  # light queues have no topic (spec/store.md §3.1)
 RECORD_BYTES: Final = 91  # of a record without body, topic and properties (spec/store.md §2.1)
@@ -72,6 +73,13 @@ SYSTEM_GROUPS: Final = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY",
     "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
 )  # fmt: skip
+
+
+def is_internal(name: str) -> bool:
+    """Return whether only the broker itself writes to the topic `name`: what lies there decides
+    which messages are delivered, and to whom. The revive log of POP is open to brokers that hand on
+    records of another one; access control keeps accounts away from it."""
+    return name in NOT_FOR_SENDS or name in (TIMER_TOPIC, EPOCH_TOPIC)
 
 
 def _fault(kind: str, name: str, length_max: int) -> str | None:
@@ -219,7 +227,7 @@ class Topic(TopicState):
 
     def __init__(self, config: TopicConfig) -> None:
         self.name = config.name
-        self.is_forbidden = config.name in NOT_FOR_SENDS
+        self.is_forbidden = is_internal(config.name)
         self.record_bytes = RECORD_BYTES + len(config.name)
         self.messages_in = 0
         self.bytes_in = 0

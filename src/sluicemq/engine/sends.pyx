@@ -19,6 +19,7 @@ from libc.string cimport memcmp, memcpy
 from sluicemq.errors import StoreError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TRANSACTION_MASK
+from sluicemq.model.properties import CARE_ON_SEND
 from sluicemq.record import layout
 
 ctypedef unsigned char byte
@@ -54,6 +55,37 @@ cdef enum:
     FLAG = 128
     OPAQUE = 256
     EVERYTHING = 511
+
+cdef struct Name:
+    const char *text  # with the 1 behind it
+    Py_ssize_t size
+    int next_one  # with the same first letter; -1: none
+
+cdef enum:
+    NAMES_MAX = 64
+
+cdef Name[NAMES_MAX] care_names
+cdef int[256] care_first  # by first letter: a name, -1 for none
+care_bytes = sorted(f"{name}\x01".encode() for name in CARE_ON_SEND)  # kept: `text` points there
+
+
+cdef int index_names() except -1:
+    """`care_names`: what the ordinary way has to look at (`model.properties`)."""
+    cdef int letter, number
+    cdef bytes name
+    if len(care_bytes) > NAMES_MAX:
+        raise AssertionError("more reserved names than NAMES_MAX")
+    for letter in range(256):
+        care_first[letter] = -1
+    for number, name in enumerate(care_bytes):
+        care_names[number].text = PyBytes_AS_STRING(name)
+        care_names[number].size = PyBytes_GET_SIZE(name)
+        care_names[number].next_one = care_first[<byte>name[0]]
+        care_first[<byte>name[0]] = number
+    return 0
+
+
+index_names()
 
 cdef unsigned int transactions = TRANSACTION_MASK
 cdef unsigned int uncommon_flags = 0x80 | 0x10 | 0x20  # several in one record, IPv6 hosts
@@ -367,6 +399,7 @@ cdef bint look_at(Properties *own, bint is_batch) noexcept:
     cdef const byte *end = own.data + own.size
     cdef const byte *next_one
     cdef Py_ssize_t size
+    cdef int name
     own.tag = own.unique = -1
     own.tag_size = own.unique_size = 0
     while p < end:
@@ -376,16 +409,14 @@ cdef bint look_at(Properties *own, bint is_batch) noexcept:
                 return False
             next_one += 1
         size = next_one - p
-        if p[0] == 0x54:  # T
+        name = care_first[p[0]]
+        while name >= 0:
+            if begins(p, size, care_names[name].text, care_names[name].size):
+                return False
+            name = care_names[name].next_one
+        if p[0] == 0x54:
             if begins(p, size, b"TAGS\x01", 5):
                 own.tag, own.tag_size = p - own.data + 5, size - 5
-            elif begins(p, size, b"TRAN_MSG", 8) or begins(p, size, b"TIMER_", 6):
-                return False
-            elif not is_batch and begins(p, size, b"TRACE_ON", 8):
-                return False
-        elif p[0] == 0x44:
-            if begins(p, size, b"DELAY", 5):
-                return False
         elif is_batch:
             pass
         elif p[0] == 0x55:
@@ -394,12 +425,7 @@ cdef bint look_at(Properties *own, bint is_batch) noexcept:
         elif p[0] == 0x57:
             if begins(p, size, b"WAIT\x01", 5) and (size != 9 or memcmp(p + 5, b"true", 4)):
                 return False
-        elif (
-            (p[0] == 0x4D and begins(p, size, b"MSG_REGION", 10))
-            or (p[0] == 0x43 and begins(p, size, b"CLUSTER", 7))
-            or (p[0] == 0x50 and begins(p, size, b"POP_CK", 6))
-            or (p[0] == 0x5F and begins(p, size, b"__SHARDINGKEY", 13))
-        ):
+        elif p[0] == 0x5F and begins(p, size, b"__SHARDINGKEY\x01", 14):
             return False
         p = next_one + 1
     return True

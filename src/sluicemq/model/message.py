@@ -1,7 +1,7 @@
 """A message on its way in (`Message`) and one that a broker stored (`StoredMessage`).
 
 Names of properties that RocketMQ reserves are constants here, because store, filter, broker and
-client all speak of them (facts: spec/remoting.md §11).
+client all speak of them (facts: spec/remoting.md §11); `model.properties` has the rules for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,24 +34,6 @@ CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 FIRST_POP_TIME = "1ST_POP_TIME"
 POP_CK = "POP_CK"
 TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
-
-RESERVED_PROPERTIES = frozenset({
-    KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, SHARDING_KEY, MSG_REGION, TRACE_ON, CLUSTER, RETRY_TOPIC,
-    REAL_TOPIC, REAL_QUEUE, TRAN_MSG, PRODUCER_GROUP, ORIGIN_MESSAGE_ID, RECONSUME_TIME,
-    MAX_RECONSUME_TIMES, "INSTANCE_ID", "TRANSACTION_CHECK_TIMES",
-    CHECK_IMMUNITY,
-    "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "MSG_TYPE", POP_CK, "INNER_NUM", "INNER_BASE",
-    *TIMER_PROPERTIES,
-})  # fmt: skip
-
-
-def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those that the producer gave itself."""
-    return {
-        name: text for name, text in properties.items()
-        if name not in RESERVED_PROPERTIES and not name.startswith("__RMQ.")
-    }  # fmt: skip
-
 
 TRANSACTION_MASK = 0xC
 PREPARED = 0x4

@@ -24,16 +24,16 @@ from sluicemq.model.message import (
     TRAN_MSG,
     StoredMessage,
 )
-from sluicemq.proxy import messages as m
-from sluicemq.proxy.limits import (
+from sluicemq.model.properties import (
     BORN_HOST,
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
+    HIDDEN_PROPERTIES,
     LITE_TOPIC,
     PRIORITY,
-    SYSTEM_PROPERTIES,
     TRACE_CONTEXT,
 )
+from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
 
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -82,7 +82,7 @@ def message_of(
     message.body = body
     user = message.user_properties
     for name, value in properties.items():
-        if name not in SYSTEM_PROPERTIES:
+        if name not in HIDDEN_PROPERTIES:
             user[name] = value
     system = message.system_properties
     tag, keys = properties.get(TAGS), properties.get(KEYS)

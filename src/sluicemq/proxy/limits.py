@@ -13,27 +13,7 @@ from typing import Final
 from sluicemq.client.core import names
 from sluicemq.client.core.messages import BODY_BYTES_MAX
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.message import (
-    CLUSTER,
-    DELAY,
-    FIRST_POP_TIME,
-    KEYS,
-    MAX_RECONSUME_TIMES,
-    MSG_REGION,
-    ORIGIN_MESSAGE_ID,
-    POP_CK,
-    PRODUCER_GROUP,
-    REAL_QUEUE,
-    REAL_TOPIC,
-    RECONSUME_TIME,
-    RETRY_TOPIC,
-    TAGS,
-    TIMER_PROPERTIES,
-    TRACE_ON,
-    TRAN_MSG,
-    UNIQ_KEY,
-    WAIT,
-)
+from sluicemq.model.properties import HIDDEN_PROPERTIES
 from sluicemq.model.topic import MESSAGE_TYPES, MIXED
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import StatusError
@@ -48,28 +28,6 @@ MESSAGE_GROUP_BYTES_MAX: Final = 63
 DELAY_MS_MAX: Final = 24 * 3600 * 1000
 RECOVERY_S_MAX: Final = 3600
 LITE_TOPIC_LENGTH_MAX: Final = 64
-PRIORITY: Final = "_SYS_MSG_PRIORITY_"
-LITE_TOPIC: Final = "__LITE_TOPIC"
-BORN_HOST: Final = "__BORNHOST"
-BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
-TRACE_CONTEXT: Final = "TRACE_CONTEXT"
-DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-
-SYSTEM_PROPERTIES: Final = frozenset({
-    KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, MSG_REGION, TRACE_ON, CLUSTER, RETRY_TOPIC, REAL_TOPIC,
-    REAL_QUEUE, TRAN_MSG, PRODUCER_GROUP, ORIGIN_MESSAGE_ID, RECONSUME_TIME, MAX_RECONSUME_TIMES,
-    POP_CK, "POP_CK_OFFSET", FIRST_POP_TIME, *TIMER_PROPERTIES, "TIMER_ENQUEUE_MS",
-    "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY",
-    "TIMER_DELAY_LEVEL", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "TRANSFER_FLAG",
-    "CORRECTION_FLAG", "MQ2_FLAG", "CONSUME_START_TIME", "TRAN_PREPARED_QUEUE_OFFSET", "DUP_INFO",
-    "EXTEND_UNIQ_INFO", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME",
-    "PUSH_REPLY_TIME", "MSG_TYPE", "ORIGIN_GROUP", "INNER_MULTI_QUEUE_OFFSET", BORN_HOST,
-    BORN_TIMESTAMP, DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, "__CRC32#", PRIORITY, LITE_TOPIC,
-})  # fmt: skip
-"""What is no property of the user's to clients of gRPC: refused when they send it, left out when
-they receive it. Other than RESERVED_PROPERTIES it leaves them `__SHARDINGKEY` and TRACE_CONTEXT,
-which RocketMQ's proxy gives to consumers, who may send on what they got."""
 
 _controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
 _GZIP: Final = int(m.Encoding.GZIP)
@@ -138,8 +96,8 @@ def body_of(body: bytes, encoding: int) -> bytes:
 def check_texts(user: Mapping[str, str], system: m.SystemProperties) -> None:
     """The properties of the user, and the texts among those of the system. HOT: short visible
     words are settled together."""
-    if not SYSTEM_PROPERTIES.isdisjoint(user):
-        name = next(name for name in user if name in SYSTEM_PROPERTIES)
+    if not HIDDEN_PROPERTIES.isdisjoint(user):
+        name = next(name for name in user if name in HIDDEN_PROPERTIES)
         raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name}")
     tag, message_id, group = system.tag, system.message_id, system.message_group
     own = "".join([*user, *user.values(), tag, *system.keys])

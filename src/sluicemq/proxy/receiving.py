@@ -9,8 +9,8 @@ the same hash is acknowledged in the client's stead; and what has been tried too
 dead letters. A client that does not wait any more when messages come gives them back.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -19,9 +19,9 @@ from sluicemq.client.core.requests import expect_success, fields_of, request_err
 from sluicemq.client.core.talks import Talk
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
-from sluicemq.model.message import POP_CK, StoredMessage
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
-from sluicemq.model.topic import PERM_READ, GroupConfig, pop_kind, pop_topic
+from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, pop_topic
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
@@ -513,23 +513,47 @@ def divided(
 
 
 def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
-    """The messages of a pop. Raises ProtocolError. HOT."""
+    """Yield the messages of a pop, each with its handle. Raises ProtocolError. HOT.
+
+    The handle is made of what the answer's header says. The property POP_CK is never one: in a
+    stored message anybody may have written it.
+    """
     header = decode_header(PopMessageResponse, answer.fields)
+    kinds = _Kinds(header.message_offset_info)
     starts, times = _by_queue(header.start_offset_info), _by_queue(header.order_count_info)
     pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
     for stored in decode_records(answer.body):
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
-        place, kind = stored.physical_offset, pop_kind(stored.topic)
+        place, kind = stored.physical_offset, kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
         handle = Handle(start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place)
-        if POP_CK in stored.properties:  # it comes again
-            with suppress(ProtocolError):
-                handle = Handle.parse(stored.properties[POP_CK])._replace(physical_offset=place)
         if times:
-            kind = handle.kind
             known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")
             count = known or count
         yield Popped(stored, handle, count)
+
+
+class _Kinds:
+    """From which kind of topic each message of a pop was taken: the subscribed one, or that of
+    retries, whose messages come under the name of the subscribed one."""
+
+    def __init__(self, info: str | None) -> None:
+        """`info` lists `kind queue offset,…` in the order of the messages, joined by `;`. Raises
+        ProtocolError."""
+        self._left: dict[tuple[int, int], deque[int]] = {}
+        try:
+            for part in (info or "").split(";") if info else ():
+                kind, queue_id, offsets = part.split(" ")
+                for offset in offsets.split(","):
+                    self._left.setdefault((int(queue_id), int(offset)), deque()).append(int(kind))
+        except ValueError:
+            raise ProtocolError(f"{info!r} does not say what a pop has found.") from None
+
+    def take(self, stored: StoredMessage) -> int:
+        """Return the kind of the next message of an answer. HOT."""
+        kinds = self._left.get((stored.queue_id, stored.queue_offset))
+        listed = kinds.popleft() if kinds else POP_NORMAL
+        return pop_kind(stored.topic) or listed
 
 
 def _by_queue(info: str | None) -> dict[str, int]:

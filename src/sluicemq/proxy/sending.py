@@ -48,6 +48,13 @@ from sluicemq.model.message import (
     TRAN_MSG,
     UNIQ_KEY,
 )
+from sluicemq.model.properties import (
+    BORN_HOST,
+    BORN_TIMESTAMP,
+    LITE_TOPIC,
+    PRIORITY,
+    TRACE_CONTEXT,
+)
 from sluicemq.model.topic import MessageQueue, TopicConfig, TopicRoute
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
@@ -55,11 +62,6 @@ from sluicemq.proxy.backend import Backend, masters_of
 from sluicemq.proxy.clients import OK, Client, StatusError
 from sluicemq.proxy.convert import milliseconds, type_of
 from sluicemq.proxy.limits import (
-    BORN_HOST,
-    BORN_TIMESTAMP,
-    LITE_TOPIC,
-    PRIORITY,
-    TRACE_CONTEXT,
     body_of,
     check_delivery,
     check_lite_topic,

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.model.properties import CARE_ON_SEND
 from sluicemq.record.codec import BATCH_FIXED_BYTES
 from sluicemq.record.layout import (
     BATCH_HEAD,
@@ -359,7 +360,7 @@ def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Posit
     found = np.flatnonzero(raw == NAME_END)
     name_ends = found[int(np.searchsorted(found, 8)) :]
     last = view_of(raw, ">u8")[name_ends - 8]
-    if np.isin(last, _CARE).any() or (last & _FIVE == _DELAY).any():
+    if np.isin(last, _CARE).any() or any((last & mask == name).any() for mask, name in _CARE_SHORT):
         return None
     if (raw[ends - 1] != VALUE_END).any():
         return None
@@ -376,14 +377,18 @@ def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Posit
     return np.array(list(map(code_of, tags)), np.int64)
 
 
-_NEEDS_CARE: Final = frozenset((
-    b"TRAN_MSG", b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS",
-    b"TIMER_DEL_UNIQKEY",
-))  # fmt: skip
-"""Names that no message of a batch can have."""
-_CARE: Final = np.frombuffer(b"TRAN_MSGELAY_SECDELAY_MSLIVER_MS_UNIQKEY", ">u8")
-"""The ends of them, but for DELAY."""
-_DELAY: Final = np.uint64(int.from_bytes(b"DELAY", "big"))
+_NEEDS_CARE: Final = frozenset(name.encode() for name in CARE_ON_SEND)
+"""Names that the ordinary way has to look at."""
+_CARE: Final = np.frombuffer(
+    b"".join(name[-_WORD_BYTES:] for name in _NEEDS_CARE if len(name) >= _WORD_BYTES), ">u8"
+)
+"""The ends of those of eight bytes and more."""
+_CARE_SHORT: Final = [
+    (np.uint64((1 << 8 * len(name)) - 1), np.uint64(int.from_bytes(name, "big")))
+    for name in sorted(_NEEDS_CARE)
+    if len(name) < _WORD_BYTES
+]
+"""The others, each with a mask of its size."""
 _TAGS: Final = np.uint64(int.from_bytes(b"\x02TAGS", "big"))
 _TAGS_FIRST: Final = np.uint64(int.from_bytes(b"TAGS", "big"))
 _FIVE: Final = np.uint64((1 << 40) - 1)

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
+from sluicemq.model import properties as reserved
 from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Buffer
 from sluicemq.model.ids import HOST_BYTES_IPV6, decode_host, java_hash, tag_code
 from sluicemq.model.message import (
@@ -394,7 +395,7 @@ def properties_slice(data: Buffer, offset: int = 0) -> slice:
     return slice(at + 2, at + 2 + _SHORT.unpack_from(data, at)[0])
 
 
-CHECKSUM_NAME: Final = "__CRC32#"
+CHECKSUM_NAME: Final = reserved.CHECKSUM
 CHECKSUM_BYTES: Final = 20
 CHECKSUM_START: Final = f"{CHECKSUM_NAME}\x01".encode()
 _END: Final = VALUE_END.encode()
@@ -449,11 +450,8 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
     return b"".join(parts)
 
 
-def decode_batch(
-    body: Buffer, behind: bytes = b""
-) -> list[tuple[int, bytes | memoryview, bytes, int]]:
-    """The request's body -> (flag, body, encoded properties, tag code) of each, with the properties
-    `behind` added to those of each. HOT.
+def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
+    """Return (flag, body, encoded properties, tag code) of each message of a batch. HOT.
 
     Bodies of a large request are views of it; those of a small one are copies, which cost less
     than views do. Raises ProtocolError when the lengths do not agree with each other or with the
@@ -483,8 +481,6 @@ def decode_batch(
         if not isinstance(own, bytes):
             own = bytes(own)
         tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
-        if behind:
-            own = own + behind if own[-1:] == b"\x02" or not own else b"%b\x02%b" % (own, behind)
         messages.append((flag, source[start:body_end], own, tag_code))
         at = next_at
     return messages

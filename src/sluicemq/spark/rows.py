@@ -14,9 +14,15 @@ that is not plain (a null in a map, white space in keys) is done row by row, by 
 
 What no message can be made of is a `RowError` about the whole column; which rows they are, and what
 becomes of them, is found in `senders`.
+
+**Rows that were read from a topic** have properties in the map that RocketMQ reserves. `as_new`
+says what they mean for the message that is written: those of its content and origin are taken over,
+the sharding key chooses the queue again, and what its first delivery needed (a delay that is over,
+a transaction that is committed, counters of consumption) stays behind (`model.properties`). A delay
+or a transaction that was not carried out is refused: a row cannot ask for it in this way.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -30,7 +36,15 @@ from sluicemq.client.core.names import check_keys, check_properties
 from sluicemq.client.keeper import unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.message import UNIQ_KEY
+from sluicemq.model.message import (
+    DELAY,
+    REAL_TOPIC,
+    SHARDING_KEY,
+    TIMER_PROPERTIES,
+    TRAN_MSG,
+    UNIQ_KEY,
+)
+from sluicemq.model.properties import COPIED, REFUSED_IN_BATCH, is_copied
 from sluicemq.record.codec import BATCH_FIXED_BYTES
 from sluicemq.record.layout import BATCH_HEAD
 from sluicemq.spark.schema import SET_FOR_ALL
@@ -131,9 +145,9 @@ def id_endings() -> Any:
     return pa.array([b"%04X" % number for number in range(_IDS_A_MS)], pa.binary())
 
 
-def encoded(bodies: Any, *properties: Any) -> Encoded:
+def encoded(bodies: Any, *properties: Any, flags: Any | None = None) -> Encoded:
     """Binary columns as entries of a batch; `properties` stand behind each other in each, columns
-    or constants.
+    or constants. `flags` are those of the messages, 0 without.
 
     Raises RowError for a row too large.
     """
@@ -141,6 +155,8 @@ def encoded(bodies: Any, *properties: Any) -> Encoded:
     heads = np.zeros(len(body_sizes), BATCH_HEAD.dtype)
     heads["size"] = BATCH_FIXED_BYTES + body_sizes + sizes
     heads["body_length"] = body_sizes
+    if flags is not None:
+        heads["flag"] = flags.to_numpy()
     return Encoded(
         pc.binary_join_element_wise(
             _fixed(heads), bodies, _fixed(sizes.astype(_LENGTH)), *properties, b""
@@ -173,11 +189,6 @@ def checked_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
     for column in properties:
         is_constant = isinstance(column, bytes)
         sizes += len(column) if is_constant else pc.binary_length(column).to_numpy()
-    if len(body_sizes) and body_sizes.min() == 0:
-        raise RowError(
-            "the body is empty, which RocketMQ's brokers do not accept.",
-            role="body", cure="Send at least one byte.",
-        )  # fmt: skip
     for role, name, values, limit, cure in (
         ("body", "body has", body_sizes, BODY_BYTES_MAX, "Split it, or store it elsewhere."),
         ("properties", "properties have", sizes, PROPERTIES_BYTES_MAX,
@@ -214,6 +225,18 @@ def body_column(column: Any) -> Any:
         cure = "Filter such rows, or fill the column."
         raise RowError("a row has no body: it is null.", role="body", cure=cure)
     return column.cast(pa.binary())
+
+
+def flag_column(column: Any) -> Any:
+    """Flags as 32-bit numbers, 0 for null. Raises RowError for one that does not fit."""
+    try:
+        return pc.fill_null(column, 0).cast(pa.int32())
+    except pa.ArrowInvalid:
+        raise RowError(
+            "a row's flag is no number of 32 bits.",
+            role="flag",
+            cure="Give one from -2147483648 to 2147483647, or null for 0.",
+        ) from None
 
 
 def property_column(values: Mapping[str, Any], count: int) -> Any:
@@ -319,6 +342,83 @@ def key_pieces(column: Any) -> list[Any]:
     return _named("KEYS", pa.array([" ".join(check_keys(k)) or None for k in lists], pa.string()))
 
 
+_REQUESTS: Final = REFUSED_IN_BATCH
+"""Properties that ask a broker for a delay or a transaction."""
+_INSTEAD: Final = {
+    DELAY: "the column delay_level", "TIMER_DELAY_SEC": "the column delay_ms",
+    "TIMER_DELAY_MS": "the column delay_ms", "TIMER_DELIVER_MS": "the column deliver_at",
+}  # fmt: skip
+
+
+def as_new(values: Mapping[str, Any], now_ms: int) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """Return the columns of rows (role -> column) as new messages take them over, and the reserved
+    names that are left out of the map column `properties`.
+
+    `now_ms` tells which times of delivery are over. Raises RowError when a row has a property that
+    asks for a delay or a transaction, and nothing says that it was carried out.
+    """
+    column = values.get("properties")
+    if column is None or not len(column):
+        return values, frozenset()
+    offsets = column.offsets.to_numpy()
+    start, stop = int(offsets[0]), int(offsets[-1])
+    names = column.keys.slice(start, stop - start)
+    found = {name for name in pc.unique(names).to_pylist() if name is not None}
+    left_out = frozenset(name for name in found - SET_FOR_ALL if not is_copied(name))
+    if not left_out and SHARDING_KEY not in found:
+        return values, left_out
+    texts = column.items.slice(start, stop - start)
+    rows = np.repeat(np.arange(len(column)), np.diff(offsets))
+    _check_requests(names, texts, rows, now_ms)
+    result = dict(values)
+    if SHARDING_KEY in found:
+        at = np.flatnonzero(_is_one_of(names, {SHARDING_KEY}))
+        place = np.full(len(column), -1)
+        place[rows[at]] = at
+        keys = texts.take(pa.array(place, mask=place < 0)).cast(pa.string())
+        given = values.get("sharding_key")
+        result["sharding_key"] = keys if given is None else pc.coalesce(_without_empty(given), keys)
+    kept = ~_is_one_of(names, {*left_out, SHARDING_KEY})
+    counts = np.bincount(rows[kept], minlength=len(column))
+    ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    mask = pa.array(kept)
+    result["properties"] = pa.MapArray.from_arrays(
+        pa.array(ends), names.filter(mask).cast(pa.string()), texts.filter(mask).cast(pa.string())
+    )
+    return result, left_out
+
+
+def _is_one_of(names: Any, wanted: Collection[str]) -> Any:
+    found = pc.is_in(names.cast(pa.string()), value_set=pa.array(sorted(wanted), pa.string()))
+    return found.to_numpy(zero_copy_only=False)
+
+
+def _check_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> None:
+    """Raise RowError for a delay or transaction that was not carried out. Of one that was, the
+    broker has left REAL_TOPIC in the message."""
+    done = rows[_is_one_of(names, {REAL_TOPIC})]
+    asking = _is_one_of(names, _REQUESTS) & ~np.isin(rows, done)
+    for index in np.flatnonzero(asking).tolist():
+        name, text = names[index].as_py(), texts[index].as_py()
+        if text is not None and not _asks_nothing(name, text, now_ms):
+            instead = _INSTEAD.get(name)
+            raise RowError(
+                f"the property name {name!r} is reserved, and nothing says that what it asks for "
+                "was carried out: the row has no property REAL_TOPIC.",
+                role="properties",
+                cure=f"Use {instead}, or leave the property out." if instead
+                else "Leave the property out.",
+            )  # fmt: skip
+
+
+def _asks_nothing(name: str, text: str, now_ms: int) -> bool:
+    if name == TRAN_MSG:
+        return text.lower() != "true"
+    if not text.lstrip("+-").isdigit():
+        return False
+    return int(text) <= (now_ms if name == TIMER_PROPERTIES[-1] else 0)
+
+
 def own_pieces(column: Any) -> list[Any]:
     """The entries of a map column, without nulls and what others set. Raises ConfigurationError,
     for an empty value too."""
@@ -334,10 +434,10 @@ def own_pieces(column: Any) -> list[Any]:
         rows = []
         for row in column.to_pylist():
             own = dict(_kept(row))
-            check_properties(own)
+            check_properties(own, COPIED)
             rows.append("".join(f"{name}\x01{text}\x02" for name, text in own.items()).encode())
         return [pa.array(rows, pa.binary())]
-    check_properties(dict.fromkeys(found, "x"))
+    check_properties(dict.fromkeys(found, "x"), COPIED)
     _check_texts(texts)
     turns = same_names(column, names)
     if turns:

@@ -17,6 +17,7 @@ data costs nothing. What becomes of them says the option `badRows`:
 
 import base64
 import logging
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,25 +31,29 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from sluicemq.client.core.epochs import StagedRanges
-from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing
+from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing, delay_properties
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
 from sluicemq.client.core.sending import choose_by_key
 from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
-from sluicemq.model.message import Message
+from sluicemq.model.message import UNIQ_KEY, Message
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.record.codec import decode_batch
 from sluicemq.spark.errors import ride_out
 from sluicemq.spark.options import Options
 from sluicemq.spark.rows import (
     Encoded,
     RowError,
     UniqueIdColumns,
+    as_new,
     body_column,
     checked_ids,
     checked_sizes,
     delay_column,
     encoded,
+    flag_column,
     id_column,
     of_column,
     property_column,
@@ -56,8 +61,17 @@ from sluicemq.spark.rows import (
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
 
 T = TypeVar("T")
-Place = tuple[str, int | None, str | None]
-"""Topic, queue id and sharding key of a row."""
+
+
+class Place(NamedTuple):
+    """Where a row goes: its topic, and a queue or a sharding key. `broker` is the one that has the
+    queue; it counts with a queue id only."""
+
+    topic: str
+    queue_id: int | None = None
+    key: str | None = None
+    broker: str | None = None
+
 
 BATCH_BYTES: Final = 1024 * 1024
 DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
@@ -119,16 +133,18 @@ class Rows:
     ) -> None:
         self.batch = batch
         self.numbers = numbers
-        values = {role: batch.column(name) for role, name in roles.items()}
+        given = {role: batch.column(name) for role, name in roles.items()}
+        values, self.left_out = as_new(given, SYSTEM_CLOCK.now_ms())
         self.count = batch.num_rows
-        self.values = values
         self.bodies = body_column(values["body"])
         self.properties = property_column(values, self.count)
         self.delays = delay_column(values)
         self.topic = topic
         self.topics = None if topic is not None else values.get("topic")
         self.ids = None if "message_id" not in values else checked_ids(values["message_id"])
+        self.flags = None if "flag" not in values else flag_column(values["flag"])
         self.queue_ids = values.get("queue_id")
+        self.brokers = None if self.queue_ids is None else values.get("broker")
         self.sharding_keys = values.get("sharding_key")
         if self.topics is not None:
             if self.topics.null_count:
@@ -155,12 +171,16 @@ class Rows:
         """Where each row goes; a queue id counts before a sharding key."""
         nothing = [None] * self.count
         topics = [self.topic] * self.count if self.topics is None else self.topics.to_pylist()
-        queue_ids = nothing if self.queue_ids is None else self.queue_ids.to_pylist()
-        keys = nothing if self.sharding_keys is None else self.sharding_keys.to_pylist()
+        queue_ids, keys, brokers = (
+            nothing if column is None else column.to_pylist()
+            for column in (self.queue_ids, self.sharding_keys, self.brokers)
+        )
         return [
-            (topic, queue_id, (key or None) if queue_id is None else None)
-            for topic, queue_id, key in zip(topics, queue_ids, keys, strict=True)
-        ]
+            Place(topic, None, key or None) if queue_id is None else Place(
+                topic, queue_id, None, broker or None
+            )
+            for topic, queue_id, key, broker in zip(topics, queue_ids, keys, brokers, strict=True)
+        ]  # fmt: skip
 
 
 class Lane:
@@ -213,24 +233,31 @@ class Sender:
         raise NotImplementedError
 
     def queue_of(self, place: Place) -> MessageQueue | None:
-        """The queue a row goes to, looked up once for each place; None leaves the choice open.
-        Raises RouteNotFoundError, ConfigurationError."""
+        """Return the queue a row goes to, looked up once for each place; None leaves the choice
+        open. Raises RouteNotFoundError, ConfigurationError."""
         if place not in self._queues:
-            topic, queue_id, key = place
+            topic = place.topic
             if topic not in self.topics:
                 self.topics.add(check_topic_to_send(topic))
             found = None
-            if queue_id is not None or key is not None:
+            if place.queue_id is not None or place.key is not None:
                 queues = self.through(partial(self._producer.write_queues, topic))
-                by_id = {queue.queue_id: queue for queue in reversed(queues)}
-                found = choose_by_key(queues, key) if key is not None else by_id.get(queue_id or 0)
-                if found is None:
-                    raise RouteNotFoundError(
-                        f"the topic {topic!r} has no queue {queue_id} that can be written to.",
-                        cure=f"It has {', '.join(map(str, sorted(by_id))) or 'none'}.",
-                    )
+                found = (
+                    choose_by_key(queues, place.key) if place.key is not None
+                    else queue_with_id(queues, place)
+                )  # fmt: skip
             self._queues[place] = found
         return self._queues[place]
+
+    def send_alone(
+        self, topic: str, queue: MessageQueue | None, made: Encoded, number: int
+    ) -> SendResult:
+        """Send one of the encoded rows as a message of its own (310). Raises RequestError."""
+        ((flag, body, properties, _),) = decode_batch(made.request(number, number + 1))
+        text = properties.decode()
+        message_id = text.partition(f"{UNIQ_KEY}\x01")[2].partition("\x02")[0]
+        outgoing = Outgoing(topic, bytes(body), text, message_id, 0, flag, True)
+        return self.through(partial(self._producer.send_outgoing, outgoing, queue=queue))
 
     def through(self, work: Callable[[], T]) -> T:
         """Does it, through an outage as long as the producer's own timeout."""
@@ -252,7 +279,11 @@ class Sender:
             request = made.request(start, stop)
             send_encoded = partial(self._producer.send_encoded, topic, request, queue=queue)
             try:
-                result = self.through(send_encoded)
+                if stop - start == 1 and len(request) > BODY_BYTES_MAX:
+                    # The limit of a broker counts all of a batch, and the body alone otherwise.
+                    result = self.send_alone(topic, queue, made, start)
+                else:
+                    result = self.through(send_encoded)
             except RequestError as error:
                 if error.code != MESSAGE_ILLEGAL:
                     raise
@@ -267,6 +298,26 @@ class Sender:
 
         for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
             self.lane.send(partial(send, start, stop))
+
+
+def queue_with_id(queues: Sequence[MessageQueue], place: Place) -> MessageQueue:
+    """Return the queue that a row names by its id: the one of its broker, or of the first broker if
+    it names none. Rows of a broker that does not have that queue, as of another cluster, stay
+    together: the name of their broker chooses one of those which have it. Raises
+    RouteNotFoundError when no broker has it."""
+    having = [queue for queue in queues if queue.queue_id == place.queue_id]
+    if not having:
+        ids = ", ".join(map(str, sorted({queue.queue_id for queue in queues})))
+        raise RouteNotFoundError(
+            f"the topic {place.topic!r} has no queue {place.queue_id} that can be written to.",
+            cure=f"It has {ids or 'none'}.",
+        )
+    if place.broker is None:
+        return having[0]
+    for queue in having:
+        if queue.broker == place.broker:
+            return queue
+    return having[zlib.crc32(place.broker.encode()) % len(having)]
 
 
 def _chosen(columns: Iterable[Any], indices: Sequence[int], count: int) -> list[Any]:
@@ -302,7 +353,7 @@ class DirectSender(Sender):
             self._rows += rows.count
         if rows.delays is None and rows.is_uniform:
             assert rows.topic is not None
-            self.queue_of((rows.topic, None, None))
+            self.queue_of(Place(rows.topic))
             self._send(rows, range(rows.count), rows.topic, None, properties)
             return
         delays = [None] * rows.count if rows.delays is None else rows.delays.to_pylist()
@@ -310,14 +361,14 @@ class DirectSender(Sender):
         groups: dict[tuple[str, MessageQueue | None], list[int]] = {}
         for index, (place, delay) in enumerate(zip(places, delays, strict=True)):
             if delay is None:
-                groups.setdefault((place[0], self.queue_of(place)), []).append(index)
+                groups.setdefault((place.topic, self.queue_of(place)), []).append(index)
         for (topic, queue), indices in groups.items():
             self._send(rows, indices, topic, queue, properties)
         if rows.delays is not None:
             self.lane.wait()
             for index, delay in enumerate(delays):
                 if delay is not None:
-                    self._send_later(rows, index, places[index], delay, first + index)
+                    self._send_later(rows, index, places[index], delay, properties)
 
     def _send(
         self,
@@ -327,18 +378,15 @@ class DirectSender(Sender):
         queue: MessageQueue | None,
         properties: Any,
     ) -> None:
-        columns = (rows.bodies, properties, rows.ids)
-        bodies, properties, given = _chosen(columns, indices, rows.count)
+        columns = (rows.bodies, properties, rows.ids, rows.flags)
+        bodies, properties, given, flags = _chosen(columns, indices, rows.count)
         ids = id_column(given, self._ids, len(bodies))
+        made = encoded(bodies, ids, properties, flags=flags)
         if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
-            whole = pc.binary_join_element_wise(ids, properties, b"")
 
             def send_each() -> None:
-                for body, encoded_own in zip(bodies.to_pylist(), whole.to_pylist(), strict=True):
-                    text = encoded_own.decode()
-                    message_id = text.partition("\x01")[2].partition("\x02")[0]
-                    outgoing = Outgoing(topic, body, text, message_id, 0, 0, True)
-                    self.through(partial(self._producer.send_outgoing, outgoing))
+                for number in range(len(made)):
+                    self.send_alone(topic, None, made, number)
                     self.sent += 1
 
             self.lane.send(send_each)
@@ -347,29 +395,25 @@ class DirectSender(Sender):
         def done(_: SendResult, start: int, stop: int) -> None:
             self.sent += stop - start
 
-        self.send_in_runs(topic, queue, encoded(bodies, ids, properties), rows, indices, done)
+        self.send_in_runs(topic, queue, made, rows, indices, done)
 
-    def _send_later(self, rows: Rows, index: int, place: Place, delay: str, number: int) -> None:
-        values = {role: column[index].as_py() for role, column in rows.values.items()}
-        body, keys = values["body"], values.get("keys") or ()
-        own = {name: text for name, text in values.get("properties") or () if text}
-        if self._dedup_start:
-            own[DEDUP_PROPERTY] = f"{self._dedup_start}{number}"
+    def _send_later(
+        self, rows: Rows, index: int, place: Place, delay: str, properties: Any
+    ) -> None:
+        """Send a row that is delivered later, with everything that a batch would carry of it."""
         amount = int(delay[1:])
-        message = Message(
-            place[0],
-            body.encode() if isinstance(body, str) else body,
-            values.get("tags") or None,
-            tuple(keys.split()) if isinstance(keys, str) else tuple(key for key in keys if key),
-            own,
-            sharding_key=values.get("sharding_key") or None,
+        when = delay_properties(Message(
+            place.topic, b"",
             delay_level=amount if delay[0] == "L" else 0,
             delay_ms=amount if delay[0] == "M" else None,
             deliver_at_ms=amount if delay[0] == "T" else None,
-        )
-        queue = self.queue_of(place)
+        ))  # fmt: skip
+        later = "".join(f"{name}\x01{value}\x02" for name, value in when.items()).encode()
+        columns = (rows.bodies, properties, rows.ids, rows.flags)
+        bodies, properties, given, flags = _chosen(columns, [index], rows.count)
+        made = encoded(bodies, id_column(given, self._ids, 1), properties, later, flags=flags)
         try:
-            self.through(partial(self._producer.send, message, queue=queue))
+            self.send_alone(place.topic, self.queue_of(place), made, 0)
             self.sent += 1
         except RequestError as error:
             if error.code != MESSAGE_ILLEGAL:
@@ -394,11 +438,11 @@ class StagingSender(Sender):
 
     def send(self, rows: Rows) -> None:
         if rows.is_uniform:
-            self.queue_of((rows.topic or "", None, None))
+            self.queue_of(Place(rows.topic or ""))
             stages = self._stages(rows, [b"-"], [rows.topic])
             self._stage(self._any_broker(rows), rows, range(rows.count), stages)
             return
-        found = [(place[0], self.queue_of(place)) for place in rows.places()]
+        found = [(place.topic, self.queue_of(place)) for place in rows.places()]
         queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in found]
         stages = self._stages(rows, queue_ids, [topic for topic, _ in found])
         groups: dict[str, list[int]] = {}
@@ -406,6 +450,17 @@ class StagingSender(Sender):
             groups.setdefault("" if queue is None else queue.broker, []).append(index)
         for broker, indices in groups.items():
             self._stage(broker or self._any_broker(rows), rows, indices, stages)
+
+    def send_alone(
+        self, topic: str, queue: MessageQueue | None, made: Encoded, number: int
+    ) -> SendResult:
+        """A broker gives a message without UNIQ_KEY an id of its own, so the row has it by that
+        name already."""
+        ((flag, body, properties, _),) = decode_batch(made.request(number, number + 1))
+        text = properties.decode().replace(f"\x02{STAGED_ID}\x01", f"\x02{UNIQ_KEY}\x01", 1)
+        one = encoded(pa.array([bytes(body)]), pa.array([text.encode()]),
+                      flags=pa.array([flag], pa.int32()))  # fmt: skip
+        return super().send_alone(topic, queue, one, 0)
 
     def _any_broker(self, rows: Rows) -> str:
         """They take turns; one that has the topic where it is known."""
@@ -433,10 +488,10 @@ class StagingSender(Sender):
         )
 
     def _stage(self, broker: str, rows: Rows, indices: Sequence[int], stages: Any) -> None:
-        columns = (rows.bodies, rows.properties, stages, rows.ids)
-        bodies, properties, stages, given = _chosen(columns, indices, rows.count)
+        columns = (rows.bodies, rows.properties, stages, rows.ids, rows.flags)
+        bodies, properties, stages, given, flags = _chosen(columns, indices, rows.count)
         ids = id_column(given, self._ids, len(bodies), STAGED_ID)
-        made = encoded(bodies, stages, ids, properties)
+        made = encoded(bodies, stages, ids, properties, flags=flags)
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
 
         def done(result: SendResult, start: int, stop: int) -> None:
@@ -483,6 +538,7 @@ class RowSorter:
         self._sender = sender
         self.count = 0
         self.bad = 0
+        self._left_out: set[str] = set()
 
     def rows(self, batches: Iterator[Any]) -> Iterator[Rows]:
         """The good rows of each batch, then bad ones as messages where they are kept. Raises
@@ -509,6 +565,12 @@ class RowSorter:
 
     def _checked(self, batch: Any, numbers: Sequence[int]) -> Rows:
         rows = Rows(batch, self._roles, self._topic, numbers)
+        if new := rows.left_out - self._left_out:
+            self._left_out |= new
+            logger.info(
+                "properties that belong to the first delivery of a message are left out: %s",
+                ", ".join(sorted(new)),
+            )
         topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
         rows.check_sizes(max(self._sender.added_bytes(topic or "") for topic in topics))
         return rows

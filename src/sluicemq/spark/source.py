@@ -30,13 +30,16 @@ plans; what retention removes before a task comes to it is an error of that task
 | keys | string or array<string> | |
 | properties | map<string,string> | names that producer and broker set themselves are left out |
 | queue_id | int | of the topic's first broker that has it; otherwise queues take turns |
+| broker | string | with queue_id: the broker whose queue it is |
+| flag | int | the number that the producer gives a message; null is 0 |
 | sharding_key | string | rows with the same key go to the same queue, in order |
 | delay_level, delay_ms, deliver_at | int, bigint, timestamp | when it is delivered; one of them |
 | message_id | string | its unique id; null, or no column: a new one |
 | system_properties | map<string,string> | properties with reserved names, as replays need them |
 
-Further columns of the source (broker, queue_offset, msg_id, times) are ignored, so what was read
-can be written; any other column is an error.
+Further columns of the source (queue_offset, msg_id, times) are ignored, so what was read can be
+written; any other column is an error. `rows.as_new` decides what the properties of a row that was
+read mean for the message that is written.
 
 At least once: each task sends batches and waits for the broker's answers; the job succeeds when
 every batch is stored. A task that Spark runs again sends its rows again.
@@ -313,6 +316,8 @@ _TYPES: Final = {
     "keys": ("string", "array<string>"),
     "properties": ("map<string,string>",),
     "queue_id": _INTEGERS,
+    "broker": ("string",),
+    "flag": _INTEGERS,
     "sharding_key": ("string",),
     "delay_level": _INTEGERS,
     "delay_ms": _INTEGERS,

@@ -47,6 +47,7 @@ from sluicemq.errors import (
     StoreUncertainError,
 )
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
+from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
 from sluicemq.record.codec import (
@@ -71,8 +72,8 @@ from sluicemq.store.segments import Segment, SegmentFiles
 
 SIZE_KEY: Final = "mappedFileSizeCommitLog"
 BLANK_BYTES: Final = 8
-MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
-MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+MULTI_DISPATCH: Final = reserved.MULTI_DISPATCH
+MULTI_OFFSETS: Final = reserved.MULTI_OFFSETS
 LIGHT_PREFIX: Final = "%LMQ%"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)

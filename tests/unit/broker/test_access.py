@@ -317,3 +317,42 @@ def test_a_start_without_the_file_is_refused_with_a_cure() -> None:
     with pytest.raises(ConfigurationError, match=r"/nowhere/plain_acl\.yml") as caught:
         SteppedBroker(config=config)
     assert "plainAclFile" in caught.value.cure
+
+
+def test_a_forged_destination_does_not_keep_readers_from_a_message(broker: SteppedBroker) -> None:
+    """REAL_TOPIC says where a message is bound for in the topics in which messages wait. In any
+    other topic a producer may have written it."""
+    forged = send_fields("T", "UNIQ_KEY\x01AB12\x02REAL_TOPIC\x01U\x02REAL_QID\x010\x02")
+    place = (writer(broker).call(310, forged, b"x").fields or {})["msgId"]
+    assert reader(broker).call(33, {"offset": int(place[16:], 16)}).code == 0
+    delayed = send_fields("U", "UNIQ_KEY\x01AB13\x02DELAY\x013\x02")
+    place = (writer(broker).call(310, delayed, b"x").fields or {})["msgId"]
+    assert reader(broker).call(33, {"offset": int(place[16:], 16)}).code == 1
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "rmq_sys_sluice_staging",
+        "rmq_sys_sluice_epochs",
+        "rmq_sys_REVIVE_LOG_DefaultCluster",
+    ],
+)
+def test_no_default_opens_the_topics_that_hold_messages_of_all(topic: str) -> None:
+    rules = (
+        RULES
+        + """\
+- accessKey: anybody1
+  secretKey: secret-of-anybody
+  defaultTopicPerm: PUB|SUB
+  defaultGroupPerm: SUB
+"""
+    )
+    account = Account(start(rules), "anybody1", "secret-of-anybody")
+    assert "No default permission" in (account.call(11, pull_fields(topic)).remark or "")
+    assert "No default permission" not in (account.call(11, pull_fields("T")).remark or "")

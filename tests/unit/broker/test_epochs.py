@@ -5,11 +5,23 @@ import zlib
 
 import pytest
 
-from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
+from simulation.stepped import (
+    SMALL,
+    START_MS,
+    ManualClock,
+    SteppedBroker,
+    SteppedClient,
+    send_fields,
+)
 from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES, EPOCH_TOPIC, KEPT_MS
+from sluicemq.config import BrokerConfig
+from sluicemq.files import overwrite_text
 from sluicemq.model.topic import TopicConfig
-from sluicemq.record.codec import decode_records, encode_batch
+from sluicemq.record.codec import decode_records, encode_batch, parse_head
+from sluicemq.record.layout import CRC_MASK, RECORD_HEAD
+from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.frames import Command
+from sluicemq.wire.signature import sign_command
 from sluicemq.wire.staging import (
     STAGING_QUEUES,
     STAGING_TOPIC,
@@ -218,7 +230,7 @@ def test_the_last_epoch_of_a_query_is_known_after_its_record_is_deleted(
     assert table["queries"]["q"]["epoch"] == 0
     broker.files.remove("/store/config/sluiceEpochs.json")
     again = SteppedBroker(files=broker.files.kill(), clock=broker.clock)
-    assert again.core.epochs.table.queries["q"].epoch == 0, "from the log"
+    assert again.core.epochs.table.queries["q"][""].epoch == 0, "from the log"
     broker.files.put(path, json.dumps(table).encode())
     again = SteppedBroker(files=broker.files.kill(), clock=broker.clock)
     again.store.delete_topic(EPOCH_TOPIC)
@@ -254,8 +266,7 @@ def test_a_topic_that_is_deleted_in_between_is_made_anew(
 ) -> None:
     staged = stage(client, [b"a"])
     ask(client, "q", 0, staged, step="commit")  # checked and recorded in its turn
-    known = broker.core.epochs.table.queries.get("q")
-    assert known is not None
+    known = broker.core.epochs.table.queries["q"][""]
     assert not known.is_done
     broker.core.topics.remove("T")
     commit(broker, client, staged)
@@ -270,3 +281,194 @@ def test_a_read_only_broker_commits_nothing(broker: SteppedBroker, client: Stepp
     answer = copy.connect().call(COMMIT_EPOCH, {"query": "q", "epoch": "0", "step": "prepare"})
     assert answer.code == 16
     assert "read-only" in (answer.remark or "")
+
+
+# --------------------------------------------------------------------------------------- accounts
+
+ACL_PATH = "/store/conf/plain_acl.yml"
+ACCOUNTS = """\
+globalWhiteRemoteAddresses: [10.9.9.9]
+accounts:
+- accessKey: owner001
+  secretKey: secret-of-owner001
+  topicPerms: [T=PUB]
+- accessKey: other001
+  secretKey: secret-of-other001
+  topicPerms: [U=PUB]
+- accessKey: shared01
+  secretKey: secret-of-shared01
+  topicPerms: [T=PUB, U=PUB]
+- accessKey: admin001
+  secretKey: secret-of-admin001
+  admin: true
+"""
+KEYS = ("owner001", "other001", "shared01", "admin001")
+
+
+class Guarded:
+    """A broker whose access control can be switched between two lives of it."""
+
+    def __init__(self) -> None:
+        self.files = CrashableFiles()
+        self.clock = ManualClock()
+        self.start(acl=True)
+        self.broker.core.topics.put(TopicConfig("T", 1, 1, 6), TopicConfig("U", 1, 1, 6))
+
+    def start(self, *, acl: bool) -> None:
+        if not self.files.exists(ACL_PATH):
+            self.files.make_directory("/store/conf")
+            self.files.open(ACL_PATH, create=True).close()
+            overwrite_text(self.files, ACL_PATH, ACCOUNTS)
+        config = BrokerConfig(
+            broker_name="broker-a", metrics_enable=False, acl_enable=acl, acl_files=(ACL_PATH,)
+        )
+        self.broker = SteppedBroker(config=config, files=self.files, clock=self.clock)
+
+    def restart(self, *, acl: bool) -> None:
+        self.broker.close()
+        self.start(acl=acl)
+
+    def call(
+        self, account: str, code: int, fields: dict[str, object], body: bytes = b""
+    ) -> Command:
+        """`account` "" is a client that may do everything: by its address, or without rules."""
+        client = self.broker.connect("10.9.9.9" if not account else "10.0.0.7")
+        texts = {name: str(value) for name, value in fields.items()}
+        command = Command(code, texts, body, 7)
+        if account:
+            sign_command(command, account, f"secret-of-{account}")
+        client.feed(command)
+        self.broker.settle()
+        return client.answers[7]
+
+    def stage(self, account: str, body: bytes, topic: str, epoch: int) -> StagedRange:
+        value = Stage(Owner("nightly", epoch, 0, 0), topic, 0).encode()
+        names = f"SLUICE_STAGE\x01{value}\x02UNIQ_KEY\x01{account}{epoch}X\x02"
+        batch = encode_batch([(0, body, names.encode())])
+        self.call(account, COMMIT_EPOCH, {"query": "probe", "epoch": 0, "step": "prepare"})
+        answer = self.call(account, 320, send_fields(STAGING_TOPIC, m="true"), batch)
+        assert answer.code == 0, answer.remark
+        offset = int((answer.fields or {})["queueOffset"])
+        return StagedRange("broker-a", 0, offset, 1, zlib.crc32(body), 0, 0)
+
+    def commit(self, account: str, topic: str, epoch: int, body: bytes) -> str:
+        """A run of an epoch of the query `nightly`; its state in the end."""
+        ranges = encode_staged_ranges([self.stage(account, body, topic, epoch)])
+        fields = {"query": "nightly", "epoch": epoch, "step": "commit", "topics": topic}
+        for _ in range(20):
+            answer = self.call(account, COMMIT_EPOCH, fields, ranges)
+            if answer.code or state(answer) == "published":
+                break
+        assert answer.code == 0, answer.remark
+        return state(answer)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("attacker", ["other001", "shared01", "admin001"])
+def test_an_account_does_not_decide_the_epochs_of_another(
+    attacker: str, is_restarted: bool
+) -> None:
+    guarded = Guarded()
+    assert guarded.commit("owner001", "T", 3, b"first") == "published"
+    assert guarded.commit(attacker, "U", 1 << 60, b"other") == "published"
+    if is_restarted:
+        guarded.restart(acl=True)
+    for epoch in (4, 5):
+        assert guarded.commit("owner001", "T", epoch, b"%d" % epoch) == "published"
+    assert guarded.commit(attacker, "U", 1 << 60, b"again") == "published"
+    assert messages(guarded.broker, "T") == [b"first", b"4", b"5"]
+    assert messages(guarded.broker, "U") == [b"other"]
+
+
+def test_an_account_does_not_read_the_epochs_of_another() -> None:
+    guarded = Guarded()
+    guarded.commit("owner001", "T", 3, b"first")
+    for account in ("other001", "shared01"):
+        for epoch in (0, 3):
+            fields = {"query": "nightly", "epoch": epoch, "step": "prepare", "topics": "U"}
+            answer = guarded.call(account, COMMIT_EPOCH, fields)
+            assert (state(answer), answer.body) == ("checking", b"")
+    assert guarded.commit("shared01", "U", 3, b"own") == "published"
+    assert messages(guarded.broker, "U") == [b"own"]
+
+
+def test_two_accounts_resume_epochs_of_one_name_after_a_crash() -> None:
+    guarded = Guarded()
+    staged = {
+        it: guarded.stage(it[0], it[1].encode(), it[1], 7)
+        for it in (("owner001", "T"), ("other001", "U"))
+    }
+    for (account, topic), one in staged.items():
+        fields = {"query": "nightly", "epoch": 7, "step": "commit", "topics": topic}
+        guarded.call(account, COMMIT_EPOCH, fields, encode_staged_ranges([one]))
+    guarded.files = guarded.broker.files.kill()
+    guarded.start(acl=True)
+    guarded.broker.settle()
+    assert guarded.commit("owner001", "T", 7, b"again") == "published"
+    assert guarded.commit("other001", "U", 7, b"again") == "published"
+    assert (messages(guarded.broker, "T"), messages(guarded.broker, "U")) == ([b"T"], [b"U"])
+
+
+LIVES = [
+    (("", False), ("owner001", True), ("", False), ("owner001", True)),
+    (("owner001", True), ("", True), ("owner001", True), ("", False)),
+    (("", False), ("shared01", True), ("", True), ("shared01", True)),
+]
+"""Who runs the query in each life of the broker, and whether access control is on."""
+
+
+@pytest.mark.parametrize("lives", LIVES)
+def test_an_epoch_is_published_once_when_access_control_comes_and_goes(
+    lives: tuple[tuple[str, bool], ...],
+) -> None:
+    guarded = Guarded()
+    for number, (account, acl) in enumerate(lives):
+        guarded.restart(acl=acl)
+        if number:  # the last epoch is repeated, as after a crash of the query
+            assert guarded.commit(account, "T", number - 1, b"repeated") == "published"
+        assert guarded.commit(account, "T", number, b"%d" % number) == "published"
+    assert messages(guarded.broker, "T") == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("topics_are_known", [False, True])
+def test_epochs_of_earlier_releases_answer_those_who_may_write_to_their_topics(
+    topics_are_known: bool,
+) -> None:
+    """Neither their records nor `sluiceEpochs.json` name an account, or topics; the staged
+    messages do as long as they are there."""
+    guarded = Guarded()
+    guarded.restart(acl=False)
+    guarded.commit("", "T", 5, b"old")
+    record = b'"topics":["T"]'
+    path = f"/store/commitlog/{0:020d}"
+    guarded.broker.close()
+    log = guarded.files.content(path)
+    assert log.count(record) == 1
+    at = log.index(record)
+    guarded.files.put(path, log.replace(record, b'"formerly":"x"'))
+    guarded.files.put(path, patched(guarded.files.content(path), at))
+    if not topics_are_known:
+        table = json.loads(guarded.files.content("/store/config/sluiceEpochs.json"))
+        assert table["queries"] == {"nightly": {"epoch": 5, "offset": 0, "time": START_MS}}
+        table["queries"]["nightly"]["offset"] = 99  # its record is deleted
+        guarded.files.put("/store/config/sluiceEpochs.json", json.dumps(table).encode())
+    guarded.start(acl=True)
+    assert guarded.commit("owner001", "T", 5, b"repeated") == "published"
+    assert guarded.commit("owner001", "T", 6, b"new") == "published"
+    assert guarded.commit("other001", "U", 5, b"5") == "published"
+    assert guarded.commit("other001", "U", 6, b"6") == "published"
+    assert messages(guarded.broker, "T") == [b"old", b"new"]
+    expected = [b"5", b"6"] if topics_are_known else [b"6"]
+    assert messages(guarded.broker, "U") == expected
+
+
+def patched(log: bytes, at: int) -> bytes:
+    """The log with the checksum of the record that holds the byte at `at` made right."""
+    position = 0
+    while True:
+        head = parse_head(log, position)
+        if position <= at < position + head.size_bytes:
+            crc = zlib.crc32(log[head.body]) & CRC_MASK
+            place = position + RECORD_HEAD.at("body_crc")
+            return log[:place] + crc.to_bytes(4, "big") + log[place + 4 :]
+        position += head.size_bytes

@@ -25,6 +25,9 @@ PROPERTY = st.sampled_from((
     b"WAIT\x01true\x02", b"a\x01b\x02", b"XTAGS\x01UA\x02", b"DELAY\x010\x02", b"DELAY\x013\x02",
     b"DELAY\x02", b"TIMER_DELAY_MS\x015\x02", b"TRAN_MSG\x01true\x02", b"TRAN_MSG\x01no\x02",
     b"TIMER_DEL_UNIQKEY\x01x\x02", b"no end", b"\x02", b"\x01", b"z\x01" + bytes(16) + b"\x02",
+    b"POP_CK\x01x\x02", b"XPOP_CK\x01x\x02", b"CLUSTER\x01c\x02", b"TRACE_ON\x01false\x02",
+    b"MSG_REGION\x01r\x02", b"__CRC32#\x01x\x02", b"INNER_MULTI_QUEUE_OFFSET\x011\x02",
+    b"SLUICE_LANE\x01x\x02", b"SLUICE_NEXT\x01x\x02", b"SLUICE_FIRST_HALF\x01x\x02",
     b"UNIQ_KEY\x01AB\x02", "ü\x01ö\x02".encode(), b"\xff\x01\xfe\x02",
 ))  # fmt: skip
 PLAIN = st.sampled_from((b"k\x01v\x02", b"price\x0110\x02", b"price\x01100\x02"))

@@ -15,7 +15,8 @@ from sluicemq.client.core.names import (
     parse_name_servers,
 )
 from sluicemq.errors import ConfigurationError, SendError
-from sluicemq.model.message import RESERVED_PROPERTIES, Message
+from sluicemq.model.message import Message
+from sluicemq.model.properties import RESERVED_PROPERTIES
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch, decode_properties

@@ -22,8 +22,8 @@ from sluicemq.model.ids import Host
 from sluicemq.model.message import (
     StoredMessage,
 )
+from sluicemq.model.properties import HIDDEN_PROPERTIES
 from sluicemq.proxy.convert import DECODED_BYTES_MAX, UNDECODABLE, message_of
-from sluicemq.proxy.limits import SYSTEM_PROPERTIES
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
 from stored_bodies import BAD
 
@@ -37,7 +37,7 @@ names = st.text(
     st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=12
 )
 properties = st.dictionaries(
-    names | st.sampled_from(sorted({*SYSTEM_PROPERTIES, "__SHARDINGKEY", "TRACE_CONTEXT"})), names
+    names | st.sampled_from(sorted({*HIDDEN_PROPERTIES, "__SHARDINGKEY", "TRACE_CONTEXT"})), names
 )
 
 
@@ -152,6 +152,6 @@ def test_any_record_is_a_message(properties: dict[str, str], body: bytes, time_m
     message = message_of(stored)
     assert message.body == body
     assert {**message.user_properties} == {
-        name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES
+        name: value for name, value in properties.items() if name not in HIDDEN_PROPERTIES
     }
     assert message.SerializeToString()

@@ -12,11 +12,11 @@ pytest.importorskip("google.protobuf")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluicemq.model.properties import HIDDEN_PROPERTIES
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import StatusError
 from sluicemq.proxy.limits import (
     BODY_BYTES_MAX,
-    SYSTEM_PROPERTIES,
     body_of,
     check_delivery,
     check_lite_topic,
@@ -82,7 +82,7 @@ def test_texts_of_a_message(
     assert texts(user, **fields) == code
 
 
-@pytest.mark.parametrize("name", sorted(SYSTEM_PROPERTIES))
+@pytest.mark.parametrize("name", sorted(HIDDEN_PROPERTIES))
 def test_a_property_of_the_system_is_not_the_users(name: str) -> None:
     assert texts({name: "x"}) == Code.ILLEGAL_MESSAGE_PROPERTY_KEY
 
@@ -104,7 +104,7 @@ def test_nothing_that_controls_passes(
         written = [*user, *user.values(), *fields.values(), *keys]
         assert not any(control in text for control in CONTROLS for text in written)
         assert "" not in user
-        assert not user.keys() & SYSTEM_PROPERTIES
+        assert not user.keys() & HIDDEN_PROPERTIES
 
 
 @given(st.sampled_from(CONTROLS), st.sampled_from(FIELDS), WORDS)

@@ -27,6 +27,7 @@ from consuming import (
 )
 from consuming import ack_request as ack_entries
 from proxied import Proxied, Speaker
+from sluicemq.broker.produce.intake import Origin
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import GroupConfig
@@ -45,7 +46,7 @@ from sluicemq.proxy.receiving import (
     wanted_of,
 )
 from sluicemq.proxy.receiving import change_request as change_request_of
-from sluicemq.record.codec import encode_properties, encode_record
+from sluicemq.record.codec import encode_batch, encode_properties, encode_record
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import (
@@ -85,6 +86,38 @@ def test_what_is_not_acknowledged_comes_again() -> None:
         assert (await ack(client, new)).status.code == Code.OK
         await proxy.mq.clock.advance(minutes=2)
         assert await receive(client) == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("lies_in_store", [False, True])
+def test_acknowledging_a_message_with_a_forged_handle_acknowledges_no_other(
+    lies_in_store: bool,
+) -> None:
+    """The handle of another message in the property POP_CK: sent in a batch, or already stored by
+    a release that kept it."""
+
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.send(TOPIC, b"victim")
+        (stolen,) = handles_of(await receive(client))
+        state = proxy.mq.servers.broker.core
+        names = f"UNIQ_KEY\x01AA\x02POP_CK\x01{stolen}\x02".encode()
+        if lies_in_store:
+            host = state.settings.store_host
+            state.store.writer.append(TOPIC, 0, b"evil", names, 0, 0, 0, 0, host, host)
+        else:
+            host = state.settings.store_host
+            batch = encode_batch([(0, b"evil", names)])
+            origin = Origin(0, 0, host, host)
+            topic = state.topics.table[TOPIC]
+            state.intake.append_batch(topic, 0, batch, origin, "", b"a\x01b\x02")
+        state.turns.own()
+        (evil,) = await receive(client)
+        assert evil.body == b"evil"
+        answer = await ack(client, *handles_of([evil]))
+        assert answer.status.code == Code.OK
+        await proxy.mq.clock.advance(seconds=61)
+        assert bodies(await receive(client)) == {b"victim"}
 
     play(scene)
 
@@ -400,22 +433,25 @@ def test_a_pop_tells_what_it_holds() -> None:
             born_host=host, store_time_ms=0, store_host=host, reconsume_times=1,
         )  # fmt: skip
 
-    again = HANDLE._replace(physical_offset=-1)
+    forged = HANDLE._replace(physical_offset=-1).text()
     records = [
-        record(TOPIC, 5), record(TOPIC, 7, POP_CK=again.text()), record(TOPIC, 8, POP_CK="forged"),
-        record("%RETRY%g_orders", 9),
+        record(TOPIC, 5), record(TOPIC, 7, POP_CK=forged), record(TOPIC, 8, POP_CK="forged"),
+        record("%RETRY%g_orders", 9), record(TOPIC, 7, POP_CK=forged), record(TOPIC, 12),
     ]  # fmt: skip
     fields = {"popTime": "10", "invisibleTime": "20", "reviveQid": "3",
-              "startOffsetInfo": "0 2 4;1 2 9", "orderCountInfo": "0 qo2%5 6;0 2 3"}  # fmt: skip
+              "startOffsetInfo": "0 2 4;1 2 6", "orderCountInfo": "0 qo2%5 6;0 2 3",
+              "msgOffsetInfo": "0 2 5,7,8;1 2 9,7;2 2 12"}  # fmt: skip
     found = list(popped_in(Command(0, fields, b"".join(records)), "b"))
     assert [it.handle for it in found] == [
-        Handle(4, 10, 20, 3, 0, "b", 2, 5, 4711), again._replace(physical_offset=4711),
-        Handle(4, 10, 20, 3, 0, "b", 2, 8, 4711), Handle(9, 10, 20, 3, 1, "b", 2, 9, 4711),
+        Handle(4, 10, 20, 3, 0, "b", 2, 5, 4711), Handle(4, 10, 20, 3, 0, "b", 2, 7, 4711),
+        Handle(4, 10, 20, 3, 0, "b", 2, 8, 4711), Handle(6, 10, 20, 3, 1, "b", 2, 9, 4711),
+        Handle(6, 10, 20, 3, 1, "b", 2, 7, 4711), Handle(12, 10, 20, 3, 2, "b", 2, 12, 4711),
     ]  # fmt: skip
-    assert [it.times for it in found] == [6, 1, 3, 1]
+    assert [it.times for it in found] == [6, 3, 3, 1, 1, 1]
     for info in ("x", "0 2"):
-        with pytest.raises(ProtocolError):
-            list(popped_in(Command(0, {**fields, "startOffsetInfo": info + " x"}), "b"))
+        for name in ("startOffsetInfo", "msgOffsetInfo"):
+            with pytest.raises(ProtocolError):
+                list(popped_in(Command(0, {**fields, name: info + " x"}), "b"))
 
 
 def test_many_of_one_pop_are_acknowledged_together() -> None:

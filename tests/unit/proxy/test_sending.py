@@ -16,7 +16,8 @@ from proxied import Proxied, Speaker, proxied
 from sluicemq.client.core.requests import SendStatus
 from sluicemq.client.core.transactions import HalfPlace
 from sluicemq.model.ids import java_hash
-from sluicemq.model.message import StoredMessage
+from sluicemq.model.message import SHARDING_KEY, StoredMessage
+from sluicemq.model.properties import HIDDEN_PROPERTIES, RESERVED
 from sluicemq.model.topic import MessageQueue
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType
@@ -424,3 +425,27 @@ def test_a_group_goes_where_javas_proxy_sends_it(group: str, buckets: list[int])
 @given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(1, 200))
 def test_one_queue_more_moves_only_what_it_takes(key: int, count: int) -> None:
     assert bucket_of(key, count + 1) in (bucket_of(key, count), count)
+
+
+# ------------------------------------------------------------------------- reserved properties
+
+
+def test_a_reserved_property_is_refused_or_stored_alike_alone_and_in_a_batch() -> None:
+    """What the proxy lets through goes by 310 and 320, which store it by one rule:
+    tests/unit/broker/test_reserved.py."""
+
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        for number, name in enumerate(sorted(RESERVED)):
+            topic = f"reserved{number}"
+            await proxy.mq.admin.create_topic(topic, queues=1)
+            one = message(topic=topic, user={name: "5"})
+            codes = {(await send(client, *it)).status.code for it in ([one], [one, one])}
+            found = {it.properties.get(name) for it in await stored(proxy, topic)}
+            if name in HIDDEN_PROPERTIES:
+                assert (codes, found) == ({Code.ILLEGAL_MESSAGE_PROPERTY_KEY}, set()), name
+            elif name == SHARDING_KEY:  # a user property makes it a message of another type
+                assert found == set(), name
+            else:
+                assert (codes, found) == ({Code.OK}, {"5"}), name
+
+    play(scene)

@@ -36,7 +36,6 @@ ROLES = {role: name for role, name in ROLES.items() if role not in ("value", "ta
 GOOD: dict[str, Any] = {"value": b"x", "to": "T"}
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"value": None}, "value", "it is null"),
-    ({"value": b""}, "value", "body is empty"),
     ({"value": b"x" * (BODY_BYTES_MAX + 1)}, "value", "the limit is 4,194,304"),
     ({"tag": "a|b"}, "tag", "contains '|'"),
     ({"keys": "a\x01b"}, "keys", "U+0001"),

@@ -27,20 +27,29 @@ that could disagree with the log.
 
 `config/sluiceEpochs.json` keeps the last epoch of each query beyond the life of its record, and
 where to begin to read. It is only written when all it says is on disk and nothing is half done.
+
+The name of a query is chosen by its user, so an epoch belongs to the account that committed it
+(`EpochTable.find`): a query of the same name of another account has a state of its own. Without
+access control there is one account, "". An epoch without an account (of an earlier release, of a
+time without access control, or of a client that may do everything) answers any account that may
+write to its topics, and is changed by none. A client that may do everything gets the newest epoch
+of the name whose topics it shares, whoever committed it; so access control can be switched on and
+off between two runs of a query.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from sluicemq.acl.guard import Access
 from sluicemq.broker.background import Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import EPOCH_TOPIC, Topics
 from sluicemq.broker.turns import Announced, RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
@@ -64,7 +73,6 @@ from sluicemq.wire.staging import StagedRange, staged_ranges_of, staged_ranges_t
 
 log = logging.getLogger(__name__)
 
-EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
 KEPT_MS: Final = 30 * 86_400_000
 """How long the last epoch of a query is known after its commit."""
 _PROPERTIES: Final = b"WAIT\x01true\x02"
@@ -78,12 +86,32 @@ CHECKS_MAX: Final = 1000
 Ranges = tuple[StagedRange, ...]
 
 
+class Key(NamedTuple):
+    """An epoch by its names. The account is "" when nothing says which one committed it."""
+
+    account: str
+    query: str
+    epoch: int
+
+    @property
+    def owner(self) -> tuple[str, int]:
+        """What staged messages say of it."""
+        return self.query, self.epoch
+
+    def fields(self) -> dict[str, Any]:
+        """How records of the epoch topic name it."""
+        named = {"query": self.query, "epoch": self.epoch}
+        return named | {"account": self.account} if self.account else named
+
+
 @dataclass(slots=True)
 class Epoch:
-    """The last recorded epoch of a query. `ranges` are those of all brokers, None when they have to
-    be read again; `own` those of this broker until it is settled. `mark` is the offset of its last
-    record in the epoch topic, `end` the end of the log after it, `record_end` after the first."""
+    """The last recorded epoch of a query of an account. `ranges` are those of all brokers, None
+    when they have to be read again; `own` those of this broker until it is settled. `mark` is the
+    offset of its last record in the epoch topic, `end` the end of the log after it, `record_end`
+    after the first."""
 
+    account: str
     query: str
     epoch: int
     offset: int
@@ -97,33 +125,49 @@ class Epoch:
     record_end: int = 0
 
     @property
+    def key(self) -> "Key":
+        """Which query it is of, and which epoch."""
+        return Key(self.account, self.query, self.epoch)
+
+    @property
     def is_done(self) -> bool:
         """Is every message of it in its topic?"""
         return self.published >= self.total
 
 
 class EpochTable:
-    """The last epoch of each query."""
+    """The last epoch of each query of each account."""
 
-    def __init__(self, store: Store, files: Files, clock: Clock, root: str, broker: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        clock: Clock,
+        root: str,
+        broker: str,
+        staged: StagedReader,
+    ) -> None:
         self._store = store
+        self._staged = staged
         self._broker = broker
         self._next = 0
         self._text = ""
-        self.queries: dict[str, Epoch] = {}
+        self.queries: dict[str, dict[str, Epoch]] = {}
+        """By query, and by account."""
         self.unfinished: list[Epoch] = []
         """In the order in which they were recorded."""
 
         def render() -> str:
             """As of the last moment at which nothing was half done or not on disk."""
-            newest = max((known.end for known in self.queries.values()), default=0)
+            newest = max((known.end for known in self.all()), default=0)
             if self.unfinished or newest > self._safe_end:
                 self.document.changed = True
                 return self._text or _encode(self._next, ())
             oldest_ms = clock.now_ms() - KEPT_MS
-            self.queries = {q: one for q, one in self.queries.items() if one.time_ms > oldest_ms}
+            for known in [known for known in self.all() if known.time_ms <= oldest_ms]:
+                self._forget(known)
             self._next = store.queue_offsets(EPOCH_TOPIC, 0)[1]
-            self._text = _encode(self._next, self.queries.values())
+            self._text = _encode(self._next, self.all())
             return self._text
 
         self.document = Document(files, f"{root}/config/sluiceEpochs.json", render)
@@ -132,12 +176,62 @@ class EpochTable:
         """Those of this broker."""
         return tuple(one for one in ranges if one.broker == self._broker)
 
-    def recorded(self, query: str, epoch: int, ranges: Ranges, offset: int, time_ms: int) -> Epoch:
+    def find(self, account: str, query: str, topics: Collection[str]) -> Epoch | None:
+        """Return the epoch that answers for a query of an account; None when there is none.
+
+        That is the newest of the account's own epoch and those of others which count for it: an
+        epoch without an account counts for all, and every epoch for a client without one, unless
+        its topics are known and have none of `topics`.
+        """
+        known_by = self.queries.get(query, {})
+        newest = known_by.get(account)
+        for owner, known in known_by.items():
+            if (
+                owner != account
+                and not (owner and account)
+                and (newest is None or known.epoch > newest.epoch)
+                and self._shares(known, topics)
+            ):
+                newest = known
+        return newest
+
+    def all(self) -> Iterator[Epoch]:
+        """The last epochs of all queries."""
+        for known_by in self.queries.values():
+            yield from known_by.values()
+
+    def _put(self, known: Epoch) -> None:
+        self.queries.setdefault(known.query, {})[known.account] = known
+
+    def _forget(self, known: Epoch) -> None:
+        known_by = self.queries[known.query]
+        del known_by[known.account]
+        if not known_by:
+            del self.queries[known.query]
+
+    def _shares(self, known: Epoch, topics: Collection[str]) -> bool:
+        """Whether an epoch went to one of the topics, as far as the log says."""
+        values = self._record(known)
+        named = values.get("topics")
+        if isinstance(named, list):
+            return not set(topics).isdisjoint(named)
+        staged = [
+            message
+            for one in self.own(staged_ranges_of(values.get("ranges") or []))
+            for message in self._staged.messages(
+                (known.query, known.epoch), (replace(one, count=1),)
+            )
+        ]
+        return not staged or any(message.stage.topic in topics for message in staged)
+
+    def recorded(self, key: Key, ranges: Ranges, offset: int, time_ms: int) -> Epoch:
         """An epoch record is in the log, at an offset of its topic."""
         own = self.own(ranges)
         total = sum(one.count for one in own)
-        known = Epoch(query, epoch, offset, time_ms, ranges, own, total, 0, offset)
-        self.queries[query] = known
+        known = Epoch(
+            key.account, key.query, key.epoch, offset, time_ms, ranges, own, total, 0, offset
+        )
+        self._put(known)
         if total:
             self.unfinished.append(known)
         self.document.changed = True
@@ -173,11 +267,14 @@ class EpochTable:
         """What was decided, for all brokers; () when it is not known any more."""
         if known.ranges is not None:
             return known.ranges
+        values = self._record(known)
+        return staged_ranges_of(take_list(values, "ranges")) if values else ()
+
+    def _record(self, known: Epoch) -> dict[Any, Any]:
+        """What the record of an epoch says; {} when it is deleted."""
         entry = next(entries(self._store, EPOCH_TOPIC, 0, known.offset), None)
         values = _parsed(None if entry is None else entry.record)
-        if (values.get("query"), values.get("epoch")) != (known.query, known.epoch):
-            return ()
-        return staged_ranges_of(take_list(values, "ranges"))
+        return values if values and _key_of(values) == known.key else {}
 
     def settle(self, known: Epoch) -> None:
         """It is done and safe: what can be read again is forgotten."""
@@ -188,42 +285,29 @@ class EpochTable:
 
     def load(self, reader: StagedReader, file_bytes: int) -> None:
         """Blocking: the file, then the log from where it says."""
-
-        def parse(data: str) -> tuple[int, list[Epoch]]:
-            values = load_object(data, "sluiceEpochs.json")
-            found = []
-            for query, value in take_object(values, "queries").items():
-                item = as_object(value, "An epoch")
-                epoch, offset, time_ms = (
-                    take_integer(item, n) for n in ("epoch", "offset", "time")
-                )
-                found.append(Epoch(str(query), epoch, offset, time_ms))
-            return take_integer(values, "next"), found
-
-        found = self.document.load(parse)
+        found = self.document.load(_decode)
         if found is not None:
             self._next = found[0]
-            self.queries = {known.query: known for known in found[1]}
+            for known in found[1]:
+                self._put(known)
             self._text = _encode(*found)
         low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
         if self._next > high:
             log.error("%s is behind its end %d: it begins there", self.document.path, high)
-        last: tuple[tuple[str, int], int, int] | None = None
+        last: tuple[Key, int, int] | None = None
         begun: list[Epoch] = []
         for entry in entries(self._store, EPOCH_TOPIC, 0, min(max(self._next, low), high)):
             if entry.record is None:
                 continue
             values = _parsed(entry.record)
-            query, epoch = take_text(values, "query"), take_integer(values, "epoch")
+            key = _key_of(values)
             if take_text(values, "kind") == "epoch":
                 ranges = staged_ranges_of(take_list(values, "ranges"))
-                known = self.recorded(
-                    query, epoch, ranges, entry.offset, entry.record.store_time_ms
-                )
+                known = self.recorded(key, ranges, entry.offset, entry.record.store_time_ms)
                 known.end = known.record_end = self._store.written_offset
             elif take_text(values, "kind") == "chunk":
                 behind = entry.position + entry.record.size_bytes
-                last = (query, epoch), take_integer(values, "first"), behind
+                last = key, take_integer(values, "first"), behind
                 begun = self.unfinished.copy()
         if last is not None:
             self._resume(reader, begun, *last, file_bytes)
@@ -232,20 +316,20 @@ class EpochTable:
         self,
         reader: StagedReader,
         begun: list[Epoch],
-        owner: tuple[str, int],
+        key: Key,
         first: int,
         position: int,
         file_bytes: int,
     ) -> None:
-        """What lies before the epoch of the last chunk, `owner`, is done; that one is as far as the
+        """What lies before the epoch of the last chunk, `key`, is done; that one is as far as the
         log says."""
-        if all((known.query, known.epoch) != owner for known in begun):
+        if all(known.key != key for known in begun):
             return  # its record is deleted: long done
         for known in begun:
-            if (known.query, known.epoch) != owner:
+            if known.key != key:
                 self.finish(known)
                 continue
-            rest = reader.messages(owner, known.own, first)
+            rest = reader.messages(key.owner, known.own, first)
             reached = reader.following(position, rest, file_bytes)
             known.published = first if reached is None else reached
             if known.is_done:
@@ -268,11 +352,33 @@ def _parsed(record: Record | None) -> dict[Any, Any]:
         return {}
 
 
-def _encode(offset: int, queries: Any) -> str:
-    table = {
-        known.query: {"epoch": known.epoch, "offset": known.offset, "time": known.time_ms}
-        for known in queries
-    }
+def _key_of(values: dict[Any, Any]) -> Key:
+    """Which epoch a record is of. Raises ProtocolError."""
+    account, query = take_text(values, "account"), take_text(values, "query")
+    return Key(account, query, take_integer(values, "epoch"))
+
+
+def _decode(data: str) -> tuple[int, list[Epoch]]:
+    """The inverse of `_encode`. Raises ProtocolError."""
+    values = load_object(data, "sluiceEpochs.json")
+    found = []
+    for name, value in take_object(values, "queries").items():
+        item = as_object(value, "An epoch")
+        epoch, offset, time_ms = (take_integer(item, n) for n in ("epoch", "offset", "time"))
+        query = str(name).rpartition("/")[2]
+        found.append(Epoch(take_text(item, "account"), query, epoch, offset, time_ms))
+    return take_integer(values, "next"), found
+
+
+def _encode(offset: int, queries: Iterable[Epoch]) -> str:
+    """The document: queries by their names, those of a name that another account has too by
+    `account/name`. A name has no `/`."""
+    table: dict[str, dict[str, Any]] = {}
+    for known in queries:
+        name = known.query if known.query not in table else f"{known.account}/{known.query}"
+        table[name] = {"epoch": known.epoch, "offset": known.offset, "time": known.time_ms}
+        if known.account:
+            table[name]["account"] = known.account
     return fastjson.dumps_file({"next": offset, "queries": table})
 
 
@@ -308,8 +414,10 @@ class Epochs:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
         run_sync: RunSync | None,
+        access: Access,
     ) -> None:
         self._settings = settings
+        self._access = access
         self._topics = topics
         self._store = store
         self._turns = turns
@@ -320,9 +428,9 @@ class Epochs:
         intake.on_staged = self._reader.seen.note
         self._publisher = Publisher(settings, topics, store, intake)
         self.table = EpochTable(
-            store, files, clock, settings.store.root, settings.broker.broker_name
+            store, files, clock, settings.store.root, settings.broker.broker_name, self._reader
         )
-        self._checks: dict[tuple[str, int], Check] = {}
+        self._checks: dict[Key, Check] = {}
         self._is_syncing = False
         self.published = 0
         """Messages, since the start."""
@@ -347,14 +455,16 @@ class Epochs:
         return answer if self._topics.version == before else Announced(answer)
 
     def _answer(self, header: CommitEpochRequest, command: Command) -> Command:
-        known = self.table.queries.get(header.query)
+        account, topics = self._access.account, frozenset(header.topics.split(","))
+        known = self.table.find(account, header.query, topics)
         if known is not None and header.epoch <= known.epoch:
             return self._of_known(known, header.epoch)
         if header.step not in (PREPARE, COMMIT):
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"{header.step!r} is no step.")
         try:
             staging.check_query(header.query)
-            check = self._begin(header, staging.decode_staged_ranges(command.body))
+            key = Key(account, header.query, header.epoch)
+            check = self._begin(key, topics, staging.decode_staged_ranges(command.body))
         except ProtocolError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
         except RequestError as error:
@@ -397,10 +507,9 @@ class Epochs:
         )
         return Command(ResponseCode.SUCCESS, encoded(fields), language=SERVER_LANGUAGE)
 
-    def _begin(self, header: CommitEpochRequest, ranges: Ranges) -> Check:
+    def _begin(self, key: Key, topics: frozenset[str], ranges: Ranges) -> Check:
         """The check of these ranges, begun when there is none; raises RequestError when it has
         failed. While one goes on for a commit, no other takes its place."""
-        key = header.query, header.epoch
         check = self._checks.get(key)
         if check is not None and check.error is not None:
             del self._checks[key]
@@ -410,8 +519,7 @@ class Epochs:
         if check is None or (check.ranges != ranges and not check.is_wanted):
             if len(self._checks) >= CHECKS_MAX:  # whoever prepared and never came back
                 del self._checks[next(iter(self._checks))]
-            steps = self._reader.check(key, self.table.own(ranges))
-            topics = frozenset(header.topics.split(","))
+            steps = self._reader.check(key.owner, self.table.own(ranges))
             check = self._checks[key] = Check(ranges, topics, steps)
         return check
 
@@ -426,11 +534,11 @@ class Epochs:
             self._publish(table.unfinished[0])
         key = next((key for key, check in self._checks.items() if check.has_work), None)
         if key is not None:
-            self._check(*key, self._checks[key])
+            self._check(key, self._checks[key])
         if table.unfinished or key is not None:
             self._worker.soon()
 
-    def _check(self, query: str, epoch: int, check: Check) -> None:
+    def _check(self, key: Key, check: Check) -> None:
         """A few messages; when all are right, the decision is recorded if that is wanted."""
         work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
         seen = None
@@ -447,28 +555,28 @@ class Epochs:
                 self._sync()
             if not check.is_wanted:
                 return
-            known = self.table.queries.get(query)
-            if known is None or epoch > known.epoch:  # committed when this is in the log
-                ranges = staged_ranges_to(check.ranges)
-                offset = self._append("epoch", query, epoch, ranges=ranges)
+            known = self.table.find(key.account, key.query, check.topics)
+            if known is None or key.epoch > known.epoch:  # committed when this is in the log
+                ranges, topics = staged_ranges_to(check.ranges), sorted(check.topics)
+                offset = self._append("epoch", key, ranges=ranges, topics=topics)
                 if not self._turns.end_own():
                     check.error = RequestError(
                         ResponseCode.SYSTEM_ERROR, "the decision was not stored."
                     )
                     return
                 now_ms = self._clock.now_ms()
-                known = self.table.recorded(query, epoch, check.ranges, offset, now_ms)
+                known = self.table.recorded(key, check.ranges, offset, now_ms)
                 known.end = known.record_end = self._store.written_offset
                 self._sync()
-            del self._checks[query, epoch]
+            del self._checks[key]
         except RequestError as error:
             check.error = error
         except StoreError as error:
             check.error = RequestError(ResponseCode.SYSTEM_ERROR, str(error))
 
-    def _append(self, kind: str, query: str, epoch: int, **values: Any) -> int:
-        """A record of ours; its offset. Raises StoreError."""
-        body = fastjson.dumps_strict({"kind": kind, "query": query, "epoch": epoch, **values})
+    def _append(self, kind: str, key: Key, **values: Any) -> int:
+        """Append a record to the epoch topic; returns its offset. Raises StoreError."""
+        body = fastjson.dumps_strict({"kind": kind, **key.fields(), **values})
         host = self._settings.store_host
         _, offset = self._store.writer.append(
             EPOCH_TOPIC, 0, body, _PROPERTIES, 0, 0, 0, self._clock.now_ms(), host, host
@@ -478,7 +586,7 @@ class Epochs:
     def _publish(self, known: Epoch) -> None:
         """A chunk: its record and as many messages behind it as one write should hold, in one go;
         one file of the log has room for them."""
-        owner, first = (known.query, known.epoch), known.published
+        owner, first = known.key.owner, known.published
         bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
         runs, messages = self._reader.chunk(owner, known.own, first, CHUNK_MESSAGES, bytes_max)
         if not runs and not messages:
@@ -496,7 +604,7 @@ class Epochs:
         reached, mark = first, known.mark
         begin = first if runs else messages[0].ordinal
         try:
-            mark = self._append("chunk", *owner, first=begin)
+            mark = self._append("chunk", known.key, first=begin)
             for ordinal in chain(
                 self._publisher.publish_runs(runs, first, read), self._publisher.publish(messages)
             ):

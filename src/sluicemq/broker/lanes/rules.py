@@ -28,6 +28,7 @@ import orjson
 from sluicemq.errors import FilterError
 from sluicemq.filter.nodes import render
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags
+from sluicemq.model import properties as reserved
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
@@ -81,7 +82,7 @@ def kept(
     return decorate
 
 
-LANE_PROPERTY: Final = "SLUICE_LANE"
+LANE_PROPERTY: Final = reserved.LANE
 """Of a message that was sent back: the lane that it returns to."""
 LANE: Final = "LANE"
 WHOLE: Final = "WHOLE"

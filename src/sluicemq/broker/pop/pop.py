@@ -18,10 +18,11 @@ that the consumer knows, and with their handle as a property.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 from sluicemq.broker.background import Background, Steps, after
@@ -48,7 +49,13 @@ from sluicemq.model.topic import (
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.record.codec import as_text, decode_properties, encode_record, parse_head
+from sluicemq.record.codec import (
+    as_text,
+    decode_properties,
+    encode_record,
+    parse_head,
+    properties_slice,
+)
 from sluicemq.store.gather import Judgement, PostponedError
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
@@ -81,6 +88,8 @@ FROM_FIRST: Final = 0
 LOOK_S: Final = 0.002
 NOTICED_MAX: Final = 64
 """So many messages a notification with a filter looks at; behind them there may be one."""
+_HANDLE_START: Final = f"{POP_CK}\x01".encode()
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 _ELSEWHERE: Final = (
     ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_OVERFLOW_BADLY, ReadStatus.OFFSET_FOUND_NULL,
@@ -466,7 +475,7 @@ class Pop:
         found.size_bytes += result.size_bytes
         actual = popping.is_look or self.settings.broker.pop_actual_retry_topic
         if topic == header.topic or actual:
-            found.data += result.data
+            found.data += _without_handles(records, result.data)
         else:
             handle = Handle(
                 offsets[0], found.pop_ms, invisible_ms, found.revive_queue, kind,
@@ -635,14 +644,34 @@ def _notice(popping: Popping, header: NotificationResponse) -> bytes:
     return encode_answer(popping.command, fields=encode_header(header), remark=UNSET)
 
 
+def _without_handles(
+    records: Sequence[tuple[int, memoryview]], data: Sequence[bytes | memoryview]
+) -> Sequence[bytes | memoryview]:
+    """Return the records of a read as `data`, but without the property POP_CK: clients would take
+    it for the handle, and a store of another release may hold what a producer wrote. HOT."""
+    if all(_HANDLE_START not in bytes(one[properties_slice(one)]) for _, one in records):
+        return data
+    return [_recoded(record) for _, record in records]
+
+
 def _as_sent(record: memoryview, topic: str, handle: Handle) -> bytes | memoryview:
-    """A message that comes again, with the topic that it was sent to and its handle; as it is
-    stored when there is no room for that."""
+    """Return a message that comes again, with the topic that it was sent to and its handle; as it
+    is stored when there is no room for that."""
+    return _recoded(record, topic, {POP_CK: handle.text()})
+
+
+def _recoded(
+    record: memoryview, topic: str = "", added: Mapping[str, str] = _NOTHING
+) -> bytes | memoryview:
+    """Return a stored record under the name of `topic` (its own if empty), with the properties
+    `added` and without any other handle."""
     head = parse_head(record)
-    properties = decode_properties(record[head.properties]) | {POP_CK: handle.text()}
+    properties = decode_properties(record[head.properties])
+    properties.pop(POP_CK, None)
+    properties |= added
     try:
         return encode_record(
-            topic=topic,
+            topic=topic or bytes(record[head.topic]).decode("utf-8", "replace"),
             queue_id=head.queue_id,
             queue_offset=head.queue_offset,
             physical_offset=head.physical_offset,

@@ -36,6 +36,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Record, read_record
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.errors import ProtocolError
+from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import REAL_QUEUE, REAL_TOPIC, TAGS
 from sluicemq.store.queues import BLANK_SIZE, UNIT
@@ -59,7 +60,7 @@ from sluicemq.wire.popping import (
 log = logging.getLogger(__name__)
 
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
-NEXT: Final = "SLUICE_NEXT"
+NEXT: Final = reserved.POP_NEXT_OFFSET
 """Property of a checkpoint of ours: where its group goes on, 0 when it does not move."""
 _ROLLED: Final = b"TIMER_ROLL_TIMES\x01"
 _CHUNK_UNITS: Final = 256

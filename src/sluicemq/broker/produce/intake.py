@@ -41,15 +41,17 @@ from sluicemq.model.message import (
     BORN_HOST_IPV6,
     STORE_HOST_IPV6,
     TAGS,
-    TIMER_PROPERTIES,
     TRAN_MSG,
     UNIQ_KEY,
 )
+from sluicemq.model.properties import CARE_ON_SEND, REFUSED_IN_BATCH, remove_on_send
+from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.record import codec as text
 from sluicemq.record.codec import decode_batch, parse_head
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
+from sluicemq.store.writer import Part
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGING_TOPIC
 
@@ -62,8 +64,9 @@ ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     "msg body length limit {}B, msg properties length limit 32KB."
 )
-# As long as can be: the longer what is searched for, the faster. Names of TIMER_DEL… are four.
-_NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")
+_CARE: Final = tuple(f"{name}\x01".encode() for name in sorted(CARE_ON_SEND))
+"""What the properties of a message in a batch are searched for; a longer name that ends alike is
+looked at more closely, too."""
 COLUMNS_BYTES_MIN: Final = 4096
 """A smaller batch has too few messages for columns."""
 NOWHERE: Final = -1
@@ -175,6 +178,15 @@ class Intake:
         """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
         self.elsewhere = Elsewhere()
 
+    def receive(self, draft: Draft) -> Stored:
+        """Accept a message that comes from outside: take off the properties that no sender may
+        write (`model.properties`), then `accept` it.
+
+        Raises RequestError, MessageIllegalError, StoreError.
+        """
+        remove_on_send(draft.properties, is_retry=draft.topic.startswith(RETRY_PREFIX))
+        return self.accept(draft)
+
     def accept(self, draft: Draft) -> Stored:
         """Rewrite and append; the caller's answer ends the turn.
 
@@ -243,19 +255,16 @@ class Intake:
             if done is not None:
                 return done
         try:
-            parts = decode_batch(body, suffix)
+            sent = decode_batch(body)
         except ProtocolError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if not parts:
+        if not sent:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
+        parts = _as_stored(sent, suffix)
         properties = [stored for _, _, stored, _ in parts]
-        joined = b"".join(properties)
-        if any(name in joined for name in _NOT_IN_BATCH):
-            for stored in properties:
-                refuse_in_batch(text.as_dict(stored.decode("utf-8", "replace")))
         self.check_properties(max(map(len, properties)))
         positions, offset = self._writer.append_batch(topic.name, queue_id, parts, *origin)
-        self._count(topic, Counter([len(one) for _, one, _, _ in parts]), len(joined))
+        self._count(topic, Counter([len(one) for _, one, _, _ in parts]), sum(map(len, properties)))
         if topic.name == STAGING_TOPIC:
             self.on_staged(queue_id, offset, properties, [one for _, one, _, _ in parts])
         wanted = positions[:ids_max]
@@ -292,6 +301,35 @@ class Intake:
         topic.bytes_in += properties_bytes
 
 
+def _as_stored(sent: Sequence[Part], suffix: bytes) -> list[Part]:
+    """Return the messages of a batch with the properties that are stored: those of each as if it
+    had been sent alone (`model.properties`), then the broker's own (`suffix`).
+
+    Raises RequestError for what no message of a batch can be.
+    """
+    joined = b"\x02".join([own for _, _, own, _ in sent])
+    if any(name in joined for name in _CARE):
+        added = text.as_dict(suffix.decode())
+        return [(flag, body, _with_care(own, added, suffix), tag) for flag, body, own, tag in sent]
+    return [(flag, body, _ended(own) + suffix, tag) for flag, body, own, tag in sent]
+
+
+def _with_care(own: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
+    properties = text.as_dict(own.decode("utf-8", "replace"))
+    if CARE_ON_SEND.isdisjoint(properties):
+        return _ended(own) + suffix
+    refuse_in_batch(properties)
+    remove_on_send(properties)
+    for name, value in added.items():
+        properties.setdefault(name, value)
+    return text.as_text(properties).encode("utf-8", "replace")
+
+
+def _ended(properties: bytes) -> bytes:
+    """Encoded properties that others can follow."""
+    return properties if properties[-1:] in (b"", b"\x02") else properties + b"\x02"
+
+
 def refuse_in_batch(properties: dict[str, str]) -> None:
     """Raises RequestError for what no message of a batch can be (spec/store.md §2.5)."""
     if properties.get(TRAN_MSG, "").lower() == "true":
@@ -300,8 +338,8 @@ def refuse_in_batch(properties: dict[str, str]) -> None:
             "a batch cannot be part of a transaction (property TRAN_MSG=true). The batch was not "
             "stored. Send messages of transactions one by one.",
         )
-    for name in ("DELAY", *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
-        if properties.get(name, "0") != "0":
+    for name in REFUSED_IN_BATCH.intersection(properties) - {TRAN_MSG}:
+        if properties[name] != "0":
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a message of a batch cannot be delayed (property {name}={properties[name]}). "

@@ -28,6 +28,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.ids import offset_message_id, parse_offset_message_id
+from sluicemq.model.properties import remove_on_send
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record import codec as text
@@ -236,6 +237,9 @@ class Replies:
         config = self.settings.broker
         fields = {"TRACE_ON": "true" if config.trace_on else "false", "MSG_REGION": config.region}
         topic = self.topics.get(header.topic)
+        if topic is not None and topic.is_forbidden:
+            remark = f"Sending message to topic[{header.topic}] is forbidden."
+            return Command(ResponseCode.NO_PERMISSION, fields, remark=remark)
         if topic is None or not 0 <= header.queue_id < topic.queues:
             return Command(
                 ResponseCode.TOPIC_NOT_EXIST if topic is None else ResponseCode.INVALID_PARAMETER,
@@ -244,6 +248,7 @@ class Replies:
                 f"belongs to {config.cluster_name}_REPLY_TOPIC",
             )
         properties = fields | text.as_dict(header.properties or "")
+        remove_on_send(properties)
         if config.store_replies:
             host = self.settings.store_host
             try:

@@ -64,6 +64,7 @@ from sluicemq.broker.topics import (
     Groups,
     Topic,
     Topics,
+    is_internal,
     topic_fault,
 )
 from sluicemq.broker.turns import Durable, Turns
@@ -81,6 +82,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
     WAIT,
 )
+from sluicemq.model.properties import CARE_ON_SEND, forget_origin
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record import codec as text
@@ -100,7 +102,7 @@ log = logging.getLogger(__name__)
 _pack_prefix: Final = struct.Struct(">II").pack
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _needs_care: Final = re.compile(
-    "\x02(?:DELAY|TRAN_MSG|TIMER_|TRACE_ON|MSG_REGION|CLUSTER|POP_CK|__SHARDINGKEY"
+    f"\x02(?:(?:{'|'.join(map(re.escape, sorted(CARE_ON_SEND)))}|__SHARDINGKEY)\x01"
     "|WAIT\x01(?!true\x02))"
 ).search
 """Of properties, each behind the end of another: does a name stand there that is not plain?"""
@@ -166,7 +168,7 @@ class Retries:
             )
         if config.retry_queues <= 0:
             return  # a group that wants no retries; its message is done
-        draft = self._copy(header.physical_offset)
+        draft = self._copy(header.physical_offset, config.name)
         properties, times = draft.properties, draft.reconsume_times
         properties.pop(LANE_PROPERTY, None)
         if lane:  # it returns to the lane that it comes from
@@ -186,13 +188,18 @@ class Retries:
         draft.topic = topic.name
         draft.queue_id = self.next_queue % max(topic.config.write_queues, 1)
         draft.reconsume_times = times + 1
-        self.intake.accept(draft)
+        self.intake.receive(draft)
         self.delivered[properties[RETRY_TOPIC], config.name].sent_back += 1
         name = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
         self.stored(config.name, topic, name, times)
 
-    def _copy(self, position: int) -> Draft:
-        """The message that lies there, bound for nowhere yet. Raises RequestError."""
+    def _copy(self, position: int, group: str) -> Draft:
+        """Return a copy of the message that begins at `position` of the log, without a place to go
+        to yet. Raises RequestError.
+
+        Where the message was first read is taken from its properties only if it lies in a topic
+        that members of the group alone write to; any producer can write the same names elsewhere.
+        """
         data = self.store.reader.record_at(position)
         record = read_record(None if data is None else memoryview(data))
         if data is None or record is None:
@@ -202,6 +209,7 @@ class Retries:
         # Else whoever may read one group could read every message by its place in the log.
         self.access.require_record(data, SUB)
         topic, properties = record.topic, record.all_properties()
+        forget_origin(properties, topic, group)
         origin = offset_message_id(record.store_host, record.physical_offset)
         properties.setdefault(ORIGIN_MESSAGE_ID, origin)
         draft = record.draft(topic, 0, properties)
@@ -411,7 +419,6 @@ class Send:
                 most = times_max(config, header.reconsume_times_max, command.version)
                 if (header.reconsume_times or 0) > most or self._retries.locks.holds_any(group):
                     topic, queue_id = self._retries.bury(group, properties), 0
-            properties.pop("POP_CK", None)
             for name, value in self._added.items():
                 properties.setdefault(name, value)
             if "UNIQ_KEY" not in properties:
@@ -421,7 +428,7 @@ class Send:
                 peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
                 header.reconsume_times or 0,
             )  # fmt: skip
-            stored = self._intake.accept(draft)
+            stored = self._intake.receive(draft)
             if group is not None:
                 self._retries.stored(group, topic, properties["UNIQ_KEY"], draft.reconsume_times)
             # A prepared message enters its own topic when it is committed.
@@ -489,15 +496,15 @@ class Send:
     def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
         """The topic of a send, created where that is allowed. Raises RequestError."""
         name = header.topic
+        if is_internal(name):
+            raise RequestError(
+                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+            )
         topic = self._topics.get(name)
         if topic is None:
             fault = topic_fault(name, self._settings.broker.topic_length_max)
             if fault is not None:
                 raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
-        elif topic.is_forbidden:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
-            )
         if topic is None:
             topic = self._topics.create_by_send(
                 name, header.default_topic, header.default_topic_queues

@@ -40,6 +40,7 @@ from sluicemq.broker.produce.intake import Draft, Record, entries, read_record
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import RequestError
+from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import (
     CHECK_IMMUNITY,
@@ -60,17 +61,16 @@ from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
-CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+CHECK_TIMES: Final = reserved.CHECK_TIMES
 TRANSACTION_ID: Final = "__transactionId__"
-PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
-FIRST_OFFSET: Final = "SLUICE_FIRST_HALF"
-"""Our own, in copies alone: the offset of the first prepared message of the transaction."""
+PREPARED_OFFSET: Final = reserved.PREPARED_OFFSET
+FIRST_OFFSET: Final = reserved.FIRST_HALF_OFFSET
 COPY_BYTES_MAX: Final = 96
 """What the copies of a prepared message may add to its properties."""
 OP_PROPERTIES: Final = b"WAIT\x01true\x02TAGS\x01d\x02"
 OP_TAG_CODE: Final = tag_code("d")
 IMMUNITY_S_MAX: Final = 10 * 365 * 86_400
-_DELAYS: Final = (DELAY, *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY")
+_DELAYS: Final = (DELAY, *TIMER_PROPERTIES, reserved.TIMER_DELETES)
 HEAP_SPARE: Final = 1024
 
 
@@ -336,6 +336,8 @@ def hide(draft: Draft, config: BrokerConfig, open_count: int) -> bool:
         draft.sys_flag &= ~TRANSACTION_MASK
         return False
     _check(properties, config, open_count)
+    for name in reserved.OF_COPIES:  # else it would pass for a copy of another transaction
+        properties.pop(name, None)
     properties |= {
         REAL_TOPIC: draft.topic,
         REAL_QUEUE: str(draft.queue_id),

@@ -63,6 +63,9 @@ class TransactionRequests:
         transactions, outcome = self.transactions, header.outcome
         if header.is_check_answer:
             asked = transactions.table.at(header.half_queue_offset)
+            about = None if asked is None else transactions.reader.record(asked.physical_offset)
+            if about is not None:
+                self.access.require(about.text(REAL_TOPIC), PUB)
             transactions.check_back.answered(asked, peer)
         if outcome == 0:
             return None

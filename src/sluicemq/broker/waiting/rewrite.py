@@ -86,6 +86,8 @@ class DelayRewrite:
         slot_ms = self._slot(draft.properties)
         if slot_ms is None:
             return
+        if TIMER_DELETES in draft.properties:
+            _check_deletion(draft.topic, draft.properties[TIMER_DELETES])
         if self._slot_count(slot_ms) >= config.timer_slot_messages_max:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -135,6 +137,16 @@ def _integer(properties: Mapping[str, str], name: str) -> int:
             f"the property {name} is {value!r}, not a number. The message was not stored."
         )
     return int(value)
+
+
+def _check_deletion(topic: str, target: str) -> None:
+    """Raise RequestError unless the message that `target` names, as topic + id, is one of `topic`:
+    whoever may write to one topic could otherwise delete the timed messages of all others."""
+    if not target.startswith(f"{topic}+"):
+        raise _illegal(
+            f"a message to topic {topic} cannot take back {target!r} (TIMER_DEL_UNIQKEY), which is "
+            "not one of that topic. It was not stored. Send it to the topic of its target."
+        )
 
 
 def _illegal(remark: str) -> RequestError:

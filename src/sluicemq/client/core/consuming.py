@@ -55,6 +55,7 @@ from sluicemq.model.message import (
     WAIT,
     StoredMessage,
 )
+from sluicemq.model.properties import forget_origin
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, Strategy
 from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP, TopicRates
@@ -282,6 +283,7 @@ def retry_copy(
     """Return the message to %RETRY%group; `times` is how often it has come again so far. Its body
     stays as it is stored, so one that this client cannot decode reaches a client that can."""
     properties = {name: v for name, v in record.properties.items() if name not in _LEFT_OUT}
+    forget_origin(properties, record.topic, group)
     if record.topic.startswith(DLQ_PREFIX):
         properties[RETRY_TOPIC] = record.topic
     properties.setdefault(RETRY_TOPIC, record.topic)

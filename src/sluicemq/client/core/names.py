@@ -10,13 +10,13 @@ The secret is never part of a text that could be shown. Facts: spec/remoting.md 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import helpful
-from sluicemq.model.message import RESERVED_PROPERTIES
+from sluicemq.model.properties import is_reserved
 from sluicemq.model.topic import (
     DLQ_PREFIX,
     GROUP_LENGTH_MAX,
@@ -137,8 +137,9 @@ def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     return keys
 
 
-def check_properties(properties: Mapping[str, str]) -> None:
-    """The user's own properties. Raises ConfigurationError naming the one at fault."""
+def check_properties(properties: Mapping[str, str], allowed: Collection[str] = frozenset()) -> None:
+    """Check the user's own properties, and reserved ones that are `allowed` here. Raises
+    ConfigurationError naming the one at fault."""
     if not isinstance(properties, Mapping):
         raise ConfigurationError(
             f"the properties are {properties!r:.60}.", cure="Give a dict of texts: {'price': '3'}."
@@ -149,7 +150,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
                 f"the property {name!r} has the value {value!r}.",
                 cure="Names and values are text: write str(value).",
             )
-        if name in RESERVED_PROPERTIES or name.startswith("__RMQ."):
+        if is_reserved(name) and name not in allowed:
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
                 cure="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",

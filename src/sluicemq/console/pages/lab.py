@@ -6,7 +6,7 @@ from sluicemq.client.core.operations.explain import BrokerTrial
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import SluiceError
 from sluicemq.filter.check import check
-from sluicemq.model.message import own_properties
+from sluicemq.model.properties import own_properties
 from sluicemq.model.subscription import SQL92, TAG
 
 ROWS_MAX: Final = 20_000

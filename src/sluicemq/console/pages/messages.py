@@ -8,7 +8,8 @@ from urllib.parse import quote
 from sluicemq.console import bodies
 from sluicemq.console.context import PAGE_ROWS, Answer, Context
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.message import StoredMessage, own_properties
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.properties import own_properties
 
 WAYS: Final = "time", "key", "id"
 HOUR_MS: Final = 3_600_000

@@ -46,7 +46,8 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
-from sluicemq.model.message import RESERVED_PROPERTIES, SHARDING_KEY
+from sluicemq.model.message import SHARDING_KEY
+from sluicemq.model.properties import RESERVED_PROPERTIES
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.options import moment, parse_options
 from sluicemq.spark.pipelines.ready import (

@@ -8,13 +8,14 @@ from the record alone, so a broker, a restore and a verification place a message
 from typing import Final, NamedTuple, Protocol
 
 from sluicemq.errors import ProtocolError
+from sluicemq.model import properties as reserved
 from sluicemq.model.message import TIMER_PROPERTIES
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
 
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-TIMER_OUT: Final = "TIMER_OUT_MS"
-TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
+TIMER_OUT: Final = reserved.TIMER_OUT
+TIMER_DELETES: Final = reserved.TIMER_DELETES
 OUT: Final = TIMER_OUT.encode()
 DELETES: Final = TIMER_DELETES.encode()
 ROLLS: Final = b"TIMER_ROLL_TIMES"

@@ -43,8 +43,8 @@ from sluicemq.model.message import (
     UNIQ_KEY,
     Message,
     StoredMessage,
-    own_properties,
 )
+from sluicemq.model.properties import own_properties
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 

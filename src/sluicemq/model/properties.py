@@ -1,0 +1,257 @@
+"""Reserved properties: the one list that the broker, its compiled engine, the clients and the proxy
+share.
+
+RocketMQ keeps the properties of a producer and those of the broker in one map, so a producer can
+write a name whose value the broker, the proxy or a client later believes. This table says of each
+reserved name what a broker does with it when a message arrives from outside:
+
+    KEPT      stored as sent; nothing acts on the value beyond the message itself
+    REMOVED   never stored: only a broker writes it, and a reader believes it
+    FILLED    stored as sent, or filled in by the broker when it is missing
+    OBEYED    asks the broker for a delay or a transaction; a batch that has it is refused
+
+The rule is the same for every way in: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310),
+SEND_BATCH_MESSAGE (320), staged rows of an exactly-once sink, replies (324, 325), and
+CONSUMER_SEND_MSG_BACK (36). Two more rules depend on where a message goes, because RocketMQ's own
+clients send these names for good reasons:
+
+- RETRY_TOPIC and ORIGIN_MESSAGE_ID say where a failed message came from. They count in a retry or
+  dead-letter topic, where only members of the group write, and nowhere else (`forget_origin`).
+- `OF_COPIES` is what a broker writes into copies of a prepared message. It is taken off a message
+  that begins a transaction.
+
+A stored message that is written again as a new one (a copy by Spark) takes over what says what it
+is and where it came from (`COPIED`), and leaves behind what its first delivery needed.
+
+Names and their meaning: spec/remoting.md §11.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from sluicemq.model.message import (
+    CHECK_IMMUNITY,
+    CLUSTER,
+    DELAY,
+    FIRST_POP_TIME,
+    KEYS,
+    MAX_RECONSUME_TIMES,
+    MSG_REGION,
+    ORIGIN_MESSAGE_ID,
+    POP_CK,
+    PRODUCER_GROUP,
+    REAL_QUEUE,
+    REAL_TOPIC,
+    RECONSUME_TIME,
+    RETRY_TOPIC,
+    SHARDING_KEY,
+    TAGS,
+    TIMER_PROPERTIES,
+    TRACE_ON,
+    TRAN_MSG,
+    UNIQ_KEY,
+    WAIT,
+)
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+
+CHECKSUM: Final = "__CRC32#"
+TIMER_OUT: Final = "TIMER_OUT_MS"
+TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
+CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+FIRST_HALF_OFFSET: Final = "SLUICE_FIRST_HALF"
+"""Our own, in copies of a prepared message: the queue offset of the first one."""
+POP_NEXT_OFFSET: Final = "SLUICE_NEXT"
+"""Our own, in checkpoints of POP."""
+LANE: Final = "SLUICE_LANE"
+"""Our own, in retry topics: the lane that sent the message back."""
+MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+BORN_HOST: Final = "__BORNHOST"
+BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+LITE_TOPIC: Final = "__LITE_TOPIC"
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+TRANSIENT_PREFIX: Final = "__RMQ."
+
+
+class OnSend(Enum):
+    """What a broker does with a reserved property of a message that arrives from outside."""
+
+    KEPT = "kept"
+    REMOVED = "removed"
+    FILLED = "filled"
+    OBEYED = "obeyed"
+
+
+class Reserved(NamedTuple):
+    """A reserved name. `is_refused`: our client refuses it among the user's own properties;
+    `is_hidden`: the proxy refuses it there, and does not show it to gRPC clients."""
+
+    name: str
+    on_send: OnSend = OnSend.KEPT
+    is_refused: bool = False
+    is_hidden: bool = True
+
+
+_KEPT, _REMOVED, _FILLED, _OBEYED = OnSend
+_BOTH: Final = (
+    KEYS,
+    TAGS,
+    WAIT,
+    UNIQ_KEY,
+    RETRY_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    RECONSUME_TIME,
+    MAX_RECONSUME_TIMES,
+    REAL_TOPIC,
+    REAL_QUEUE,
+    PRODUCER_GROUP,
+    "INSTANCE_ID",
+    "CORRELATION_ID",
+    "REPLY_TO_CLIENT",
+    "TTL",
+    "MSG_TYPE",
+)
+_HIDDEN: Final = (
+    FIRST_POP_TIME,
+    "POP_CK_OFFSET",
+    TIMER_OUT,
+    "TIMER_ENQUEUE_MS",
+    "TIMER_DEQUEUE_MS",
+    "TIMER_ROLL_TIMES",
+    "TIMER_DELAY_LEVEL",
+    PREPARED_OFFSET,
+    "MIN_OFFSET",
+    "MAX_OFFSET",
+    "BUYER_ID",
+    "TRANSFER_FLAG",
+    "CORRECTION_FLAG",
+    "MQ2_FLAG",
+    "CONSUME_START_TIME",
+    "DUP_INFO",
+    "EXTEND_UNIQ_INFO",
+    "ARRIVE_TIME",
+    "PUSH_REPLY_TIME",
+    "ORIGIN_GROUP",
+    BORN_HOST,
+    BORN_TIMESTAMP,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_ORIGIN_MESSAGE_ID,
+    PRIORITY,
+    LITE_TOPIC,
+)
+_SHOWN: Final = (SHARDING_KEY, CHECK_TIMES, CHECK_IMMUNITY, "INNER_NUM", "INNER_BASE")
+"""RocketMQ's proxy shows these to consumers, which may send on what they received."""
+RESERVED: Final[Mapping[str, Reserved]] = {
+    it.name: it
+    for it in (
+        *(
+            Reserved(name, _REMOVED, is_refused=True)
+            for name in (
+                POP_CK,
+                MULTI_OFFSETS,
+                CHECKSUM,
+                FIRST_HALF_OFFSET,
+                POP_NEXT_OFFSET,
+                LANE,
+            )
+        ),
+        *(Reserved(name, _FILLED, is_refused=True) for name in (MSG_REGION, TRACE_ON, CLUSTER)),
+        *(
+            Reserved(name, _OBEYED, is_refused=True)
+            for name in (
+                DELAY,
+                *TIMER_PROPERTIES,
+                TRAN_MSG,
+            )
+        ),
+        Reserved(TIMER_DELETES, _OBEYED),
+        *(Reserved(name, is_refused=True) for name in _BOTH),
+        *(Reserved(name) for name in _HIDDEN),
+        *(Reserved(name, is_refused=True, is_hidden=False) for name in _SHOWN),
+        *(
+            Reserved(name, is_hidden=False)
+            for name in (
+                TRACE_CONTEXT,
+                "__transactionId__",
+                MULTI_DISPATCH,
+                "REDIRECT",
+                "PROPERTY_FORWARD_QUEUE_ID",
+            )
+        ),
+    )
+}
+"""By name."""
+
+
+def _named(*kinds: OnSend) -> frozenset[str]:
+    return frozenset(it.name for it in RESERVED.values() if it.on_send in kinds)
+
+
+REMOVED_ON_SEND: Final = _named(_REMOVED)
+FILLED_ON_SEND: Final = _named(_FILLED)
+REFUSED_IN_BATCH: Final = _named(_OBEYED)
+CARE_ON_SEND: Final = _named(_REMOVED, _FILLED, _OBEYED)
+"""The fast ways in leave a message that has one of these to the ordinary way."""
+COPIED: Final = frozenset(
+    {
+        SHARDING_KEY,
+        RETRY_TOPIC,
+        ORIGIN_MESSAGE_ID,
+        DLQ_ORIGIN_TOPIC,
+        DLQ_ORIGIN_MESSAGE_ID,
+        BORN_HOST,
+        BORN_TIMESTAMP,
+        TRACE_CONTEXT,
+        PRIORITY,
+        LITE_TOPIC,
+        "INSTANCE_ID",
+        "CORRELATION_ID",
+        "BUYER_ID",
+        "ORIGIN_GROUP",
+        "EXTEND_UNIQ_INFO",
+    }
+)
+"""Reserved properties that a new message takes over from the stored one that it copies."""
+OF_COPIES: Final = (CHECK_TIMES, PREPARED_OFFSET)
+RESERVED_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_refused)
+"""Names that our client refuses among the user's own properties."""
+HIDDEN_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_hidden)
+"""Names that gRPC clients neither send nor see among the user's own properties."""
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether our client keeps users from setting the property `name`."""
+    return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
+
+
+def is_copied(name: str) -> bool:
+    """Return whether a new message takes over the property `name` of the stored one it copies."""
+    if name in RESERVED:
+        return name in COPIED
+    return not name.startswith(TRANSIENT_PREFIX)
+
+
+def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that the producer gave itself, without reserved names."""
+    return {name: text for name, text in properties.items() if not is_reserved(name)}
+
+
+def remove_on_send(properties: dict[str, str], *, is_retry: bool = False) -> None:
+    """Take off what no sender may write. `is_retry`: the message goes to a retry topic, where a
+    client of the group may say which lane it belongs to."""
+    for name in REMOVED_ON_SEND.intersection(properties):
+        if name != LANE or not is_retry:
+            del properties[name]
+
+
+def forget_origin(properties: dict[str, str], topic: str, group: str) -> None:
+    """Take off what a message of `topic` says about where it was first read, before `group` sends
+    it back, unless only members of the group can have written that."""
+    if not topic.startswith(DLQ_PREFIX) and topic != RETRY_PREFIX + group:
+        properties.pop(RETRY_TOPIC, None)
+        properties.pop(ORIGIN_MESSAGE_ID, None)
