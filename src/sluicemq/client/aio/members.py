@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.ordered import OrderedReaders
 from sluicemq.client.aio.readers import Readers, Reading, SendBack
 from sluicemq.client.aio.received import Feed, RetrySink
@@ -38,6 +38,7 @@ from sluicemq.client.core.requests import (
     request_error,
 )
 from sluicemq.client.keeper import Keeper
+from sluicemq.client.tasks import Tasks, notify
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -160,9 +161,9 @@ class Member:
             raise
         if not self._started:
             self._started = True
-            self._tasks.spawn(self._balance_forever(), f"sluicemq balance {self.group}")
+            self._tasks.keep(self._balance_forever, f"sluicemq balance {self.group}")
             if self.options.auto_commit:
-                self._tasks.spawn(self.readers.commit_forever(), f"sluicemq commit {self.group}")
+                self._tasks.keep(self.readers.commit_forever, f"sluicemq commit {self.group}")
 
     async def change(self, subscription: Subscription) -> None:
         """A topic of this member is read with another expression from now on, in all its queues.
@@ -353,8 +354,7 @@ class Member:
         self._seen[topic] = set(queues) | (known or set())
         after = self.readers.of_topic(topic)
         for listener in self.on_share if after != before else ():
-            # What goes wrong there is none of our business.
-            asyncio.get_running_loop().call_soon(listener, topic, list(queues), sorted(after))
+            notify(listener, topic, list(queues), sorted(after))
         return complete
 
     async def _left_out(self, topic: str, members: tuple[str, ...]) -> None:

@@ -31,6 +31,7 @@ from sluicemq.client.core.consuming import (
     ORDERED_TIMES_MAX,
     times_so_far,
 )
+from sluicemq.client.tasks import KeptTask
 from sluicemq.errors import SluiceError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -211,7 +212,7 @@ class OrderedReaders(Readers):
         super().__init__(reading)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing: KeptTask | None = None
         self.leases: Leases | None = None
 
         def resume(queue: MessageQueue) -> None:
@@ -252,8 +253,8 @@ class OrderedReaders(Readers):
         if not await leases.acquire(queue):
             return False
         if self._renewing is None:
-            self._renewing = self._tasks.spawn(
-                leases.renew_forever(), f"sluicemq leases {self._group}"
+            self._renewing = self._tasks.keep(
+                leases.renew_forever, f"sluicemq leases {self._group}"
             )
         try:
             return await super().add(queue, subscription, feed, is_new=is_new)

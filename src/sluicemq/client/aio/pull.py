@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
 from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
@@ -26,6 +26,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
 from sluicemq.client.core.names import check_group, check_number, check_queue
 from sluicemq.client.core.requests import PullStatus
+from sluicemq.client.tasks import Tasks, call_listener, notify
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.hints import helpful
@@ -206,7 +207,7 @@ class LitePullConsumer:
         self, topic: str, queues: list[MessageQueue], own: list[MessageQueue]
     ) -> None:
         if self.on_share is not None and not self._is_closed:
-            self.on_share(topic, queues, own)
+            call_listener(self.on_share, topic, queues, own)
 
     async def unsubscribe(self, topic: str) -> None:
         """Reads a topic no more: its queues go to the other members. What was polled of it and not
@@ -229,7 +230,7 @@ class LitePullConsumer:
                 Reading(self._cluster, self.group, self.options, filtered_here=True)
             )
             if self.options.auto_commit:
-                self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
+                self._tasks.keep(self._assigned.commit_forever, f"sluicemq commit {self.group}")
         wanted = set(queues)
         for queue in wanted:
             check_queue(queue)
@@ -387,12 +388,12 @@ class LitePullConsumer:
                 else:
                     has_changed = known is not None and found != known
                     for one in tuple(listeners) if has_changed else ():
-                        asyncio.get_running_loop().call_soon(one, topic, list(found))
+                        notify(one, topic, list(found))
                     known = found
                 await asyncio.sleep(period_s)
 
         if len(listeners) == 1:
-            self._tasks.spawn(watch(), f"sluicemq queues of {topic}")
+            self._tasks.keep(watch, f"sluicemq queues of {topic}")
 
     @property
     def _readers(self) -> Readers:

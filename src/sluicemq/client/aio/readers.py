@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
@@ -46,6 +46,7 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.tracing import Outcome
+from sluicemq.client.tasks import KeptTask, Tasks, notify
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -447,9 +448,8 @@ class QueueReader:
             )  # fmt: skip
         self.move(new)
         self.committed = None
-        if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
-            event = OffsetMoved(self.group, self.queue, old, new, lost)
-            asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)
+        if self._cluster.on_moved is not None:
+            notify(self._cluster.on_moved, OffsetMoved(self.group, self.queue, old, new, lost))
 
 
 class Readers:
@@ -469,7 +469,7 @@ class Readers:
         self.expected: dict[str, int] = {}
         """How many queues of a topic will be read here: their limits are shared out by it."""
         self._readers: dict[MessageQueue, QueueReader] = {}
-        self._running: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._running: dict[MessageQueue, KeptTask] = {}
         self.counts: dict[str, Counts] = {}
         """What was done lately, by topic."""
         self._tasks = Tasks()
@@ -503,7 +503,7 @@ class Readers:
             # Said at once: a crash before the first commit must not move a group that began at
             # "last" past what came meanwhile.
             await self._commit(reader, position)
-        self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
+        self._running[queue] = self._tasks.keep(reader.run, f"sluicemq read {queue}")
         return True
 
     def all(self) -> list[QueueReader]:

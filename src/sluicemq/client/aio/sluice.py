@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from sluicemq.client.aio.broker_requests import BrokerRequests
-from sluicemq.client.aio.cluster import Admin, Cluster, Tasks
+from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
@@ -52,6 +52,7 @@ from sluicemq.client.core.sending import (
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
+from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files

@@ -13,6 +13,7 @@ balance, offsets, filters and errors are the same.
 import asyncio
 import functools
 import inspect
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -32,6 +33,7 @@ from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
+_log = logging.getLogger("sluicemq.client")
 T = TypeVar("T")
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -43,6 +45,7 @@ class Portal:
     def __init__(self, name: str = "sluicemq client") -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
         is_ready = threading.Event()
 
         async def main() -> None:
@@ -50,7 +53,14 @@ class Portal:
             is_ready.set()
             await self._stop.wait()
 
-        self._thread = threading.Thread(target=lambda: asyncio.run(main()), name=name, daemon=True)
+        def work() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:  # noqa: BLE001 - a thread ends silently of SystemExit
+                self._failure = error
+                _log.critical("the loop of %s ended: its client is lost", name, exc_info=error)
+
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
         self._thread.start()
         is_ready.wait()
 
@@ -59,7 +69,8 @@ class Portal:
         loop = self._loop
         if loop is None or loop.is_closed():
             coroutine.close()
-            raise ClosedError("this client is closed.", cure="Make a new one.")
+            why = f" its loop ended of {self._failure!r}." if self._failure is not None else ""
+            raise ClosedError(f"this client is closed.{why}", cure="Make a new one.")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
