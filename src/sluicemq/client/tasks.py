@@ -334,9 +334,10 @@ class Closing(Generic[T]):
     when the run has ended. A run that failed is repeated by the next caller.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_hurry: Callable[[], object] = bool) -> None:
         self._run: asyncio.Task[T] | None = None
         self._hurried = asyncio.Event()
+        self._on_hurry = on_hurry
 
     @property
     def has_begun(self) -> bool:
@@ -344,8 +345,9 @@ class Closing(Generic[T]):
         return self._run is not None
 
     def hurry(self) -> None:
-        """Let the run wait for others no more."""
+        """Let the run wait for others no more, also one that has not begun."""
         self._hurried.set()
+        self._on_hurry()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Begin `work()` if it has not begun, and return its result when it has ended."""

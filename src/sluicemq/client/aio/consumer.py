@@ -118,16 +118,25 @@ class MessageStream:
 
         It holds for every stream of this client that reads the topic for this group, in all queues;
         what is waiting here and does not match counts as done. The other members of the group have
-        to change as well: a group has one expression for a topic.
+        to change as well: a group has one expression for a topic. Cancelling it does not leave it
+        half done: it raises CancelledError when the change is complete.
         """
         if self._feed is None:
             await self.start()
-        self.subscription = await self._groups.change(
-            self.group, self.subscription.topic, tags=tags, where=where
-        )
+
+        async def change() -> None:
+            self.subscription = await self._groups.change(
+                self.group, self.subscription.topic, tags=tags, where=where
+            )
+
+        await run_to_end(change())
 
     async def close(self) -> None:
-        """Leaves; messages handed out and not acknowledged will be delivered again."""
+        """Leaves; messages handed out and not acknowledged will be delivered again. Cancelling it
+        does not keep it from leaving: it raises CancelledError afterwards."""
+        await run_to_end(self._close())
+
+    async def _close(self) -> None:
         async with self._starting:
             feed, self._feed = self._feed, None
             if feed is None or self._readers is None:
@@ -207,7 +216,7 @@ class PushConsumer:
         """Handlers that wait for `close`, which does not wait for them."""
         self._quiet = asyncio.Event()
         self._starting = asyncio.Lock()
-        self._closing: Closing[None] = Closing()
+        self.closing: Closing[None] = Closing()
         self._joined: list[str] = []
         """The topics for which this consumer is in its group."""
         self._started = False
@@ -261,11 +270,16 @@ class PushConsumer:
 
         It holds in all queues when this returns: the brokers know, and what waits here and does not
         match counts as done. The other members of the group have to change as well. Raises what
-        `start` does; then nothing has changed.
+        `start` does; then nothing has changed. Cancelling a change of expression does not leave it
+        half done: it raises CancelledError when the change is complete.
         """
         if topic in self._subscriptions and self._started:
-            changed = await self._groups.change(self.group, topic, tags=tags, where=where)
-            self._subscriptions[topic] = changed
+
+            async def change() -> None:
+                changed = await self._groups.change(self.group, topic, tags=tags, where=where)
+                self._subscriptions[topic] = changed
+
+            await run_to_end(change())
             return
         wanted = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
         if self._started:
@@ -400,7 +414,7 @@ class PushConsumer:
 
     @property
     def _is_closed(self) -> bool:
-        return self._closing.has_begun
+        return self.closing.has_begun
 
     async def call_handler(self, message: ReceivedMessage) -> None:
         """Call the handler with a message that an operator has chosen (309). Raises what the
@@ -419,7 +433,7 @@ class PushConsumer:
         self._busy_closing += is_own
         self._look_whether_quiet()
         try:
-            await self._closing.run(lambda: self._close(timeout_s))
+            await self.closing.run(lambda: self._close(timeout_s))
         finally:
             self._busy_closing -= is_own
 
@@ -430,7 +444,7 @@ class PushConsumer:
             pass
         if self._busy > self._busy_closing:
             self._quiet.clear()
-            if not await self._closing.patience(self._quiet, timeout_s):
+            if not await self.closing.patience(self._quiet, timeout_s):
                 _log.warning(
                     "consumer %s closes while %d handlers run; their messages come again",
                     self.group,

@@ -37,7 +37,7 @@ from sluicemq.client.core.transactions import (
     Transactions,
 )
 from sluicemq.client.keeper import Keeper, unique_ids
-from sluicemq.client.tasks import Tasks, call_listener
+from sluicemq.client.tasks import Closing, Tasks, call_listener
 from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
 from sluicemq.hints import explain, helpful
 from sluicemq.model.message import Message, StoredMessage
@@ -138,6 +138,7 @@ class Producer:
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
+        self.closing: Closing[CloseReport] = Closing()
 
     send: Final = of_sender(Sender.send_message)
     send_oneway: Final = of_sender(Sender.send_oneway)
@@ -267,8 +268,12 @@ class Producer:
 
         Waits `timeout_s`, by default as long as sends may take (each has its own deadline). Callers
         of sends that got no answer receive SendUnknownError; their ids stand in the report, as do
-        the ids of those that are still open when the wait ends.
+        the ids of those that are still open when the wait ends. Cancelling it ends the waiting: it
+        raises CancelledError, and a second call returns the report.
         """
+        return await self.closing.run(lambda: self._close(timeout_s))
+
+    async def _close(self, timeout_s: float | None) -> CloseReport:
         if self._callbacks:
             await asyncio.sleep(0)  # Those that were asked for just now have begun then.
         sender, settled = self.sender, asyncio.Event()
@@ -276,9 +281,7 @@ class Producer:
         sender.close()
         if sender.open:
             limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await settled.wait()
+            await self.closing.patience(settled, limit_s)
         unknown = (*sender.unknown, *sender.open)
         if unknown:
             _log.warning(

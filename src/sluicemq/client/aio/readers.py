@@ -46,7 +46,7 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.tracing import Outcome
-from sluicemq.client.tasks import KeptTask, Tasks, notify
+from sluicemq.client.tasks import KeptTask, Tasks, notify, run_to_end
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -497,13 +497,16 @@ class Readers:
             return True
         reader = self._kind(self._reading, queue, subscription, feed, position, committed)
         reader.counts = self.counts.setdefault(queue.topic, Counts())
-        self._readers[queue] = reader
-        self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
             # Said at once: a crash before the first commit must not move a group that began at
             # "last" past what came meanwhile.
             await self._commit(reader, position)
+            if queue in self._readers:
+                return True
+        # Nothing is awaited from here on: a reader is in both tables or in none.
         self._running[queue] = self._tasks.keep(reader.run, f"sluicemq read {queue}")
+        self._readers[queue] = reader
+        self._share_limits(queue.topic)
         return True
 
     def all(self) -> list[QueueReader]:
@@ -643,11 +646,16 @@ class Readers:
             await self.commit()
 
     async def close(self) -> None:
-        """Stops all readers; their offsets are committed (when that is automatic)."""
+        """Stop all readers and commit their offsets (when that is automatic)."""
         for task in self._running.values():
             task.cancel()
-        with contextlib.suppress(SluiceError):
-            for queue in list(self._readers):
-                await self.drop(queue)
+        try:
+            with contextlib.suppress(SluiceError):
+                for queue in list(self._readers):
+                    await self.drop(queue)
+        finally:
+            await run_to_end(self._close_files())
+
+    async def _close_files(self) -> None:
         await self._tasks.close()
         await self._offsets.close()
