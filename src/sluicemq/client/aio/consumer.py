@@ -294,9 +294,14 @@ class PushConsumer:
             await self._groups.leave(self.group, topic)
 
     async def run(self) -> None:
-        """`start`, then waits until the consumer is closed or fails; raises what ended it."""
+        """`start`, then waits until the consumer is closed or fails; raises what ended it. It has
+        left its group when this returns or raises. Cancelling it calls `close`, which waits for
+        handlers that run; cancelling it once more ends that waiting."""
         await self.start()
-        await self._tasks.wait()
+        try:
+            await self._tasks.wait()
+        finally:
+            await self.close()
         if self.failure is not None:
             raise self.failure
 

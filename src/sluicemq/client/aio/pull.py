@@ -242,7 +242,8 @@ class LitePullConsumer:
         self, queues: Iterable[MessageQueue], *, tags: str | None = None, where: str | None = None
     ) -> None:
         """Reads exactly these queues, from the group's committed offsets; replaces the last call.
-        If it raises, or is cancelled, the queues of the last call are read on."""
+        If it raises, or is cancelled before it has begun to read all of them, the queues of the
+        last call are read on."""
         self._check_open()
         if self._member is not None:
             raise ConfigurationError("topics are subscribed to already.", cure=_ONE_WAY)
@@ -266,7 +267,8 @@ class LitePullConsumer:
             self._assigned = readers
             if self.options.auto_commit:
                 self._tasks.keep(readers.commit_forever, f"sluicemq commit {self.group}")
-        await run_to_end(self._drop(readers, before - wanted))
+        if before - wanted:
+            await run_to_end(self._drop(readers, before - wanted))
 
     async def _drop(self, readers: Readers, queues: Iterable[MessageQueue]) -> None:
         for queue in sorted(queues):
