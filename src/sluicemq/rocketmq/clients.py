@@ -262,7 +262,7 @@ class Client(Settings, Generic[T]):
         if portal is not None:
             try:
                 if self._sluice is not None:
-                    portal.call(self._sluice.close())
+                    portal.call_to_end(self._sluice.close)
             finally:
                 portal.close()
 

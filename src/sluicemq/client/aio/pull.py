@@ -302,6 +302,11 @@ class LitePullConsumer:
             messages.append(message)
         return messages
 
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Hand out these messages of the last poll again, before any other: they do not count as
+        done at the next poll."""
+        self._feed.put_back([message for message in messages if message.is_current])
+
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Everything polled so far is done; commits it now and returns when it is stored.
 
