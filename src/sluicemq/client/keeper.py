@@ -43,6 +43,7 @@ from typing import Any, Final, TypeVar
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import SUCCESS
+from sluicemq.client.tasks import Tasks, run_application_code
 from sluicemq.clock import Clock
 from sluicemq.errors import ClosedError, SluiceError
 from sluicemq.model.ids import UniqueIds
@@ -105,7 +106,8 @@ class Keeper:
         self._down: dict[str, tuple[int, float]] = {}
         self._connect = connect
         self._has_thread = has_thread
-        self._main_task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+        """Of a keeper without a thread."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -181,9 +183,9 @@ class Keeper:
                 )
                 self._thread.start()
             self._ready.wait()
-        elif self._main_task is None:
+        elif self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._main_task = self._loop.create_task(self._main(), name="sluicemq keeper")
+            self._tasks.keep(self._main, "sluicemq keeper")
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
@@ -192,10 +194,12 @@ class Keeper:
         if self._has_thread:
             await asyncio.to_thread(self.close, timeout_s)
             return
-        task, self._main_task, self._closed = self._main_task, None, True
-        if task is not None:
-            self._wake.set()
-            await asyncio.wait([task], timeout=timeout_s)
+        self._closed = True
+        self._wake.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tasks.wait()
+        await self._tasks.close()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -211,12 +215,17 @@ class Keeper:
             if self._loop.time() >= all_due_s:
                 due, all_due_s = self._addresses, self._loop.time() + self._period_s
             if not self._closed and (self._producers or self._consumers):
-                await self._beat_at(partial(self._without_resting, due))
+                try:
+                    await run_application_code(self._beat_at(partial(self._without_resting, due)))
+                except Exception:  # noqa: BLE001 - the brokers would forget this client
+                    _log.exception("heartbeats of %s failed, will try again", self.client_id)
+                    for address in due:
+                        self._beat_in(RECONNECT_S, address)
         async with self._beating:  # A heartbeat that was asked for just before may be dialling.
             for group in self._consumers:
-                await self._unregister(None, group)
+                await self._unregister_at_once(None, group)
             for group in self._producers:
-                await self._unregister(group, None)
+                await self._unregister_at_once(group, None)
             channels, self._channels = self._channels, {}
             for channel in channels.values():
                 await channel.close()
@@ -281,6 +290,12 @@ class Keeper:
         return channel
 
     async def _unregister(self, producer: str | None, consumer: str | None) -> None:
+        """Unregister a group when no heartbeat is under way: one that began before the group was
+        taken out would enter it again."""
+        async with self._beating:
+            await self._unregister_at_once(producer, consumer)
+
+    async def _unregister_at_once(self, producer: str | None, consumer: str | None) -> None:
         for channel in list(self._channels.values()):
             command = requests.unregister(self.client_id, producer=producer, consumer=consumer)
             with contextlib.suppress(SluiceError):

@@ -25,8 +25,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluicemq import __version__
-from sluicemq.client.aio.cluster import Tasks
 from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.console import shown
 from sluicemq.console.accounts import Accounts, Role
@@ -116,7 +116,8 @@ class Console:
     async def living(self, _app: Starlette) -> AsyncIterator[None]:
         """Looks at the cluster while it serves."""
         tasks = Tasks()
-        tasks.spawn(self.history.run(self.client(None).admin), "console history")
+        admin = self.client(None).admin
+        tasks.keep(lambda: self.history.run(admin), "console history")
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from typing import Final
 
 import uvicorn
 
-from sluicemq.client.aio.cluster import Tasks
+from sluicemq.client.tasks import Tasks
 from sluicemq.console import sign_in
 from sluicemq.console.accounts import LOOPBACKS, check_listening
 from sluicemq.console.app import Console

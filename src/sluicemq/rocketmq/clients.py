@@ -19,7 +19,6 @@ The local transaction runs in the caller's thread, checks in threads of their ow
 `set_executor_service`. `send` takes Java's overloads by position and its options by name.
 """
 
-import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
@@ -49,8 +48,15 @@ from sluicemq.client.core import transactions as core
 from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.client.core.sending import choose_by
 from sluicemq.client.core.transactions import TransactionState
+from sluicemq.client.tasks import call_listener, run_on_thread
 from sluicemq.client.threaded import Portal
-from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError, SluiceError
+from sluicemq.errors import (
+    ClosedError,
+    ConfigurationError,
+    RouteNotFoundError,
+    SendUnknownError,
+    SluiceError,
+)
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
 from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.net.tls import Tls
@@ -256,7 +262,7 @@ class Client(Settings, Generic[T]):
         if portal is not None:
             try:
                 if self._sluice is not None:
-                    portal.call(self._sluice.close())
+                    portal.call_to_end(self._sluice.close)
             finally:
                 portal.close()
 
@@ -540,13 +546,22 @@ def _chooser(selector: Selector, message: Message, arg: Any) -> core_sending.Sel
 
 
 def _answer(callback: SendCallback, done: Future[CoreSendResult]) -> None:
-    error = done.exception()
-    if error is None:
-        callback.on_success(SendResult.of(done.result()))
-    elif isinstance(error, SluiceError):
-        callback.on_exception(error)
+    """Tell `callback` how a send ended. Called on the client's loop, so what the callback raises
+    must not leave it."""
+    if done.cancelled():
+        error: BaseException | None = ClosedError("this client was closed while it sent.")
     else:
-        raise error
+        error = done.exception()
+    if error is None:
+        call_listener(callback.on_success, SendResult.of(done.result()))
+        return
+    if not isinstance(error, SluiceError):
+        _log.error("an asynchronous send failed", exc_info=error)
+        error = SendUnknownError(
+            f"sending failed unexpectedly [{error!r}]: the message may be stored or not.",
+            cure="Please report the traceback in the log.",
+        )
+    call_listener(callback.on_exception, error)
 
 
 _STATES: Final = {
@@ -577,8 +592,8 @@ class _Checks(core.TransactionListener):
         self._executor = executor
 
     async def check(self, message: StoredMessage) -> TransactionState | None:
-        check, loop = self._listener.check_local_transaction, asyncio.get_running_loop()
-        return _state(await loop.run_in_executor(self._executor, check, MessageExt(message)))
+        check = self._listener.check_local_transaction
+        return _state(await run_on_thread(self._executor, check, MessageExt(message)))
 
 
 def _state(state: LocalTransactionState | None) -> TransactionState:
@@ -628,7 +643,11 @@ class TransactionMQProducer(DefaultMQProducer):
             transaction.state = _state(
                 self.transaction_listener.execute_local_transaction(message, arg)
             )
-        except Exception:  # noqa: BLE001 -- the listener's own code: the broker will ask
+        except (KeyboardInterrupt, SystemExit):
+            transaction.unknown()
+            portal.call(transaction.__aexit__(None, None, None))
+            raise
+        except BaseException:  # noqa: BLE001 -- the listener's own code: the broker will ask
             _log.exception("the local transaction %s failed", transaction.transaction_id)
             transaction.unknown()
         portal.call(transaction.__aexit__(None, None, None))

@@ -352,8 +352,9 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
     def poll(self, timeout_ms: int | None = None) -> list[MessageExt]:
         """The next messages, [] when none came in time (`poll_timeout_millis`)."""
         wait_ms = self.poll_timeout_millis if timeout_ms is None else timeout_ms
-        poll = LitePullConsumer.poll
-        polled = self._run(poll, wait_ms / 1000, count_max=self.pull_batch_size)
+        portal, consumer = self._on_loop()
+        polling = consumer.poll(wait_ms / 1000, count_max=self.pull_batch_size)
+        polled = portal.call(polling, take_back=consumer.put_back)
         return [MessageExt(message.record, message.attempt) for message in polled]
 
     def commit_sync(self, offsets: Mapping[Queue, int] | None = None, persist: bool = True) -> None:

@@ -13,11 +13,12 @@ something is answered by the client's own loop:
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.producer import Producer, Requester
@@ -27,7 +28,8 @@ from sluicemq.client.core.consuming import UNDECODABLE_NOTE, ConsumeOptions
 from sluicemq.client.core.replies import take_reply
 from sluicemq.client.core.transactions import question_of
 from sluicemq.client.keeper import Answer, Keeper, stacks
-from sluicemq.errors import ProtocolError, RetryLaterError
+from sluicemq.client.tasks import EscapedError, Tasks
+from sluicemq.errors import ClosedError, ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -113,7 +115,11 @@ class BrokerRequests:
             if found is not None:
                 answer(found)
 
-        loop.call_soon_threadsafe(lambda: self._tasks.spawn(run(), "sluicemq answer to a broker"))
+        def begin() -> None:
+            with contextlib.suppress(ClosedError):  # the client closes
+                self._tasks.spawn(run(), "sluicemq answer to a broker")
+
+        loop.call_soon_threadsafe(begin)
         return True
 
     async def check(self, command: Command, address: str) -> None:
@@ -166,7 +172,12 @@ class BrokerRequests:
         # Which messages the application has now, the oldest first.
         out = [one for reader in member.readers.all() for one in tuple(reader.out)]
         out.sort(key=lambda message: message.since_s)
+        workers = [one for one in self._owner.consumers_of(header.group)
+                   if isinstance(one, PushConsumer) and one.is_running]  # fmt: skip
         notes = {"messagesOut": str(len(out))}
+        if workers:
+            notes["workersLive"] = str(sum(one.live_workers for one in workers))
+            notes["workersWanted"] = str(sum(one.concurrency for one in workers))
         for number, message in enumerate(out[:OUT_SHOWN_MAX]):
             record = message.record
             notes[f"out{number:02d}"] = (
@@ -265,9 +276,10 @@ class BrokerRequests:
             )
             if origin.is_rejected:
                 kind = bodies.ConsumeResult.LATER
-        except RetryLaterError as error:
-            kind, remark = bodies.ConsumeResult.LATER, str(error)
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+        except RetryLaterError as later:
+            kind, remark = bodies.ConsumeResult.LATER, str(later)
+        except Exception as failure:  # noqa: BLE001 - a handler may raise anything
+            error = failure.error if isinstance(failure, EscapedError) else failure
             kind = bodies.ConsumeResult.EXCEPTION
             remark = f"{type(error).__name__}: {error}"[:REMARK_MAX]
         spent_ms = int((self._owner.cluster.clock.monotonic_s() - began_s) * 1000)

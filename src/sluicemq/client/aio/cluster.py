@@ -1,18 +1,12 @@
-"""The asyncio client's connections to name servers and brokers, administration over them, and
-background tasks with an owner.
+"""The asyncio client's connections to name servers and brokers, and administration over them.
 
 One connection a server, shared by every producer and consumer of a `Sluice`; the frames of one loop
 turn travel in one write. Heartbeats have connections of their own (`client.keeper`).
-
-A `TaskGroup` cancels the body of its `async with` when a task fails, which is right for a function
-and wrong for a client that lives beside the user's code. `Tasks` owns what it spawned: a task that
-dies of an unexpected exception is logged at once, and `close` returns when all have ended.
 """
 
 import asyncio
-import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
@@ -24,6 +18,7 @@ from sluicemq.client.core.operations import topics
 from sluicemq.client.core.replies import send_reply
 from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.tasks import run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.net.channel import ChannelPool, Dial
 from sluicemq.wire.codes import RequestCode
@@ -121,6 +116,10 @@ class Cluster(AsyncioShell):
         """Beside everything else of the loop."""
         await asyncio.sleep(seconds)
 
+    async def awaited(self, value: Awaitable[Any]) -> Any:
+        """Await what a listener of the application returned. Raises as `run_application_code`."""
+        return await run_application_code(value)
+
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """`exchange` of a request to an address."""
         return await self.exchange(Call(address, command, timeout_s))
@@ -156,45 +155,3 @@ class Admin(AdminOperations, AsyncioShell):
 
     def __repr__(self) -> str:
         return f"<Admin at {self._cluster!r}>"
-
-
-_log = logging.getLogger("sluicemq.client")
-
-
-class Tasks:
-    """The background tasks of one part of a client."""
-
-    __slots__ = ("_tasks",)
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Starts a task that lives until it ends or `close`."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("background task %s died", task.get_name(), exc_info=error)
-
-        task.add_done_callback(ended)
-        return task
-
-    def __bool__(self) -> bool:
-        """Does one run?"""
-        return bool(self._tasks)
-
-    async def wait(self) -> None:
-        """Returns when every task has ended by itself."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
-
-    async def close(self) -> None:
-        """Cancels what is left and waits until all have ended. Safe to call twice."""
-        left = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)

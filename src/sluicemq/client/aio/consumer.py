@@ -17,13 +17,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
 
-from sluicemq.client.aio.cluster import Tasks
 from sluicemq.client.aio.members import Memberships
 from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import Feed, OrderedFeed, ReceivedMessage
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription, retry_delay_s
 from sluicemq.client.core.names import check_number
 from sluicemq.client.core.tracing import Outcome
+from sluicemq.client.tasks import (
+    Closing,
+    EscapedError,
+    Tasks,
+    run_application_code,
+    run_on_thread,
+    run_to_end,
+)
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
 from sluicemq.hints import helpful
 from sluicemq.model.subscription import Subscription
@@ -115,16 +122,25 @@ class MessageStream:
 
         It holds for every stream of this client that reads the topic for this group, in all queues;
         what is waiting here and does not match counts as done. The other members of the group have
-        to change as well: a group has one expression for a topic.
+        to change as well: a group has one expression for a topic. Cancelling it does not leave it
+        half done: it raises CancelledError when the change is complete.
         """
         if self._feed is None:
             await self.start()
-        self.subscription = await self._groups.change(
-            self.group, self.subscription.topic, tags=tags, where=where
-        )
+
+        async def change() -> None:
+            self.subscription = await self._groups.change(
+                self.group, self.subscription.topic, tags=tags, where=where
+            )
+
+        await run_to_end(change())
 
     async def close(self) -> None:
-        """Leaves; messages handed out and not acknowledged will be delivered again."""
+        """Leaves; messages handed out and not acknowledged will be delivered again. Cancelling it
+        does not keep it from leaving: it raises CancelledError afterwards."""
+        await run_to_end(self._close())
+
+    async def _close(self) -> None:
         async with self._starting:
             feed, self._feed = self._feed, None
             if feed is None or self._readers is None:
@@ -154,6 +170,13 @@ class PushConsumer:
     rejected (`ReceivedMessage.reject`); RetryLaterError says when it shall come again. Should the
     message be stored nowhere for that, it is handled again here after 1 s, 2 s … 60 s, and stays
     unacknowledged meanwhile.
+
+    Everything that a handler raises counts, also what is no Exception: a CancelledError of
+    something that the handler awaits, GeneratorExit, StopIteration. Only closing the consumer
+    cancels a handler. KeyboardInterrupt and SystemExit end the program where Python lets them (a
+    coroutine function on the main thread), and its message comes again to another member; raised on
+    a thread they are failures like any other. A worker that ends unexpectedly is logged and started
+    again; `live_workers` says how many run.
 
     With `batch_max` the handler gets a list of up to so many messages of one queue. Its return
     acknowledges all of them, an error rejects all of them; RetryLaterError(done=n) keeps the first
@@ -185,14 +208,7 @@ class PushConsumer:
         self._options = options
         self._handler = handler
 
-        async def on_thread(given: ReceivedMessage | list[ReceivedMessage]) -> None:
-            result = await asyncio.get_running_loop().run_in_executor(self._pool, handler, given)
-            if inspect.isawaitable(result):
-                await result
-
-        self._call: Callable[[Any], Awaitable[Any]] = on_thread
-        if inspect.iscoroutinefunction(handler):
-            self._call = handler
+        self._is_blocking = not inspect.iscoroutinefunction(handler)
         self.concurrency = self._concurrency = concurrency
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
@@ -200,8 +216,14 @@ class PushConsumer:
         self._tasks = Tasks()
         self._pool: ThreadPoolExecutor | None = None
         self._busy = 0
+        self._busy_closing = 0
+        """Handlers that wait for `close`, which does not wait for them."""
         self._quiet = asyncio.Event()
-        self._started = self._closed = False
+        self._starting = asyncio.Lock()
+        self.closing: Closing[None] = Closing()
+        self._joined: list[str] = []
+        """The topics for which this consumer is in its group."""
+        self._started = False
         self.failure: BaseException | None = None
 
     def subscribe(self, topic: str, *, tags: str | None = None, where: str | None = None) -> Self:
@@ -224,19 +246,26 @@ class PushConsumer:
                 "the consumer runs already, or has no topic.", cure="Subscribe, then start once."
             )
         self._started = True
-        joined: list[str] = []
-        try:
-            for topic, subscription in self._subscriptions.items():
-                await self._groups.join(self.group, subscription, self._feed, self._options)
-                joined.append(topic)
-        except BaseException:
-            for topic in joined:
-                await self._groups.leave(self.group, topic)
-            raise
-        if self._call is not self._handler:
-            self._pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
-        for index in range(self._concurrency):
-            self._tasks.spawn(self._work(), f"sluicemq handler {self.group} {index}")
+        async with self._starting:
+            try:
+                for subscription in tuple(self._subscriptions.values()):
+                    await self._join(subscription)
+            except BaseException:
+                await run_to_end(self._leave_all())
+                self._started = False
+                raise
+            if self._is_blocking:
+                self._pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
+            for index in range(self._concurrency):
+                self._tasks.keep(self._work, f"sluicemq handler {self.group} {index}")
+
+    async def _join(self, subscription: Subscription) -> None:
+        await self._groups.join(self.group, subscription, self._feed, self._options)
+        self._joined.append(subscription.topic)
+
+    async def _leave_all(self) -> None:
+        while self._joined:
+            await self._groups.leave(self.group, self._joined.pop())
 
     async def change(
         self, topic: str, *, tags: str | None = None, where: str | None = None
@@ -245,26 +274,38 @@ class PushConsumer:
 
         It holds in all queues when this returns: the brokers know, and what waits here and does not
         match counts as done. The other members of the group have to change as well. Raises what
-        `start` does; then nothing has changed.
+        `start` does; then nothing has changed. Cancelling a change of expression does not leave it
+        half done: it raises CancelledError when the change is complete.
         """
         if topic in self._subscriptions and self._started:
-            changed = await self._groups.change(self.group, topic, tags=tags, where=where)
-            self._subscriptions[topic] = changed
+
+            async def change() -> None:
+                changed = await self._groups.change(self.group, topic, tags=tags, where=where)
+                self._subscriptions[topic] = changed
+
+            await run_to_end(change())
             return
         wanted = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
         if self._started:
-            await self._groups.join(self.group, wanted, self._feed, self._options)
+            await self._join(wanted)
         self._subscriptions[topic] = wanted
 
     async def unsubscribe(self, topic: str) -> None:
         """Reads a topic no more; its queues go to the other members."""
-        if self._subscriptions.pop(topic, None) is not None and self._started:
+        self._subscriptions.pop(topic, None)
+        if topic in self._joined:
+            self._joined.remove(topic)
             await self._groups.leave(self.group, topic)
 
     async def run(self) -> None:
-        """`start`, then waits until the consumer is closed or fails; raises what ended it."""
+        """`start`, then waits until the consumer is closed or fails; raises what ended it. It has
+        left its group when this returns or raises. Cancelling it calls `close`, which waits for
+        handlers that run; cancelling it once more ends that waiting."""
         await self.start()
-        await self._tasks.wait()
+        try:
+            await self._tasks.wait()
+        finally:
+            await self.close()
         if self.failure is not None:
             raise self.failure
 
@@ -278,7 +319,7 @@ class PushConsumer:
                 self.failure = error
                 _log.error("consumer %s ends: %s", self.group, error)
                 return
-            if self._closed:  # what waited is discarded: this one would overtake it
+            if self._is_closed:  # what waited is discarded: this one would overtake it
                 return
             messages = [message]
             if self.batch_max is not None:
@@ -295,30 +336,38 @@ class PushConsumer:
         self._busy += 1
         try:
             await self._call(messages if self.batch_max is not None else messages[0])
+        except asyncio.CancelledError as error:
+            # Closing cancels a handler, and its message comes again to another member. Else the
+            # task was cancelled from outside: it has to end, and is started again by its owner.
+            if not self._tasks.is_closing:
+                await self._failed(messages, EscapedError(error))
+            raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             await self._failed(messages, error)
         else:
             messages[0].origin.done(messages)
         finally:
             self._busy -= 1
-            if not self._busy:
-                self._quiet.set()
+            self._look_whether_quiet()
+
+    async def _call(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
+        """Call the handler. Raises CancelledError only when the current task is cancelled."""
+        if self._is_blocking:
+            await run_on_thread(self._pool, self._handler, given)
+        else:
+            await run_application_code(self._handler(given))
+
+    def _look_whether_quiet(self) -> None:
+        if self._busy <= self._busy_closing:
+            self._quiet.set()
 
     async def _failed(self, messages: list[ReceivedMessage], error: Exception) -> None:
-        """The messages come again: by way of the broker, or else here."""
+        """Give the messages back: they come again by way of the broker, or else here."""
         level, suspend_s, done = None, None, 0
         if isinstance(error, RetryLaterError):
             level, suspend_s, done = error.delay_level, error.suspend_s, max(0, error.done)
         else:
-            message = messages[0]
-            # One that fails for ever in its queue's order does so each second: 1, 2, 4, 8 … whole.
-            is_whole = not message.attempt & (message.attempt - 1)
-            _log.warning(
-                "handler of %s failed on %s%s (retry %d, attempt %d): %s: %s",
-                self.group, message, f" and {len(messages) - 1} more" if messages[1:] else "",
-                message.reconsume_times, message.attempt, type(error).__name__, error,
-                exc_info=error if is_whole else None,
-            )  # fmt: skip
+            self._log_failure(messages, error.error if isinstance(error, EscapedError) else error)
         for message in messages[:done]:
             message.settle()
         outcome = Outcome.FAILED if isinstance(error, RetryLaterError) else Outcome.EXCEPTION
@@ -336,8 +385,23 @@ class PushConsumer:
                 message.attempt += 1
                 self._feed.suspend(message, delay_s)
 
+    def _log_failure(self, messages: list[ReceivedMessage], error: BaseException) -> None:
+        message = messages[0]
+        # One that fails for ever in its queue's order does so each second: 1, 2, 4, 8 … whole.
+        is_whole = not message.attempt & (message.attempt - 1)
+        _log.warning(
+            "handler of %s failed on %s%s (retry %d, attempt %d): %s: %s",
+            self.group, message, f" and {len(messages) - 1} more" if messages[1:] else "",
+            message.reconsume_times, message.attempt, type(error).__name__, error,
+            exc_info=error if is_whole else None,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
-        state = f"{self._busy} of {self.concurrency} busy" if self.is_running else "not running"
+        state = "not running"
+        if self.is_running:
+            state = f"{self._busy} of {self.concurrency} busy"
+            if self.live_workers < self.concurrency:
+                state += f", {self.live_workers} workers alive"
         topics = ", ".join(self._subscriptions) or "-"
         return f"<PushConsumer of {self.group}: {topics}, {state}>"
 
@@ -355,26 +419,47 @@ class PushConsumer:
     @property
     def is_running(self) -> bool:
         """Whether it is started and not closed."""
-        return self._started and not self._closed
+        return self._started and not self._is_closed
+
+    @property
+    def live_workers(self) -> int:
+        """The number of workers that run: `concurrency` while the consumer runs. Fewer for a moment
+        after a worker ended unexpectedly, which is logged; 0 before start and after close."""
+        return self._tasks.live
+
+    @property
+    def _is_closed(self) -> bool:
+        return self.closing.has_begun
 
     async def call_handler(self, message: ReceivedMessage) -> None:
-        """Calls the handler with a message that an operator has chosen (309); raises what it
-        raises."""
+        """Call the handler with a message that an operator has chosen (309). Raises what the
+        handler raises, as an Exception."""
         await self._call(message if self.batch_max is None else [message])
 
     async def close(self, timeout_s: float = 30.0) -> None:
-        """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves."""
-        if not self._started or self._closed:
+        """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves.
+
+        Cancelling it ends the waiting for handlers: they are cancelled, and it raises
+        CancelledError when the group is left. A second call waits for the first one.
+        """
+        if not self._started:
             return
-        self._closed = True
+        is_own = asyncio.current_task() in self._tasks  # A handler would wait for itself.
+        self._busy_closing += is_own
+        self._look_whether_quiet()
+        try:
+            await self.closing.run(lambda: self._close(timeout_s))
+        finally:
+            self._busy_closing -= is_own
+
+    async def _close(self, timeout_s: float) -> None:
         self._feed.discard(lambda _: True)
         self._feed.fail(ClosedError("this consumer is closed."))
-        if self._busy:
+        async with self._starting:  # A start that runs would enter the group after we left it.
+            pass
+        if self._busy > self._busy_closing:
             self._quiet.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._quiet.wait()
-            except TimeoutError:
+            if not await self.closing.patience(self._quiet, timeout_s):
                 _log.warning(
                     "consumer %s closes while %d handlers run; their messages come again",
                     self.group,
@@ -383,8 +468,7 @@ class PushConsumer:
         await self._tasks.close()
         if self._pool is None:  # no handler runs any more: its message is free
             self._feed.expel(None, ClosedError("this consumer is closed."))
-        for topic in self._subscriptions:
-            await self._groups.leave(self.group, topic)
+        await self._leave_all()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.ordered import OrderedReaders
 from sluicemq.client.aio.readers import Readers, Reading, SendBack
 from sluicemq.client.aio.received import Feed, RetrySink
@@ -43,6 +43,7 @@ from sluicemq.client.core.requests import (
     request_error,
 )
 from sluicemq.client.keeper import Keeper
+from sluicemq.client.tasks import Tasks, notify, run_to_end
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -141,7 +142,8 @@ class Member:
         self._changed.set()
 
     async def add(self, subscription: Subscription, feed: Feed) -> None:
-        """Subscribes to a topic; returns when the first balance is done.
+        """Subscribe to a topic and return when the first balance is done. If it raises, or is
+        cancelled, the caller has to `remove` the topic.
 
         Raises RouteNotFoundError (unknown topic), GroupNotFoundError (the group is missing and is
         not created automatically), FilterSyntaxError or ConfigurationError (the broker cannot serve
@@ -158,24 +160,20 @@ class Member:
             self.subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
             )
-        try:
-            queues = read_queues(topic, route)
-            if self.options.broadcast and queues:
-                # An offsets file that is not ours says so.
-                await self.readers.start_offset(queues[0])
-            self._keeper.use(_addresses(route))
-            await self._beat(must_reach=_addresses(route))
-            await self._check_group(topic, route)
-            if not await self.balance():
-                self.notice()  # in a second, not in twenty
-        except BaseException:
-            await self._forget(topic)
-            raise
+        queues = read_queues(topic, route)
+        if self.options.broadcast and queues:
+            # An offsets file that is not ours says so.
+            await self.readers.start_offset(queues[0])
+        self._keeper.use(_addresses(route))
+        await self._beat(must_reach=_addresses(route))
+        await self._check_group(topic, route)
+        if not await self.balance():
+            self.notice()  # in a second, not in twenty
         if not self._started:
             self._started = True
-            self._tasks.spawn(self._balance_forever(), f"sluicemq balance {self.group}")
+            self._tasks.keep(self._balance_forever, f"sluicemq balance {self.group}")
             if self.options.auto_commit:
-                self._tasks.spawn(self.readers.commit_forever(), f"sluicemq commit {self.group}")
+                self._tasks.keep(self.readers.commit_forever, f"sluicemq commit {self.group}")
 
     async def change(self, subscription: Subscription) -> None:
         """A topic of this member is read with another expression from now on, in all its queues.
@@ -193,18 +191,21 @@ class Member:
                 await self._beat(must_reach=_addresses(route))
             except BaseException:
                 self.subscriptions[topic] = old
-                self._keeper.consume(self._describe())
                 self.readers.change(old)  # of a queue that was taken meanwhile
+                self._keeper.consume(self._describe())
+                self._keeper.beat()  # some brokers may have heard of the new one
                 raise
             self.readers.change(subscription)
             if not await self.balance():
                 self._changed.set()
 
     async def remove(self, topic: str) -> None:
-        """Ends a subscription: its queues go to other members."""
+        """End a subscription: its queues go to other members, and the brokers hear of it. Safe to
+        call for a topic that is not subscribed to."""
         await self._forget(topic)
         if self.topics:
-            await self._beat()
+            with contextlib.suppress(SluiceError):
+                await self._beat()
 
     async def _forget(self, topic: str) -> None:
         async with self._balancing:  # A balance that runs still needs the tables.
@@ -215,11 +216,17 @@ class Member:
             self._seen.pop(topic, None)
 
     async def close(self) -> None:
-        """Commits, leaves the group at every broker, stops. Safe to call twice."""
-        await self._tasks.close()
-        async with self._balancing:
-            await self.readers.close()
-        self.subscriptions.clear()
+        """Commit, leave the group at every broker, stop. Safe to call twice; what of it fails does
+        not keep the rest from being done."""
+        try:
+            await self._tasks.close()
+            async with self._balancing:
+                await self.readers.close()
+        finally:
+            self.subscriptions.clear()
+            await run_to_end(self._leave_group())
+
+    async def _leave_group(self) -> None:
         try:
             await asyncio.wrap_future(self._keeper.leave(consumer=self.group))
         except SluiceError as error:
@@ -368,8 +375,7 @@ class Member:
         self._seen[topic] = set(queues) | (known or set())
         after = self.readers.of_topic(topic)
         for listener in self.on_share if after != before else ():
-            # What goes wrong there is none of our business.
-            asyncio.get_running_loop().call_soon(listener, topic, list(queues), sorted(after))
+            notify(listener, topic, list(queues), sorted(after))
         return complete
 
     async def _left_out(self, topic: str, members: tuple[str, ...]) -> None:
@@ -513,15 +519,22 @@ class Memberships:
                     try:
                         await member.add(subscription, feed)
                     except BaseException:
-                        if not member.topics:
-                            del self._members[group]
-                            await member.close()
+                        await run_to_end(self._take_out(member, subscription.topic))
                         raise
                 self._users[key] = self._users.get(key, 0) + 1
         except BaseException:
             self._register(_registry.leave, group, subscription.topic)
             raise
         return member
+
+    async def _take_out(self, member: Member, topic: str) -> None:
+        """End a subscription of a member, and with its last one the membership."""
+        try:
+            await member.remove(topic)
+        finally:
+            if not member.topics:
+                del self._members[member.group]
+                await run_to_end(member.close())
 
     def _register(
         self, change: Callable[..., None], *subscription: Any, shared: bool = False
@@ -550,9 +563,15 @@ class Memberships:
     ) -> Subscription:
         """A group reads a topic with another expression from now on; see `Member.change`.
 
-        Raises SubscriptionConflictError when another client of this process reads it too and a
-        broker does not serve both.
+        A caller that is cancelled gets its CancelledError when the change is complete. Raises
+        SubscriptionConflictError when another client of this process reads it too and a broker does
+        not serve both.
         """
+        return await run_to_end(self._change(group, topic, tags=tags, where=where))
+
+    async def _change(
+        self, group: str, topic: str, *, tags: str | None, where: str | None
+    ) -> Subscription:
         async with self._joining:
             member = self._members.get(group)
             known = None if member is None else member.subscriptions.get(topic)
@@ -578,23 +597,26 @@ class Memberships:
             return wanted
 
     async def leave(self, group: str, topic: str) -> None:
-        """A consumer leaves a group; the last one ends the membership."""
+        """Take a consumer out of a group; the last one ends the membership. A caller that is
+        cancelled gets its CancelledError when the group is left."""
+        await run_to_end(self._leave(group, topic))
+
+    async def _leave(self, group: str, topic: str) -> None:
         key = (group, topic)
         async with self._joining:
             users = self._users.pop(key, 0) - 1
             if users > 0:
                 self._users[key] = users
             member = self._members.get(group)
-            if users == 0 and member is not None:
-                await member.remove(topic)
-                if not member.topics:
-                    del self._members[group]
-                    await member.close()
-        if users >= 0:
-            self._register(_registry.leave, group, topic)
+            try:
+                if users == 0 and member is not None:
+                    await self._take_out(member, topic)
+            finally:
+                if users >= 0:
+                    self._register(_registry.leave, group, topic)
 
     async def close(self) -> None:
-        """Leaves what consumers that were dropped without a close have left."""
+        """Leave what consumers that were dropped without a close have left."""
         for group, topic in list(self._users):
             self._users[group, topic] = 1
             await self.leave(group, topic)

@@ -33,6 +33,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, number
 from sluicemq.client.core.talks import AsyncioShell, Call
+from sluicemq.client.tasks import run_to_end
 from sluicemq.errors import ConfigurationError, ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
@@ -172,10 +173,11 @@ class LocalOffsets:
     async def _open(self) -> dict[MessageQueue, int]:
         async with self._busy:
             if self._table is None:
-                self._table = await self._run(self._load)
+                await self._run(self._load)
+            assert self._table is not None
             return self._table
 
-    def _load(self) -> dict[MessageQueue, int]:
+    def _load(self) -> None:
         """Raises ConfigurationError when another consumer has the file, StoreDamagedError."""
         self._files.make_directory(self._directory)
         try:
@@ -189,7 +191,7 @@ class LocalOffsets:
         try:
             self._anchors = self._load_anchors()
             path = f"{self._directory}/{FILE_NAME}"
-            return load_text(self._files, path, decode_local_offsets) or {}
+            self._table = load_text(self._files, path, decode_local_offsets) or {}
         except BaseException:
             self._unlock()
             raise
@@ -226,25 +228,31 @@ class LocalOffsets:
                 return
             self._changed = False
             text, anchors = encode_local_offsets(self._table), encode_anchors(self._anchors)
-
-            def replace() -> None:
-                replace_text(self._files, f"{self._directory}/{FILE_NAME}", text)
-                replace_text(self._files, f"{self._directory}/{ANCHORS_NAME}", anchors)
-
             try:
-                await self._run(replace)
+                await self._run(lambda: self._write(text, anchors))
             except OSError as error:
-                self._changed = True
                 _log.warning(
                     "offsets cannot be written to %s, will try again: %s", self._directory, error
                 )
 
+    def _write(self, offsets: str, anchors: str) -> None:
+        """Write both files. Raises OSError, and then the next flush writes them again."""
+        try:
+            replace_text(self._files, f"{self._directory}/{FILE_NAME}", offsets)
+            replace_text(self._files, f"{self._directory}/{ANCHORS_NAME}", anchors)
+        except OSError:
+            self._changed = True
+            raise
+
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.to_thread(work) if self._in_thread else work()
+        """Run `work`, which a thread cannot be kept from ending: a caller that is cancelled waits
+        for it."""
+        return await run_to_end(asyncio.to_thread(work)) if self._in_thread else work()
 
     async def close(self) -> None:
-        await self.flush()
-        async with self._busy:
+        try:
+            await self.flush()
+        finally:
             unlock, self._unlock = self._unlock, lambda: None
             self._table = None
             with contextlib.suppress(OSError):

@@ -31,6 +31,7 @@ from sluicemq.client.core.consuming import (
     ORDERED_TIMES_MAX,
     times_so_far,
 )
+from sluicemq.client.tasks import KeptTask, run_to_end
 from sluicemq.errors import SluiceError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -80,7 +81,12 @@ class Leases:
     async def acquire(self, queue: MessageQueue) -> bool:
         """Takes a queue; False when another client has it. Raises SluiceError."""
         asked_s = self._now_s()
-        if queue not in await self._lock([queue]):
+        try:
+            held = await self._lock([queue])
+        except asyncio.CancelledError:
+            await run_to_end(self._unlock(queue))  # the broker may have given it
+            raise
+        if queue not in held:
             return False
         self._asked_s[queue] = asked_s
         return True
@@ -91,9 +97,12 @@ class Leases:
         return decode_locked_queues((await self._cluster.ask_master(queues[0], command)).body)
 
     async def release(self, queue: MessageQueue) -> None:
-        """Gives a queue to whoever wants it; a broker that is away forgets by itself."""
-        if self._asked_s.pop(queue, None) is None:
-            return
+        """Give a queue back, so that another member can have it. A broker that is away forgets the
+        lease by itself."""
+        if self._asked_s.pop(queue, None) is not None:
+            await self._unlock(queue)
+
+    async def _unlock(self, queue: MessageQueue) -> None:
         with contextlib.suppress(SluiceError):
             command = requests.unlock_queues(self._group, self._client_id, [queue])
             await self._cluster.ask_master(queue, command)
@@ -114,6 +123,8 @@ class Leases:
         except SluiceError as error:
             _log.debug("leases of %s at %s are not renewed: %s", self._group, broker, error)
             return False
+        for queue in held - self._asked_s.keys():
+            await self._unlock(queue)  # it was given back meanwhile, and locked again by us
         for queue in [queue for queue in queues if queue in self._asked_s]:
             age_s = asked_s - self._asked_s[queue]
             if queue in held and age_s < LEASE_S:
@@ -211,7 +222,7 @@ class OrderedReaders(Readers):
         super().__init__(reading)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing: KeptTask | None = None
         self.leases: Leases | None = None
 
         def resume(queue: MessageQueue) -> None:
@@ -252,13 +263,13 @@ class OrderedReaders(Readers):
         if not await leases.acquire(queue):
             return False
         if self._renewing is None:
-            self._renewing = self._tasks.spawn(
-                leases.renew_forever(), f"sluicemq leases {self._group}"
+            self._renewing = self._tasks.keep(
+                leases.renew_forever, f"sluicemq leases {self._group}"
             )
         try:
             return await super().add(queue, subscription, feed, is_new=is_new)
         except BaseException:
-            await leases.release(queue)
+            await run_to_end(leases.release(queue))
             raise
 
     def _stop(self, queue: MessageQueue) -> OrderedReader:
@@ -302,10 +313,11 @@ class OrderedReaders(Readers):
         keeps its lock until that expires, so that nobody reads beside the handler."""
         for queue in list(self._readers):
             self._retire(queue, self._stop(queue), is_ours=True)
-        if self._retiring:
-            await asyncio.wait([task for _, task in self._retiring.values()], timeout=FINISH_S)
-        for reader, _ in tuple(self._retiring.values()):
-            if self.options.auto_commit:
-                await self._commit(reader, reader.in_flight.committable)
-        await self._tasks.close()
-        await self._offsets.close()
+        try:
+            if self._retiring:
+                await asyncio.wait([task for _, task in self._retiring.values()], timeout=FINISH_S)
+            for reader, _ in tuple(self._retiring.values()):
+                if self.options.auto_commit:
+                    await self._commit(reader, reader.in_flight.committable)
+        finally:
+            await run_to_end(self._close_files())

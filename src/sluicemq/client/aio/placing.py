@@ -9,7 +9,6 @@ Before an answer is believed, `core.identity` says whether a proof is due; while
 give it, nothing is handed out.
 """
 
-import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
@@ -26,6 +25,7 @@ from sluicemq.client.core.identity import (
     position_beyond_end,
 )
 from sluicemq.client.core.requests import PullAnswer, PullStatus
+from sluicemq.client.tasks import notify
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import MessageQueue
 
@@ -185,6 +185,5 @@ class Placed(ABC):
     def _move_on(self, old: int, new: int, lost: int) -> None:
         self.move(new)
         self.committed = None
-        if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
-            event = OffsetMoved(self.group, self.queue, old, new, lost)
-            asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)
+        if self._cluster.on_moved is not None:
+            notify(self._cluster.on_moved, OffsetMoved(self.group, self.queue, old, new, lost))

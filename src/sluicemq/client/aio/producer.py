@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
@@ -37,7 +37,8 @@ from sluicemq.client.core.transactions import (
     Transactions,
 )
 from sluicemq.client.keeper import Keeper, unique_ids
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.client.tasks import Closing, Tasks, call_listener
+from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
 from sluicemq.hints import explain, helpful
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
@@ -137,6 +138,7 @@ class Producer:
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
+        self.closing: Closing[CloseReport] = Closing()
 
     send: Final = of_sender(Sender.send_message)
     send_oneway: Final = of_sender(Sender.send_oneway)
@@ -157,7 +159,8 @@ class Producer:
         of the two None. The options are those of `send`.
 
         One attempt only (`retries_async`), as RocketMQ counts it. What breaks a rule raises
-        ConfigurationError here; other errors of `send` are handed to `on_done`.
+        ConfigurationError here; other errors of `send` are handed to `on_done`. What `on_done`
+        raises is logged.
         """
         if not callable(on_done):
             raise ConfigurationError(
@@ -171,9 +174,17 @@ class Producer:
             try:
                 result = await self.cluster.run(send)
             except SluiceError as error:
-                on_done(None, error)
+                call_listener(on_done, None, error)
+            except Exception as error:  # noqa: BLE001 - the callback has to hear of it
+                _log.exception("send_soon of %s failed", outgoing.message_id)
+                unknown = SendUnknownError(
+                    f"sending message {outgoing.message_id} failed unexpectedly [{error!r}]: it "
+                    "may be stored or not.",
+                    cure="Please report the traceback in the log.",
+                )
+                call_listener(on_done, None, unknown)
             else:
-                on_done(result, None)
+                call_listener(on_done, result, None)
 
         task = asyncio.get_running_loop().create_task(call_back(), name="sluicemq send_soon")
         self._callbacks.add(task)
@@ -257,8 +268,12 @@ class Producer:
 
         Waits `timeout_s`, by default as long as sends may take (each has its own deadline). Callers
         of sends that got no answer receive SendUnknownError; their ids stand in the report, as do
-        the ids of those that are still open when the wait ends.
+        the ids of those that are still open when the wait ends. Cancelling it ends the waiting: it
+        raises CancelledError, and a second call returns the report.
         """
+        return await self.closing.run(lambda: self._close(timeout_s))
+
+    async def _close(self, timeout_s: float | None) -> CloseReport:
         if self._callbacks:
             await asyncio.sleep(0)  # Those that were asked for just now have begun then.
         sender, settled = self.sender, asyncio.Event()
@@ -266,9 +281,7 @@ class Producer:
         sender.close()
         if sender.open:
             limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await settled.wait()
+            await self.closing.patience(settled, limit_s)
         unknown = (*sender.unknown, *sender.open)
         if unknown:
             _log.warning(
@@ -354,7 +367,7 @@ class TraceWriter:
     def _wake(self) -> None:
         if not self._closed:
             if not self._tasks:
-                self._tasks.spawn(self._run(), "sluicemq trace")
+                self._tasks.keep(self._run, "sluicemq trace")
             if len(self.tracing) in (1, RECORDS_MAX):
                 self._work.set()
 
@@ -372,8 +385,13 @@ class TraceWriter:
                 self._work.set()
 
     async def flush(self) -> bool:
-        """Sends all that is noted; False when that failed. Raises nothing."""
-        return await self._cluster.run(self._sender.write_traces(self.tracing))
+        """Send all that is noted and return whether that worked. Raises nothing: an unexpected
+        error is logged, and the notes that are left are sent with the next ones."""
+        try:
+            return await self._cluster.run(self._sender.write_traces(self.tracing))
+        except Exception:  # noqa: BLE001 - a trace must not disturb what it tells of
+            _log.exception("traces cannot be written")
+            return False
 
     async def close(self) -> None:
         """Writes what is left, for a few seconds at most."""

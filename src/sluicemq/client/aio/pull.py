@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
 from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
@@ -40,7 +40,8 @@ from sluicemq.client.core.identity import (
 )
 from sluicemq.client.core.names import check_group, check_number, check_queue
 from sluicemq.client.core.requests import PullAnswer, PullStatus
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.client.tasks import Closing, Tasks, call_listener, notify, run_to_end
+from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.hints import helpful
 from sluicemq.model.bodies import BODY_BYTES_MAX
@@ -283,19 +284,28 @@ class LitePullConsumer:
         self._assigned: Readers | None = None
         self._tasks = Tasks()
         self._watched: dict[str, list[QueuesListener]] = {}
-        self._is_closed = False
+        self._closing: Closing[None] = Closing()
         self.on_share: ShareListener | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether it reads something, and is not closed."""
-        return not self._is_closed and (self._member is not None or self._assigned is not None)
+        return not self._closing.has_begun and (
+            self._member is not None or self._assigned is not None
+        )
+
+    def _check_open(self) -> None:
+        if self._closing.has_begun:
+            raise ClosedError(f"the consumer of {self.group!r} is closed.", cure="Make a new one.")
 
     async def subscribe(
         self, topic: str, *, tags: str | None = None, where: str | None = None
     ) -> None:
         """Joins the group for a topic; once more for a topic: another expression from now on, in
-        all its queues. Raises what `MessageStream.start` does."""
+        all its queues. Raises what `MessageStream.start` does; then, and when it is cancelled, the
+        topic is not subscribed to. Cancelling a change of expression raises CancelledError when the
+        change is complete."""
+        self._check_open()
         if self._assigned is not None:
             raise ConfigurationError("queues are assigned already.", cure=_ONE_WAY)
         if topic in self._topics:
@@ -307,57 +317,83 @@ class LitePullConsumer:
         member = await self._groups.join(
             self.group, subscription, self._feed, self.options, retry=False
         )
+        self._topics.append(topic)
         if self._member is None:
             self._member = member
             member.on_share.append(self._share_changed)
+            try:
+                queues = await self.queues(topic)
+            except BaseException:
+                await self.unsubscribe(topic)
+                raise
             own = [queue for queue in member.readers.queues if queue.topic == topic]
-            self._share_changed(topic, await self.queues(topic), sorted(own))
-        self._topics.append(topic)
+            self._share_changed(topic, queues, sorted(own))
 
     def _share_changed(
         self, topic: str, queues: list[MessageQueue], own: list[MessageQueue]
     ) -> None:
-        if self.on_share is not None and not self._is_closed:
-            self.on_share(topic, queues, own)
+        if self.on_share is not None and not self._closing.has_begun:
+            call_listener(self.on_share, topic, queues, own)
 
     async def unsubscribe(self, topic: str) -> None:
         """Reads a topic no more: its queues go to the other members. What was polled of it and not
         committed comes again to them."""
-        if topic in self._topics:
-            self._topics.remove(topic)
-            await self._groups.leave(self.group, topic)
-            if not self._topics:
-                self._member = None
+        if topic not in self._topics:
+            return
+        self._topics.remove(topic)
+        if not self._topics:
+            self._leave_member()
+        await self._groups.leave(self.group, topic)
+
+    def _leave_member(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            member.on_share.remove(self._share_changed)
 
     async def assign(
         self, queues: Iterable[MessageQueue], *, tags: str | None = None, where: str | None = None
     ) -> None:
-        """Reads exactly these queues, from the group's committed offsets; replaces the last
-        call."""
+        """Reads exactly these queues, from the group's committed offsets; replaces the last call.
+        If it raises, or is cancelled before it has begun to read all of them, the queues of the
+        last call are read on."""
+        self._check_open()
         if self._member is not None:
             raise ConfigurationError("topics are subscribed to already.", cure=_ONE_WAY)
-        if self._assigned is None:
+        wanted = set(queues)
+        for queue in wanted:
+            check_queue(queue)
+        readers = self._assigned
+        if readers is None:
             buries = self.options.on_undecodable == DEAD_LETTER
-            dead_letters = SendBack(self._cluster, self.group, None) if buries else None
-            self._assigned = Readers(
+            readers = Readers(
                 Reading(
                     self._cluster,
                     self.group,
                     self.options,
                     filtered_here=True,
-                    dead_letters=dead_letters,
+                    dead_letters=SendBack(self._cluster, self.group, None) if buries else None,
                 )
             )
+        before = readers.queues
+        try:
+            for queue in sorted(wanted - before):
+                subscription = make_subscription(queue.topic, tags=tags, where=where)
+                await readers.add(queue, subscription, self._feed)
+        except BaseException:
+            await run_to_end(self._drop(readers, readers.queues - before))
+            if self._assigned is None:
+                await run_to_end(readers.close())
+            raise
+        if self._assigned is None:
+            self._assigned = readers
             if self.options.auto_commit:
-                self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
-        wanted = set(queues)
-        for queue in wanted:
-            check_queue(queue)
-        for queue in self._assigned.queues - wanted:
-            await self._assigned.drop(queue)
-        for queue in sorted(wanted - self._assigned.queues):
-            subscription = make_subscription(queue.topic, tags=tags, where=where)
-            await self._assigned.add(queue, subscription, self._feed)
+                self._tasks.keep(readers.commit_forever, f"sluicemq commit {self.group}")
+        if before - wanted:
+            await run_to_end(self._drop(readers, before - wanted))
+
+    async def _drop(self, readers: Readers, queues: Iterable[MessageQueue]) -> None:
+        for queue in sorted(queues):
+            await readers.drop(queue)
 
     @property
     def assignment(self) -> list[MessageQueue]:
@@ -385,6 +421,11 @@ class LitePullConsumer:
             return []
         self._feed.fill(messages, count_max, self)
         return messages
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Hand out these messages of the last poll again, before any other: they do not count as
+        done at the next poll."""
+        self._feed.put_back([message for message in messages if message.is_current])
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Everything polled so far is done; commits it now and returns when it is stored.
@@ -511,12 +552,12 @@ class LitePullConsumer:
                 else:
                     has_changed = known is not None and found != known
                     for one in tuple(listeners) if has_changed else ():
-                        asyncio.get_running_loop().call_soon(one, topic, list(found))
+                        notify(one, topic, list(found))
                     known = found
                 await asyncio.sleep(period_s)
 
         if len(listeners) == 1:
-            self._tasks.spawn(watch(), f"sluicemq queues of {topic}")
+            self._tasks.keep(watch, f"sluicemq queues of {topic}")
 
     @property
     def _readers(self) -> Readers:
@@ -529,16 +570,16 @@ class LitePullConsumer:
     async def close(self) -> None:
         """Commits what earlier polls returned (when that is automatic), leaves the group.
 
-        The last poll's messages are not done: nobody has said so. They come again.
+        The last poll's messages are not done: nobody has said so. They come again. Cancelling it
+        does not keep it from leaving: it raises CancelledError afterwards.
         """
-        self._is_closed = True
+        await self._closing.run(self._close)
+
+    async def _close(self) -> None:
         await self._tasks.close()
-        member, self._member = self._member, None
-        if member is not None:
-            member.on_share.remove(self._share_changed)
-        topics, self._topics = self._topics, []
-        for topic in topics:
-            await self._groups.leave(self.group, topic)
+        self._leave_member()
+        while self._topics:
+            await self._groups.leave(self.group, self._topics.pop())
         if self._assigned is not None:
             await self._assigned.close()
 

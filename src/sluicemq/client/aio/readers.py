@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sluicemq.client.aio.cluster import Cluster, Tasks
+from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
 from sluicemq.client.aio.placing import Placed
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
@@ -56,6 +56,7 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.tracing import Outcome
+from sluicemq.client.tasks import KeptTask, Tasks, run_to_end
 from sluicemq.errors import (
     GroupNotFoundError,
     ProtocolError,
@@ -536,7 +537,7 @@ class Readers:
         """Of queues that were read here before: what is known of them, and how often their topics
         had been created again by then."""
         self._readers: dict[MessageQueue, QueueReader] = {}
-        self._running: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._running: dict[MessageQueue, KeptTask] = {}
         self.counts: dict[str, Counts] = {}
         """What was done lately, by topic."""
         self.on_recreated: Callable[[str], None] = lambda topic: None
@@ -573,13 +574,16 @@ class Readers:
         )
         reader.on_recreated = partial(self._recreated, reader)
         reader.tasks = self._tasks
-        self._readers[queue] = reader
-        self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
             # Said at once: a crash before the first commit must not move a group that began at
             # "last" past what came meanwhile.
             await self._commit(reader, position)
-        self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
+            if queue in self._readers:
+                return True
+        # Nothing is awaited from here on: a reader is in both tables or in none.
+        self._running[queue] = self._tasks.keep(reader.run, f"sluicemq read {queue}")
+        self._readers[queue] = reader
+        self._share_limits(queue.topic)
         return True
 
     def _recreated(self, reader: QueueReader, old: int, why: str) -> None:
@@ -750,11 +754,16 @@ class Readers:
             await self.commit()
 
     async def close(self) -> None:
-        """Stops all readers; their offsets are committed (when that is automatic)."""
+        """Stop all readers and commit their offsets (when that is automatic)."""
         for task in self._running.values():
             task.cancel()
-        with contextlib.suppress(SluiceError):
-            for queue in list(self._readers):
-                await self.drop(queue)
+        try:
+            with contextlib.suppress(SluiceError):
+                for queue in list(self._readers):
+                    await self.drop(queue)
+        finally:
+            await run_to_end(self._close_files())
+
+    async def _close_files(self) -> None:
         await self._tasks.close()
         await self._offsets.close()

@@ -12,6 +12,7 @@ leaves the groups.
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import weakref
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from sluicemq.client.aio.broker_requests import BrokerRequests
-from sluicemq.client.aio.cluster import Admin, Cluster, Tasks
+from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
@@ -54,6 +55,7 @@ from sluicemq.client.core.sending import (
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
+from sluicemq.client.tasks import Closing, Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
@@ -168,6 +170,7 @@ class Sluice:
             weakref.WeakSet()
         )
         self._closed = False
+        self._closing: Closing[CloseReport] = Closing(self._hurry)
         self.cluster.offset_files = OffsetFiles(
             client_id or f"{local_address()}@{instance}",
             offsets_directory,
@@ -399,22 +402,37 @@ class Sluice:
     async def close(self) -> CloseReport:
         """Leaves the groups (committing offsets), settles in-flight sends, closes connections.
 
-        The report names the messages of which nobody knows whether they are stored.
+        The report names the messages of which nobody knows whether they are stored. Cancelling it
+        ends the waiting for handlers and sends: it raises CancelledError when everything is closed.
+        A second call returns the same report.
         """
-        if self._closed:
-            return CloseReport(0, ())
-        for consumer in list(self._consumers):
-            await consumer.close()
-        self._closed = True
-        await self._members.close()
-        reports = [await producer.close() for producer in self._producers]
-        await self._tasks.close()
-        if self._trace_writer is not None:
-            await self._trace_writer.close()
-        await self._keeper.end()
-        await self.cluster.close()
+        return await self._closing.run(self._close)
+
+    def _hurry(self) -> None:
+        """A caller of close() was cancelled: nothing that it closes waits for others any more."""
+        for one in (*self._consumers, *self._producers):
+            if isinstance(one, PushConsumer | Producer):
+                one.closing.hurry()
+
+    async def _close(self) -> CloseReport:
+        reports: list[CloseReport] = []
+        async with contextlib.AsyncExitStack() as stack:  # all of it, whatever fails
+            stack.push_async_callback(self.cluster.close)
+            stack.push_async_callback(self._keeper.end)
+            if self._trace_writer is not None:
+                stack.push_async_callback(self._trace_writer.close)
+            stack.push_async_callback(self._tasks.close)
+            for producer in self._producers:
+                stack.push_async_callback(self._close_producer, producer, reports)
+            stack.push_async_callback(self._members.close)
+            stack.callback(setattr, self, "_closed", True)
+            for consumer in list(self._consumers):
+                stack.push_async_callback(consumer.close)
         unknown = tuple(message_id for report in reports for message_id in report.unknown)
         return CloseReport(sum(report.settled for report in reports), unknown)
+
+    async def _close_producer(self, producer: Producer, reports: list[CloseReport]) -> None:
+        reports.append(await producer.close())
 
     async def __aenter__(self) -> Self:
         self._check_open()

@@ -126,6 +126,10 @@ class AsyncioShell(ABC):
     def alone(self, key: str) -> AbstractAsyncContextManager[object]:
         """Held by one task at a time for each key."""
 
+    async def awaited(self, value: Awaitable[Any]) -> Any:
+        """Await what a function of the application returned, and return its result."""
+        return await value
+
     async def run(self, talk: Talk[T]) -> T:
         """The result of a Talk."""
         answer = _NOTHING
@@ -141,7 +145,7 @@ class AsyncioShell(ABC):
                     elif isinstance(step, Pause):
                         await self.pause(step.seconds)
                     elif isinstance(step.value, Awaitable):
-                        answer = step.value = await step.value
+                        answer = step.value = await self.awaited(step.value)
                 except BaseException as error:  # noqa: BLE001 - the Talk decides
                     step = talk.throw(error)
                 else:

@@ -317,18 +317,34 @@ class Transactions:
         state = TransactionState.ROLLBACK
         if result.status is SendStatus.OK:
             execute = partial(self.listener.execute_local, message, place.transaction_id, argument)
-            state = yield from self._ask_listener(
-                execute,
-                f"the local transaction {place.transaction_id} failed: the broker will ask how it "
-                "ended",
-            )
+            try:
+                state = yield from self._ask_listener(
+                    execute,
+                    f"the local transaction {place.transaction_id} failed: the broker will ask how "
+                    "it ended",
+                )
+            except BaseException:
+                # The caller was cancelled, or the program ends: only the listener's check knows.
+                self._end(place.transaction_id, TransactionState.UNKNOWN, place.queue.broker)
+                raise
         is_acknowledged = yield from self.finish(place, state)
         return TransactionResult(result, place.transaction_id, state, is_acknowledged)
 
     def _ask_listener(self, function: Callable[[], object], failure: str) -> Talk[TransactionState]:
-        """What the listener says; UNKNOWN when it fails, which is logged."""
+        """Return what `function` of the listener says, UNKNOWN when it fails, which is logged.
+
+        Raises KeyboardInterrupt and SystemExit, and what the shell raises when it gives up the
+        talk: a shell that awaits turns other failures of the listener into an Exception.
+        """
         try:
-            step = Wait(function())
+            value = function()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # noqa: BLE001 -- the listener's own code
+            _log.exception(failure)
+            return TransactionState.UNKNOWN
+        step = Wait(value)
+        try:
             yield step
             if step.value is None or isinstance(step.value, TransactionState):
                 return step.value or TransactionState.UNKNOWN

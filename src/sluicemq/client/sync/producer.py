@@ -288,9 +288,15 @@ class Inbound(Transactions):
                 if question.place.group == self.group:
 
                     def check() -> None:
-                        found = self._cluster.run(self.answer(question, address))
-                        if found is not None and self._keeper is not None:
-                            self._keeper.tell(address, found)
+                        try:
+                            found = self._cluster.run(self.answer(question, address))
+                            if found is not None and self._keeper is not None:
+                                self._keeper.tell(address, found)
+                        except BaseException:  # noqa: BLE001 - its future is read by nobody
+                            _log.exception(
+                                "transaction %s could not be checked: the broker will ask again",
+                                question.place.transaction_id,
+                            )
 
                     self._checks.submit(check)
                 return True
@@ -369,8 +375,13 @@ class TraceWriter:
                 return
 
     def flush(self) -> bool:
-        """Sends all that is noted; False when that failed. Raises nothing."""
-        return self._cluster.run(self._sender.write_traces(self.tracing))
+        """Send all that is noted and return whether that worked. Raises nothing: an unexpected
+        error is logged, and the notes that are left are sent with the next ones."""
+        try:
+            return self._cluster.run(self._sender.write_traces(self.tracing))
+        except Exception:  # noqa: BLE001 - a trace must not disturb what it tells of
+            _log.exception("traces cannot be written")
+            return False
 
     def close(self) -> None:
         """Writes what is left, for a few seconds at most."""

@@ -13,6 +13,7 @@ balance, offsets, filters and errors are the same.
 import asyncio
 import functools
 import inspect
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -21,17 +22,19 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, U
 
 from sluicemq.client.aio.consumer import MessageStream
 from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
+from sluicemq.client.aio.pull import POLL_TIMEOUT_S
 from sluicemq.client.aio.pull import LitePullConsumer as AsyncLitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
 from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
-from sluicemq.errors import ClosedError
+from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
+_log = logging.getLogger("sluicemq.client")
 T = TypeVar("T")
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -43,6 +46,7 @@ class Portal:
     def __init__(self, name: str = "sluicemq client") -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
         is_ready = threading.Event()
 
         async def main() -> None:
@@ -50,7 +54,14 @@ class Portal:
             is_ready.set()
             await self._stop.wait()
 
-        self._thread = threading.Thread(target=lambda: asyncio.run(main()), name=name, daemon=True)
+        def work() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:  # noqa: BLE001 - a thread ends silently of SystemExit
+                self._failure = error
+                _log.critical("the loop of %s ended: its client is lost", name, exc_info=error)
+
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
         self._thread.start()
         is_ready.wait()
 
@@ -59,16 +70,50 @@ class Portal:
         loop = self._loop
         if loop is None or loop.is_closed():
             coroutine.close()
-            raise ClosedError("this client is closed.", cure="Make a new one.")
+            why = f" its loop ended of {self._failure!r}." if self._failure is not None else ""
+            raise ClosedError(f"this client is closed.{why}", cure="Make a new one.")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine there and waits; an interrupt of the waiting cancels it."""
-        future = self.submit(coroutine)
+    def call(
+        self, coroutine: Coroutine[Any, Any, T], take_back: Callable[[T], object] = lambda _: None
+    ) -> T:
+        """Run a coroutine there, wait, and return its result.
+
+        An interrupt of the waiting (Ctrl-C) cancels the coroutine. A result that it had already and
+        that the caller does not get is given to `take_back`, on the loop. Raises what the coroutine
+        raises, ClosedError after `close`, and ConfigurationError on the loop's own thread.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ConfigurationError(
+                "a blocking call on the client's own thread would wait for itself.",
+                cure="Await the asyncio client there, or give a handler that is a plain function.",
+            )
+        results: list[T] = []
+
+        async def work() -> T:
+            results.append(await coroutine)
+            return results[0]
+
+        try:
+            future = self.submit(work())
+        except ClosedError:
+            coroutine.close()
+            raise
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            self.soon(lambda: [take_back(result) for result in results])
+            raise
+
+    def call_to_end(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """`call` a close(): interrupted once, it ends its waiting, and the caller waits for the
+        rest; interrupted again it is left alone. Raises the interrupt afterwards."""
+        try:
+            return self.call(function())
+        except (KeyboardInterrupt, SystemExit):
+            self.call(function())
             raise
 
     @overload
@@ -183,7 +228,7 @@ class _Blocking(Generic[T]):
         """Commits, leaves the group, closes. Safe to call twice."""
         try:
             if hasattr(self, "_sluice"):
-                self._portal.call(self._sluice.close())
+                self._portal.call_to_end(self._sluice.close)
         finally:
             self._portal.close()
 
@@ -233,8 +278,8 @@ class Consumer(_Blocking[MessageStream]):
         """The next message; None when none came within `timeout_s`."""
         if not self._waiting:
             count = 1 if self._ordered else _FETCH_COUNT  # what waits here could be lost
-            fetched = self._portal.call(self._consumer.receive_many(count, timeout_s))
-            self._waiting.extend(fetched)
+            receive = self._consumer.receive_many(count, timeout_s)
+            self._waiting.extend(self._portal.call(receive, take_back=self._waiting.extend))
         return BlockingMessage(self._waiting.popleft(), self._portal) if self._waiting else None
 
     change: Final = blocking(MessageStream.change)
@@ -335,7 +380,14 @@ class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
     subscribe: Final = blocking(AsyncLitePullConsumer.subscribe)
     unsubscribe: Final = blocking(AsyncLitePullConsumer.unsubscribe)
     assign: Final = blocking(AsyncLitePullConsumer.assign)
-    poll: Final = blocking(AsyncLitePullConsumer.poll)
+
+    @functools.wraps(AsyncLitePullConsumer.poll)
+    def poll(
+        self, timeout_s: float | None = POLL_TIMEOUT_S, *, count_max: int = 32
+    ) -> list[ReceivedMessage]:
+        polling = self._consumer.poll(timeout_s, count_max=count_max)
+        return self._portal.call(polling, take_back=self._consumer.put_back)
+
     commit: Final = blocking(AsyncLitePullConsumer.commit)
     pause: Final = blocking(AsyncLitePullConsumer.pause)
     resume: Final = blocking(AsyncLitePullConsumer.resume)

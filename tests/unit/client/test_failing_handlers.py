@@ -1,0 +1,149 @@
+"""Whatever a handler raises is a failed message: no worker ends, and the message comes again.
+
+Real broker and client in this process, on virtual time.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+
+import pytest
+
+from sluicemq.client.tasks import RESTART_MAX_S
+from sluicemq.testing.embedded import embedded
+from sluicemq.testing.virtual import VirtualClock
+
+WORKERS = 2
+BAD = 5
+"""More messages than workers: each of these would end one."""
+
+
+class OwnError(BaseException):
+    """As libraries have that must not be caught by `except Exception`."""
+
+
+async def cancelled_future(_message):
+    shared = asyncio.get_running_loop().create_future()
+    shared.cancel()  # as a pool does that closes
+    await shared
+
+
+async def cancelled_task(_message):
+    task = asyncio.get_running_loop().create_task(asyncio.sleep(10))
+    task.cancel()
+    await task
+
+
+async def own_task(_message):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def group(_message):
+    raise BaseExceptionGroup("both", [OwnError("inner"), ValueError("x")])
+
+
+def raising(error, *, blocking):
+    async def on_loop(_message):
+        raise error
+
+    def on_thread(_message):
+        raise error
+
+    return on_thread if blocking else on_loop
+
+
+HANDLERS = {
+    "a cancelled future": cancelled_future,
+    "a cancelled task": cancelled_task,
+    "the worker's own task": own_task,
+    "a group": group,
+    "StopIteration": raising(StopIteration(), blocking=False),
+    "GeneratorExit": raising(GeneratorExit(), blocking=False),
+    "CancelledError of threads": raising(concurrent.futures.CancelledError(), blocking=False),
+    "an own BaseException": raising(OwnError("x"), blocking=False),
+    "StopIteration, blocking": raising(StopIteration(), blocking=True),
+    "StopAsyncIteration, blocking": raising(StopAsyncIteration(), blocking=True),
+    "GeneratorExit, blocking": raising(GeneratorExit(), blocking=True),
+    "CancelledError, blocking": raising(asyncio.CancelledError(), blocking=True),
+    "CancelledError of threads, blocking": raising(
+        concurrent.futures.CancelledError(), blocking=True
+    ),
+    "SystemExit, blocking": raising(SystemExit(1), blocking=True),
+    "KeyboardInterrupt, blocking": raising(KeyboardInterrupt(), blocking=True),
+    "an own BaseException, blocking": raising(OwnError("x"), blocking=True),
+}
+MODES = {
+    "single": {},
+    "batch": {"batch_max": 4},
+    "ordered": {"ordered": True},
+    "ordered batch": {"ordered": True, "batch_max": 4},
+}
+
+
+def failing_once(fail, seen):
+    """A handler that fails the first time it is given a bad message, and notes what it did."""
+
+    def note(given):
+        messages = given if isinstance(given, list) else [given]
+        is_bad = any(one.body.startswith(b"bad") and one.body not in tried for one in messages)
+        tried.update(one.body for one in messages)
+        if not is_bad:
+            seen.extend(one.body for one in messages)
+        return is_bad
+
+    tried = set()
+    if asyncio.iscoroutinefunction(fail):
+
+        async def handle(given):
+            if note(given):
+                await fail(given)
+
+    else:
+
+        def handle(given):
+            if note(given):
+                fail(given)
+
+    return handle
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", HANDLERS)
+async def test_whatever_a_handler_raises_its_message_comes_again_and_no_worker_ends(
+    kind, mode, caplog
+):
+    caplog.set_level(logging.WARNING, "sluicemq.client")
+    bodies = {b"bad %d" % n for n in range(BAD)} | {b"good %d" % n for n in range(BAD)}
+    async with embedded(clock=VirtualClock()) as mq:
+        await mq.admin.create_topic("t", queues=1)
+        seen = []
+        consumer = mq.consumer(
+            "g", failing_once(HANDLERS[kind], seen), concurrency=WORKERS, **MODES[mode]
+        ).subscribe("t")
+        await consumer.start()
+        for body in sorted(bodies):
+            await mq.send("t", body)
+        await mq.clock.advance(seconds=BAD * RESTART_MAX_S)
+        assert set(seen) == bodies
+        assert consumer.live_workers == WORKERS
+        assert "handler of g failed" in caplog.text
+        await consumer.close()
+        (queue,) = await mq.queues("t")
+        assert await mq.admin.committed_offset("g", queue) == 2 * BAD
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_coroutine_handler_on_the_main_thread_can_end_the_program(error):
+    async def leave(_message):
+        raise error
+
+    async def main():
+        async with embedded() as mq:
+            await mq.admin.create_topic("t", queues=1)
+            async with mq.consumer("g", leave).subscribe("t"):
+                await mq.send("t", b"x")
+                await asyncio.sleep(20)
+
+    with pytest.raises(type(error)):
+        asyncio.run(main())

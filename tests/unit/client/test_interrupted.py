@@ -1,0 +1,134 @@
+"""Ctrl-C in a blocking consumer: nothing that was received is lost, and closing completes.
+
+The interrupt is raised where Python raises it, in the waiting for the loop's answer, after the loop
+had the answer: the worst moment.
+"""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from sluicemq.client import threaded
+from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.threaded import Consumer, LitePullConsumer, Portal
+from sluicemq.errors import ClosedError, ConfigurationError
+from sluicemq.rocketmq import DefaultLitePullConsumer
+from waiting import wait_for
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the next `count` waits of this thread end by KeyboardInterrupt when the answer is
+    there."""
+    left = [0]
+    real = Future.result
+
+    def result(self: Any, timeout: float | None = None) -> Any:
+        found = real(self, timeout)
+        if left[0] > 0 and threading.current_thread() is threading.main_thread():
+            left[0] -= 1
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Future, "result", result)
+
+    def arm(count: int = 1) -> None:
+        left[0] = count
+
+    return arm
+
+
+def test_an_interrupted_receive_loses_no_message(fake_thread, interrupt):
+    fake_thread.topics["t"] = 1
+    fake_thread.broker.put("t", 0, b"1")
+    with Consumer(fake_thread.name_server, "t", group="g") as consumer:
+        interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.receive()
+        message = consumer.receive(timeout_s=5)
+        assert message is not None
+        assert message.body == b"1"
+
+
+def test_an_interrupted_poll_does_not_count_as_done(fake_thread, interrupt):
+    fake_thread.topics["t"] = 1
+    fake_thread.broker.put("t", 0, b"1")
+    with LitePullConsumer(fake_thread.name_server, "g") as consumer:
+        consumer.subscribe("t")
+        interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(5)
+        assert [message.body for message in consumer.poll(5)] == [b"1"]
+        assert consumer.poll(0.05) == []
+
+
+def test_an_interrupted_poll_of_rocketmqs_consumer_does_not_count_as_done(fake_thread, interrupt):
+    fake_thread.topics["t"] = 1
+    consumer = DefaultLitePullConsumer("g", namesrv_addr=fake_thread.name_server)
+    consumer.subscribe("t")
+    consumer.start()
+    fake_thread.loop.call_soon_threadsafe(fake_thread.broker.put, "t", 0, b"1")
+    interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll(5000)
+    assert [message.body for message in consumer.poll(5000)] == [b"1"]
+    consumer.shutdown()
+
+
+def test_an_interrupted_close_leaves_the_group(fake_thread, interrupt):
+    fake_thread.topics["t"] = 1
+    consumer = Consumer(fake_thread.name_server, "t", group="g")
+    consumer.receive(timeout_s=0.05)
+    assert fake_thread.broker.members["g"]
+    interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        consumer.close()
+    assert not fake_thread.broker.members["g"]
+
+
+def test_a_blocking_call_on_the_clients_own_thread_is_refused():
+    portal = Portal()
+
+    async def inner() -> None:
+        portal.call(asyncio.sleep(0))
+
+    with pytest.raises(ConfigurationError, match="would wait for itself"):
+        portal.call(inner())
+    portal.close()
+
+
+def test_a_loop_that_ends_is_logged_and_named_by_later_calls(caplog):
+    portal = Portal("sluicemq test")
+
+    def leave() -> None:
+        raise SystemExit(7)
+
+    portal.soon(leave)
+    wait_for(lambda: not portal._thread.is_alive())
+    assert "the loop of sluicemq test ended" in caplog.text
+    with pytest.raises(ClosedError, match=r"SystemExit\(7\)"):
+        portal.call(asyncio.sleep(0))
+
+
+def test_a_listener_that_exits_does_not_end_the_loop_of_a_blocking_client(fake_thread, caplog):
+    """On a thread of its own SystemExit would end it without a word."""
+    fake_thread.topics["t"] = 1
+    fake_thread.broker.put("t", 0, b"1")
+    fake_thread.broker.committed["g", "t", 0] = 99
+
+    def moved(_event: object) -> None:
+        raise SystemExit(1)
+
+    portal = Portal()
+    sluice = portal.run(Sluice, fake_thread.name_server, on_moved=moved)
+    stream = portal.run(sluice.subscribe, "t", group="g")
+    portal.call(stream.receive_many(timeout_s=0.2))
+    assert "failed" in caplog.text
+    assert "moved" in caplog.text
+    portal.call(sluice.close())
+    portal.close()
+    assert portal._failure is None
+    assert threaded.Portal is Portal
