@@ -75,7 +75,7 @@ def test_conversations_of_http2_in_memory_leave_nothing_behind() -> None:
     ("owner", "name", "planted", "found"),
     [
         (Call, "_drop", lambda _call: None, "Error"),
-        (Stream, "granted", lambda _stream, _more: False, "Assertion"),
+        (Stream, "granted", lambda stream, _more: stream.connection.refuse("planted"), "Assertion"),
         (Call, "lost", lambda call: call.connection._make(call.connection, 1, {}).lost(), "Error"),
         (Stream, "close", lambda stream: setattr(stream, "is_over", True), "Assertion"),
     ],
