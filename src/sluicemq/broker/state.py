@@ -10,7 +10,6 @@ from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
-from sluicemq.broker.background import Background, CallLater, Offload, in_place
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filter_watch import FilterWatch
@@ -41,6 +40,7 @@ from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
+from sluicemq.net.work.background import Background, CallLater, Offload, in_place
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.wire.frames import Command

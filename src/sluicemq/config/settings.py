@@ -513,6 +513,13 @@ class NameServerConfig(MeasuredConfig):
         "The file of accounts and permissions; of several the first that is there. Default: "
         "`plain_acl.yml` beside the file of `-c`, else in `$ROCKETMQ_HOME/conf`, else beside "
         "kvConfigPath.")
+    registration_bytes_max: int = setting("sluiceRegistrationBytesMax", 32 * 1024 * 1024,
+        "The most bytes of a broker's registration after decompression. 100,000 topics with names "
+        "of 127 characters and attributes take 20 MB, with usual names 5 MB.",
+        minimum=1024 * 1024, live=True)
+    registered_topics_max: int = setting("sluiceRegisteredTopicsMax", 1_000_000,
+        "The most topics of all brokers together; a topic that two brokers serve counts twice. "
+        "Each takes about 600 bytes. A registration above the limit is refused.", minimum=1000)
     reachable_addresses: bool = setting("sluiceReachableAddresses", True,
         "Addresses in routes that the client cannot reach are replaced; see below.", live=True)
     config_black_list: tuple[str, ...] = setting(

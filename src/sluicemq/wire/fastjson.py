@@ -70,8 +70,8 @@ _WORDS: Final = {"true": True, "false": False, "null": None, "NaN": None}
 _WORD: Final = _Scalar(
     re.compile(r"[A-Za-z]+"), "a value", lambda match: _WORDS[match.group()], "a value"
 )
-_REFERENCE: Final = "$ref"
-REFERENCE: Final = _REFERENCE.encode()
+REFERENCE_NAME: Final = "$ref"
+REFERENCE: Final = REFERENCE_NAME.encode()
 """The name by which a reference is known, as it stands in a body."""
 _STEP: Final = re.compile(r"[^.\[\]$]+")
 
@@ -99,7 +99,7 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     except orjson.JSONDecodeError:
         text = data if isinstance(data, str) else data.decode("utf-8", "replace")
         value = _Parser(text, values_max).document()
-    mark = _REFERENCE if isinstance(data, str) else REFERENCE
+    mark = REFERENCE_NAME if isinstance(data, str) else REFERENCE
     if mark not in data:  # type: ignore[operator]
         return value
     written = weigh(data).values
@@ -289,7 +289,7 @@ class _References:
         """Return the object key that `key` stands for. `{"$ref":"$.mqPopTable.null"}` as a key
         means a key of that map (spec/remoting.md §5); which one is known only when that map has a
         single object key. A map is searched once, however many keys refer to it."""
-        if len(key) != 1 or key[0][0] != _REFERENCE:
+        if len(key) != 1 or key[0][0] != REFERENCE_NAME:
             return key
         owner = self._target(str(key[0][1]).rpartition(".")[0] or "$", (self._root,))
         if not isinstance(owner, dict):
@@ -325,7 +325,7 @@ class _References:
 
 def _reference_of(value: Any) -> str | None:
     if isinstance(value, dict) and len(value) == 1:
-        path = value.get(_REFERENCE)
+        path = value.get(REFERENCE_NAME)
         return path if isinstance(path, str) else None
     return None
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final
 
-from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import (
     Consumers,
     ContractError,
@@ -40,6 +39,7 @@ from sluicemq.filter.subscriptions import (
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.work.background import Steps
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header

@@ -24,7 +24,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from sluicemq.broker.background import Background, Steps, after
+from sluicemq.broker.background import after
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
@@ -48,6 +48,7 @@ from sluicemq.model.topic import (
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Background, Steps
 from sluicemq.record.codec import as_text, decode_properties, encode_record, parse_head
 from sluicemq.store.gather import Judgement, PostponedError
 from sluicemq.store.read import ReadResult, ReadStatus
