@@ -227,6 +227,12 @@ class BrokerConfig(ReplicaConfig):
         "Bytes of incomplete frames of all connections; with access control, connections without "
         "an allowed request share a quarter. The connection that exceeds it is closed.",
         minimum=33_554_432)
+    client_bytes_max: int = setting("sluiceClientBytesMax", 16 * 1024 * 1024,
+        "About how many bytes the groups and subscriptions of one connection may take in memory; "
+        "1,000 topics with 10 tags each take 3 MB. A heartbeat above it is refused.",
+        minimum=1024 * 1024, live=True)
+    clients_bytes_max: int = setting("sluiceClientsBytesMax", 256 * 1024 * 1024,
+        "The same of all connections together.", minimum=1024 * 1024, live=True)
     auto_topics_max: int = setting("sluiceAutoTopicsMax", 50_000,
         "No topic is created by a send or a consumer when there are so many.",
         minimum=1, live=True)

@@ -25,13 +25,12 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import orjson
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.ids import java_hash
+from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.wire import fastjson
@@ -92,9 +91,9 @@ def hash_ordered(keys: Iterable[K], buckets: int = DEFAULT_BUCKETS) -> list[K]:
     return sorted(found, key=lambda key: _spread(key) & (buckets - 1))
 
 
-@lru_cache(maxsize=65_536)
 def _spread(key: str | int) -> int:
-    code = (java_hash(key) if isinstance(key, str) else key) & 0xFFFFFFFF
+    """Return how a Java map spreads the hash of a key. Texts are hashed once, see `tag_code`."""
+    code = (tag_code(key) if isinstance(key, str) else key) & 0xFFFFFFFF
     return code ^ code >> 16
 
 

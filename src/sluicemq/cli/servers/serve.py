@@ -55,7 +55,7 @@ from sluicemq.config.load import (
 )
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import SYSTEM_FILES, descriptors, exposure
+from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
 from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
 from sluicemq.proxy import proxy_status
 
@@ -501,6 +501,7 @@ def run_servers(start: Started) -> None:
             gc.collect()
             gc.freeze()
             gc.set_threshold(GC_OBJECTS, 20, 20)
+            machine.keep_memory_small()
             click.echo(f"ready {text}")
             await stop.wait()
             log.info("closing")
