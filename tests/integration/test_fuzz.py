@@ -12,7 +12,7 @@ from fuzz import connections, corpus, grpc_calls, rules
 from fuzz.drive import BATCH, Bystander, Drive, GrpcSpeech, Process, Speech, make_batch
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.grpc import Call
-from sluicemq.net.http2 import Stream
+from sluicemq.net.http2 import Http2Connection, Stream
 
 TRAFFIC = Path(__file__).parent.parent / "golden" / "traffic"
 RECORDED = TRAFFIC / "grpc" / "grpcio.jsonl.gz"
@@ -75,7 +75,7 @@ def test_conversations_of_http2_in_memory_leave_nothing_behind() -> None:
     ("owner", "name", "planted", "found"),
     [
         (Call, "_drop", lambda _call: None, "Error"),
-        (Stream, "granted", lambda _stream, _more: False, "Assertion"),
+        (Http2Connection, "_send_stalled", lambda it: it.refuse("planted"), "Assertion"),
         (Call, "lost", lambda call: call.connection._make(call.connection, 1, {}).lost(), "Error"),
         (Stream, "close", lambda stream: setattr(stream, "is_over", True), "Assertion"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.model.topic import DataVersion, QueueData, TopicConfig
-from sluicemq.nameserver.routes import Registration, RouteTable
+from sluicemq.nameserver.routes import Registration, RouteTable, all_at_once
 
 BROKERS = ("a", "b", "c")
 TOPICS = ("T", "U", "V")
@@ -95,6 +95,18 @@ steps = st.lists(
 )  # fmt: skip
 
 
+def expired(table: RouteTable, now_ms: int) -> list[Registration]:
+    gone = table.expire(now_ms)
+    all_at_once(table.forgetting(gone))
+    return gone
+
+
+def lost(table: RouteTable, connection: object) -> list[Registration]:
+    gone = table.registered_by(connection)
+    all_at_once(table.forgetting(gone))
+    return gone
+
+
 def address_of(broker: str, number: int) -> str:
     return f"{broker}-{number}:1"
 
@@ -126,10 +138,10 @@ def apply(step: tuple[object, ...], table: RouteTable, model: Model, now_ms: int
             model.unregister(broker, address_of(broker, number))
         case ("wait", int(wait_ms)):
             now_ms += wait_ms
-            table.expire(now_ms)
+            expired(table, now_ms)
             model.expire(now_ms)
         case ("lost", int(connection)):
-            table.connection_lost(CONNECTIONS[connection])
+            lost(table, CONNECTIONS[connection])
             model.connection_lost(connection)
         case ("delete", str(topic), cluster):
             table.delete_topic(topic, cluster)  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from sluicemq.broker.background import quick_switches
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import READ_WRITE, Groups, Topics
@@ -47,6 +46,7 @@ from sluicemq.model.topic import (
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
+from sluicemq.net.work.background import quick_switches
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header, encode_header

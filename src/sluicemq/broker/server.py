@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.broker.admin import readonly
-from sluicemq.broker.background import in_executor, quick_switches
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
@@ -55,6 +54,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.tls import broker_tls
+from sluicemq.net.work.background import in_executor, quick_switches
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
@@ -108,6 +108,7 @@ class Broker:
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
         incarnation: Incarnation | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
         what blocks; by default three threads. `stretch`: the pause before a chore comes again, of
@@ -115,7 +116,8 @@ class Broker:
 
         With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
         is, `propose` is asked for another in-sync set, which `decided` answers, and `steering` is
-        who decides about roles. `incarnation` is that of the store's directory."""
+        who decides about roles. `incarnation` is that of the store's directory. `shares` are those
+        of other servers on the same loop."""
         if read_only:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
@@ -154,7 +156,7 @@ class Broker:
         self._computer = executor or ThreadPoolExecutor(1, "sluice-filters", initializer=as_usual)
         self._servers: list[Listener] = []
         self._jobs: set[asyncio.Future[Any]] = set()  # in the executor
-        self._shares: Shares | None = None
+        self._shares = shares
         self._store: Store | None = None
         self._store_failure: OSError | None = None
         self._ha = 0

@@ -11,11 +11,11 @@ from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
-from sluicemq.broker.background import Background, CallLater, Offload, in_place
 from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
+from sluicemq.broker.consume.held import HeldBytes
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
@@ -42,6 +42,7 @@ from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
+from sluicemq.net.work.background import Background, CallLater, Offload, Steps, in_place
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
@@ -111,7 +112,8 @@ class BrokerState:
         self.offsets = offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
         self.guard = guard = Guard.of(files, clock, settings.broker)
-        self.access, self.producers = Access(guard), Producers(clock)
+        self.held = held = HeldBytes(settings)
+        self.access, self.producers = Access(guard), Producers(clock, held)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
         # Turns, and what is worked at beside them.
         self.shares = shares or Shares(clock.monotonic_s, call_soon)
@@ -135,7 +137,7 @@ class BrokerState:
         )
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(
-            settings, groups, self.filters, self.lanes, self.contracts, clock
+            settings, groups, self.filters, self.lanes, self.contracts, clock, held
         )
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
@@ -308,11 +310,15 @@ class BrokerState:
         """A connection is gone."""
         self.polls.disconnect(peer)
         self.questions.disconnected(peer)
-        self.consumers.disconnect(peer)
-        self.producers.disconnect(peer)
+        self.background.add(self._leaving(peer))
         self.shares.forget(peer)
         if self.steering is not None:
             self.steering.disconnected(peer)
+
+    def _leaving(self, peer: Peer) -> Steps[None]:
+        """A connection may have been in thousands of groups."""
+        yield from self.consumers.disconnecting(peer)
+        yield from self.producers.disconnecting(peer)
 
     # ---------------------------------------------------------------------------- by the clock
 

@@ -246,6 +246,12 @@ class BrokerConfig(ReplicaConfig):
         "Bytes of incomplete frames of all connections; with access control, connections without "
         "an allowed request share a quarter. The connection that exceeds it is closed.",
         minimum=33_554_432)
+    client_bytes_max: int = setting("sluiceClientBytesMax", 16 * 1024 * 1024,
+        "About how many bytes the groups and subscriptions of one connection may take in memory; "
+        "1,000 topics with 10 tags each take 3 MB. A heartbeat above it is refused.",
+        minimum=1024 * 1024, live=True)
+    clients_bytes_max: int = setting("sluiceClientsBytesMax", 256 * 1024 * 1024,
+        "The same of all connections together.", minimum=1024 * 1024, live=True)
     auto_topics_max: int = setting("sluiceAutoTopicsMax", 50_000,
         "No topic is created by a send or a consumer when there are so many.",
         minimum=1, live=True)
@@ -532,6 +538,13 @@ class NameServerConfig(MeasuredConfig):
         "The file of accounts and permissions; of several the first that is there. Default: "
         "`plain_acl.yml` beside the file of `-c`, else in `$ROCKETMQ_HOME/conf`, else beside "
         "kvConfigPath.")
+    registration_bytes_max: int = setting("sluiceRegistrationBytesMax", 32 * 1024 * 1024,
+        "The most bytes of a broker's registration after decompression. 100,000 topics with names "
+        "of 127 characters and attributes take 20 MB, with usual names 5 MB.",
+        minimum=1024 * 1024, live=True)
+    registered_topics_max: int = setting("sluiceRegisteredTopicsMax", 1_000_000,
+        "The most topics of all brokers together; a topic that two brokers serve counts twice. "
+        "Each takes about 600 bytes. A registration above the limit is refused.", minimum=1000)
     reachable_addresses: bool = setting("sluiceReachableAddresses", True,
         "Addresses in routes that the client cannot reach are replaced; see below.", live=True)
     config_black_list: tuple[str, ...] = setting(

@@ -1,11 +1,14 @@
-"""Which machine this is, in which of its boots, which processes are seen here, and who goes first.
+"""Which machine this is, in which of its boots, which processes are seen here, who goes first, and
+memory that the process does not need any more.
 
 Linux tells both; elsewhere the name of the machine has to do.
 """
 
+import ctypes
 import os
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -64,3 +67,60 @@ class Priority:
 def priority() -> Priority:
     """The process's, to be asked for before anything is lowered: later that would be the usual."""
     return Priority()
+
+
+FREE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Free memory that the C library may keep for the process."""
+TRIM_S: Final = 2.0
+
+
+class _Usage(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+@cache
+def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
+    """Return how many free bytes the C library keeps, and what gives them to the system; None where
+    it has neither."""
+    try:
+        library = ctypes.CDLL(None)
+        usage, trim = library.mallinfo2, library.malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
+    usage.restype = _Usage
+    return lambda: int(usage().fordblks), lambda: trim(0)
+
+
+def give_back_memory() -> int:
+    """Give the memory to the system that the C library keeps for the process, if it is more than
+    FREE_BYTES_MAX. Return how many bytes were free. What one client made large would stay so
+    otherwise, for a single small object above it. Other threads go on meanwhile."""
+    found = _allocator()
+    if found is None:
+        return 0
+    free_bytes, trim = found
+    size = free_bytes()
+    if size > FREE_BYTES_MAX:
+        trim()
+    return size
+
+
+def keep_memory_small() -> None:
+    """Start a thread that gives back memory every TRIM_S, for as long as the process lives."""
+
+    never = threading.Event()
+
+    def run() -> None:
+        while not never.wait(TRIM_S):
+            give_back_memory()
+
+    if _allocator() is not None:
+        threading.Thread(target=run, name="sluice-memory", daemon=True).start()

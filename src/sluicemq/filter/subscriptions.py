@@ -99,6 +99,8 @@ def try_compile(text: str) -> "Selector | FilterSyntaxError":
 _quick, _long = _Kept(), _Kept()
 
 SEPARATOR = "||"
+TAGS_LENGTH_MAX: Final = 65_536
+"""The most characters of a tag expression. Their hashes take 3 ms."""
 
 
 def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[int]]:
@@ -109,14 +111,25 @@ def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[i
     """
     if not expression or expression == ALL:
         return ALL, frozenset(), frozenset()
+    tags = split_tags(expression)
+    return expression, tags, frozenset(map(java_hash, tags))
+
+
+def split_tags(expression: str) -> frozenset[str]:
+    """Return the tags of an expression that has some. Raises FilterSyntaxError when there is
+    nothing but separators, or too much."""
+    if len(expression) > TAGS_LENGTH_MAX:
+        raise FilterSyntaxError(
+            f"The tag expression has {len(expression)} characters, the limit is {TAGS_LENGTH_MAX}.",
+            cure="Subscribe to fewer tags, or to * and filter by a property.",
+        )
     parts = expression.split(SEPARATOR)
     if not any(parts):
         raise FilterSyntaxError(
             f"The tag expression {expression!r} has separators but no tag.",
             cure="Write TagA || TagB, or * for all messages.",
         )
-    tags = frozenset(tag for part in parts if (tag := part.strip(BLANKS)))
-    return expression, tags, frozenset(map(java_hash, tags))
+    return frozenset(tag for part in parts if (tag := part.strip(BLANKS)))
 
 
 def is_tag_kind(kind: str | None) -> bool:

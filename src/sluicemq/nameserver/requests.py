@@ -7,8 +7,9 @@ header whose fields are all null is `{}`, not absent (traffic README 7): `fields
 
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from sluicemq.acl.loading import Source
@@ -36,7 +37,8 @@ from sluicemq.nameserver.routes import (
 )
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.openssl import server_contexts
-from sluicemq.wire import bodies
+from sluicemq.net.work.background import Steps, begun, run_now
+from sluicemq.wire import bodies, fastjson
 from sluicemq.wire import headers as h
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
@@ -44,6 +46,7 @@ from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.replicas import BrokerHeartbeatRequest, GetBrokerMemberGroupRequest
 from sluicemq.wire.tables import (
+    RegisterBody,
     decode_data_version,
     decode_kv_config_file,
     decode_register_body,
@@ -56,6 +59,13 @@ log = logging.getLogger("sluicemq.nameserver")
 UNIT: Final = 0x1
 UNIT_SUBSCRIPTION: Final = 0x2
 LOGGED_MAX: Final = 1000
+INLINE_BYTES: Final = 16 * 1024
+INLINE_VALUES: Final = 2048
+"""A registration in JSON up to this size, 80 topics, is decoded at once."""
+KEY_VALUES_BYTES_MAX: Final = 1024 * 1024
+"""The most bytes of kvConfig.json, which is written anew with each change. 20,000 strictly ordered
+topics on two brokers take 1 MB."""
+BROKERS_A_STEP: Final = 64
 BLACK_LIST: Final = frozenset({"configStorePath", "kvConfigPath"})
 _HELP = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
@@ -82,7 +92,8 @@ class KeyValues:
         return None if table is None else dict(table)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises OSError when the file cannot be written; then nothing has changed."""
+        """Set a key. Raises OSError when the file cannot be written, ProtocolError when it would
+        become too large; then nothing has changed."""
         self._replace(namespace, {**self._namespaces.get(namespace, {}), key: value})
 
     def delete(self, namespace: str, key: str) -> None:
@@ -93,7 +104,14 @@ class KeyValues:
 
     def _replace(self, namespace: str, table: dict[str, str]) -> None:
         changed = {**self._namespaces, namespace: table}
-        replace_text(self._files, self._path, encode_kv_config_file(changed))
+        text, known = encode_kv_config_file(changed), self._namespaces.get(namespace, {})
+        if len(text) > KEY_VALUES_BYTES_MAX and len(table) >= len(known):
+            raise ProtocolError(
+                f"The key-values would have {len(text)} bytes, at most {KEY_VALUES_BYTES_MAX} are "
+                "kept.",
+                cure="Delete key-values that are not used any more.",
+            )
+        replace_text(self._files, self._path, text)
         self._namespaces = changed
 
 
@@ -115,6 +133,23 @@ def failure(code: ResponseCode, remark: str) -> Command:
     return Command(code, remark=remark)
 
 
+def _is_brief(body: bytes) -> bool:
+    """Return whether a registration is plain JSON of so few values that it can be decoded here."""
+    is_short = body[:1] in (b"", b"{") and len(body) <= INLINE_BYTES
+    return is_short and fastjson.weigh(body).values <= INLINE_VALUES
+
+
+def _decode_registration(
+    command: Command, header: h.RegisterBrokerRequest, bytes_max: int
+) -> RegisterBody:
+    """Return what a broker registers. Raises ProtocolError."""
+    if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
+        raise ProtocolError("crc32 not match")
+    return decode_register_body(
+        command.body, compressed=header.compressed, version=command.version, bytes_max=bytes_max
+    )
+
+
 class Requests:
     """What a name server knows, and how it answers. A handler without an answer says that all is
     well."""
@@ -132,29 +167,42 @@ class Requests:
         self._logged: set[tuple[str, str]] = set()  # replaced addresses
 
     def answer(self, command: Command, peer: Peer, now_ms: int) -> Command:
-        """The answer to a request. A body that cannot be read, or a disk that does not write, is an
-        answer too: code 1."""
+        """Return the answer to a request, after all of its work. See `begin`."""
+        found = self.begin(command, peer, now_ms)
+        return found if isinstance(found, Command) else run_now(found)
+
+    def begin(self, command: Command, peer: Peer, now_ms: int) -> Command | Steps[Command]:
+        """Return the answer to a request, or the work that ends with it, where that may take long.
+        A body that cannot be read, or a disk that does not write, is an answer too: code 1."""
         row = TABLE[command.code]
         try:
             header = row.header and decode_header(row.header, command.fields)
             found = row.handler(self, header, Call(command, peer, now_ms))
         except (ProtocolError, OSError) as error:
             return failure(ResponseCode.SYSTEM_ERROR, str(error))
+        if isinstance(found, Generator):
+            return begun(self._finishing(found))
+        return success() if found is None else found
+
+    @staticmethod
+    def _finishing(steps: Steps[Command | None]) -> Steps[Command]:
+        try:
+            found = yield from steps
+        except (ProtocolError, OSError) as error:
+            return failure(ResponseCode.SYSTEM_ERROR, str(error))
         return success() if found is None else found
 
     # ------------------------------------------------------------------------------- brokers
 
-    def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> Command:
+    def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> Steps[Command]:
+        """103. A broker's topics are decoded in another thread and taken over in slices."""
         command, peer, now_ms = call
-        if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
-            return failure(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = decode_register_body(
-            command.body, compressed=header.compressed, version=command.version
-        )
+        decode = partial(_decode_registration, command, header, self.config.registration_bytes_max)
+        body = decode() if _is_brief(bytes(command.body)) else (yield decode)
         known, timeout_ms = self.table.broker(header.broker), header.heartbeat_timeout_ms
         fields = command.fields or {}
         interfaces = (part.strip() for part in fields.get(INTERFACES_FIELD, "").split(","))
-        master = self.table.register(
+        master = yield from self.table.registering(
             Registration(
                 cluster=header.cluster,
                 broker=header.broker,
@@ -187,8 +235,8 @@ class Requests:
             return success(encode_header(master))
         return success(encode_header(master), bodies.encode_kv_table(orders))
 
-    def unregister_broker(self, header: h.BrokerRequest, _call: Call) -> None:
-        self.table.unregister(header.cluster, header.broker, header.address)
+    def unregister_broker(self, header: h.BrokerRequest, _call: Call) -> Steps[None]:
+        yield from self.table.unregistering(header.cluster, header.broker, header.address)
         log.info("broker %s at %s unregisters", header.broker, header.address)
 
     def query_data_version(self, header: h.BrokerRequest, call: Call) -> Command:
@@ -210,19 +258,25 @@ class Requests:
         body = bodies.encode_broker_member_group(header.cluster, header.broker, addresses)
         return success(body=body)
 
-    def wipe_write_permission(self, header: h.WritePermissionRequest, _call: Call) -> Command:
-        count = self.table.wipe_write_permission(header.broker)
+    def wipe_write_permission(
+        self, header: h.WritePermissionRequest, _call: Call
+    ) -> Steps[Command]:
+        count = yield from self.table.wiping_write_permission(header.broker)
         log.info("write permission of broker %s taken from %d topics", header.broker, count)
         return success(encode_header(h.WritePermissionWipedResponse(topic_count=count)))
 
-    def add_write_permission(self, header: h.WritePermissionRequest, _call: Call) -> Command:
-        count = self.table.add_write_permission(header.broker)
+    def add_write_permission(self, header: h.WritePermissionRequest, _call: Call) -> Steps[Command]:
+        count = yield from self.table.adding_write_permission(header.broker)
         log.info("write permission of broker %s given to %d topics", header.broker, count)
         return success(encode_header(h.WritePermissionAddedResponse(topic_count=count)))
 
-    def cluster_info(self, _header: None, call: Call) -> Command:
+    def cluster_info(self, _header: None, call: Call) -> Steps[Command]:
         """106: integer keys for every version."""
-        brokers = {data.broker: self._for_client(data, call.peer) for data in self.table.brokers()}
+        brokers = {}
+        for count, data in enumerate(self.table.brokers(), 1):
+            brokers[data.broker] = self._for_client(data, call.peer)
+            if count % BROKERS_A_STEP == 0:
+                yield None
         clusters = {name: tuple(members) for name, members in self.table.clusters().items()}
         return success(body=bodies.encode_cluster_info(bodies.ClusterInfo(brokers, clusters)))
 
@@ -283,7 +337,7 @@ class Requests:
     def delete_topic(self, header: h.DeleteTopicInNameServerRequest, _call: Call) -> None:
         self.table.delete_topic(header.topic, header.cluster or None)
 
-    def topic_list(self, header: h.GetTopicsByClusterRequest | None, call: Call) -> Command:
+    def topic_list(self, header: h.GetTopicsByClusterRequest | None, call: Call) -> Steps[Command]:
         """206: all; 224: of a cluster; 311 to 313: with units, of which the broker knows."""
         config, table, code = self.config, self.table, call.command.code
         is_all = code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
@@ -292,19 +346,21 @@ class Requests:
         if header is not None:
             topics = table.topics_of_cluster(header.cluster)
         else:
-            topics = table.topics() if is_all else table.topics_with_flags(_UNITS[code])
+            is_wanted = _UNITS.get(code)
+            topics = (
+                table.topics()
+                if is_wanted is None
+                else (yield from table.looking_for_flags(is_wanted))
+            )
         return success(body=bodies.encode_topic_list(topics))
 
     def system_topics(self, _header: None, call: Call) -> Command:
         """304: clusters and brokers have topics of their names; the broker's address is for 305."""
         clusters = self.table.clusters()
         names = {*clusters, *(broker for members in clusters.values() for broker in members)}
-        addresses = [
-            address
-            for data in self.table.brokers()
-            for address in self._for_client(data, call.peer).addresses.values()
-        ]
-        return success(body=bodies.encode_topic_list(names, addresses[0] if addresses else None))
+        first = next(iter(self.table.brokers()), None)
+        addresses = self._for_client(first, call.peer).addresses.values() if first else ()
+        return success(body=bodies.encode_topic_list(names, next(iter(addresses), None)))
 
     # ------------------------------------------------------------- key-values, configuration
 
@@ -383,7 +439,7 @@ class Row(NamedTuple):
     """Where a request goes, and its header."""
 
     header: type | None
-    handler: Callable[..., Command | None]
+    handler: Callable[..., Command | Steps[Command | None] | None]
 
 
 TABLE: Final[dict[int, Row]] = {

@@ -11,6 +11,11 @@ exactly one topic. And a broker whose write permission an operator has wiped (20
 until 327, or until its master comes anew: there the next topic that somebody creates gives it back,
 and a broker that is being drained is written to again.
 
+A broker may have a hundred thousand topics, so whatever changes them comes as an iterator that
+changes SLICE of them at each step; between two steps other requests are answered. Methods with a
+verb in -ing return one; `register`, `unregister` and others do all at once. Routes name no broker
+that is gone, also while its topics are still there.
+
 Which address of a broker a client is told (`reachable_address`): one that it can reach the way it
 came in.
 A broker that knows itself as 127.0.0.1, as 0.0.0.0, or by the address of another network (docker,
@@ -36,9 +41,9 @@ The port is kept. What cannot be known here (ports published by docker under ano
 between the client and us) is what brokerIP1 is for.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.addresses import (
@@ -63,6 +68,7 @@ from sluicemq.model.topic import (
 )
 from sluicemq.wire.headers import RegisterBrokerResponse
 
+T = TypeVar("T")
 TIMEOUT_MS = 120_000
 """How long a broker that does not say otherwise may stay silent."""
 MEMBER_SYNC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
@@ -132,23 +138,57 @@ class SmallestChanged(NamedTuple):
     told: tuple[str, ...]
 
 
-class RouteTable:
-    """All brokers and topics one name server knows. `on_smallest_changed` hears which replica
-    of a broker name is the smallest now."""
+SLICE: Final = 256
+"""How many topics are changed at a step: about a third of a millisecond."""
+BROKERS_MAX: Final = 4096
+"""The most addresses that may be registered."""
+Slices = Generator[None, None, T]
 
-    def __init__(self) -> None:
+
+def all_at_once(slices: Slices[T]) -> T:
+    """Do all steps and return what the last one returns."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+class RouteTable:
+    """All brokers and topics that one name server knows.
+
+    `on_smallest_changed` hears which replica of a broker name is the smallest now. `entries_max`
+    bounds the topics of all brokers together.
+    """
+
+    def __init__(self, entries_max: int = 1_000_000) -> None:
         self.on_smallest_changed: Callable[[SmallestChanged], None] = lambda _change: None
+        self._entries_max = entries_max
+        self.entries = 0
+        """Topics of all brokers: one that two brokers serve counts twice."""
         self._drained: set[str] = set()
         """Brokers whose write permission was wiped."""
         self._topics: dict[str, dict[str, QueueData]] = {}
+        self._served: dict[str, dict[str, QueueData]] = {}
+        """The same by broker and topic."""
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
+        self._clusters_of: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], tuple[Registration, int]] = {}
+        self._connections: dict[object, dict[tuple[str, str], None]] = {}
+        """The (cluster, address) of those whose latest registration came over a connection."""
+        self._unfinished: dict[str, Slices[None]] = {}
+        """What is left to do of a broker's latest registration."""
 
     # ---------------------------------------------------------------------------- brokers
 
     def register(self, new: Registration, now_ms: int) -> RegisterBrokerResponse:
-        """Take over what a broker says of itself."""
+        """Take over what a broker says of itself. Raises ProtocolError above the limits."""
+        return all_at_once(self.registering(new, now_ms))
+
+    def registering(self, new: Registration, now_ms: int) -> Slices[RegisterBrokerResponse]:
+        """The same in steps: at the first the broker is known, at the others its topics are."""
+        self._check_room(new)
         known = self._brokers.get(new.broker)
         # A slave that became master (or the other way) keeps its address under one id only.
         addresses = {
@@ -162,6 +202,7 @@ class RouteTable:
         if not is_late:
             addresses[new.broker_id] = new.address
         self._clusters.setdefault(new.cluster, set()).add(new.broker)
+        self._clusters_of.setdefault(new.broker, set()).add(new.cluster)
         self._brokers[new.broker] = BrokerData(
             new.broker,
             known.cluster if known else new.cluster,
@@ -170,7 +211,7 @@ class RouteTable:
             new.zone,
         )
         if is_late:
-            self._live.pop((new.cluster, new.address), None)
+            self._drop_live(new.cluster, new.address)
             return RegisterBrokerResponse()
         is_prime_slave = (
             new.acting_master_enable is not None
@@ -179,9 +220,10 @@ class RouteTable:
         )
         if new.broker_id == MASTER_ID and holder is None:
             self._drained.discard(new.broker)
+        changed = holder is None or self.version_of(new.cluster, new.address) != new.version
+        self._put_live(new, now_ms)
         if new.broker_id == MASTER_ID or is_prime_slave:
-            self._take_topics(new, everything=holder is None, read_only=is_prime_slave)
-        self._live[new.cluster, new.address] = replace(new, topics={}), now_ms
+            yield from self._taking_topics(new, changed=changed, read_only=is_prime_slave)
         if known is not None and known.addresses and new.broker_id < min(known.addresses):
             others = tuple(one for one in addresses.values() if one != new.address)
             told = others or (new.address,)
@@ -196,7 +238,11 @@ class RouteTable:
 
     def unregister(self, cluster: str, broker: str, address: str) -> None:
         """Forget an address; with its last one the broker and its topics go."""
-        self._live.pop((cluster, address), None)
+        all_at_once(self.unregistering(cluster, broker, address))
+
+    def unregistering(self, cluster: str, broker: str, address: str) -> Slices[None]:
+        """The same in steps: at the first the broker is gone, at the others its topics go."""
+        self._drop_live(cluster, address)
         entry = self._brokers.get(broker)
         if entry is None:
             return
@@ -208,16 +254,20 @@ class RouteTable:
                 told = tuple(left.values())
                 self.on_smallest_changed(SmallestChanged(*first, None, address, told))
             if entry.acting_master_enable and MASTER_ID not in left:
-                self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+                yield from self._changing(broker, lambda perm: perm & ~PERM_WRITE)
             return
         del self._brokers[broker]
         self._drained.discard(broker)
-        for name, brokers in tuple(self._clusters.items()):
-            brokers.discard(broker)
-            if not brokers:
+        for name in self._clusters_of.pop(broker, ()):
+            self._clusters[name].discard(broker)
+            if not self._clusters[name]:
                 del self._clusters[name]
-        for topic in self.topics():
-            self._drop_queues(topic, broker)
+        served = self._served.pop(broker, {})
+        for count, (topic, queue) in enumerate(served.items(), 1):
+            if self._topics.get(topic, {}).get(broker) is queue:  # it has not come back
+                self._drop_queues(topic, broker)
+            if count % SLICE == 0:
+                yield
 
     def refresh(self, cluster: str, address: str, now_ms: int) -> None:
         """A sign of life without news."""
@@ -225,12 +275,23 @@ class RouteTable:
             self._live[cluster, address] = self._live[cluster, address][0], now_ms
 
     def expire(self, now_ms: int) -> list[Registration]:
-        """Forget brokers that have been silent too long; they are returned."""
-        return self._forget(lambda live, updated_ms: updated_ms + live.timeout_ms < now_ms)
+        """Return the brokers that have been silent too long. The caller has to unregister them."""
+        return [
+            live
+            for live, updated_ms in self._live.values()
+            if updated_ms + live.timeout_ms < now_ms
+        ]
 
-    def connection_lost(self, connection: object) -> list[Registration]:
-        """Forget the brokers whose latest registration came over this connection."""
-        return self._forget(lambda live, _: live.connection is connection)
+    def registered_by(self, connection: object) -> list[Registration]:
+        """Return the brokers whose latest registration came over this connection."""
+        return [self._live[key][0] for key in self._connections.get(connection, ())]
+
+    def forgetting(self, gone: Iterable[Registration]) -> Slices[None]:
+        """Unregister these brokers, in steps, unless they have registered again meanwhile."""
+        for live in gone:
+            if self._live.get((live.cluster, live.address), (None, 0))[0] is live:
+                yield from self.unregistering(live.cluster, live.broker, live.address)
+            yield
 
     def version_of(self, cluster: str, address: str) -> DataVersion | None:
         """The edition of its topics that a broker last registered."""
@@ -242,16 +303,17 @@ class RouteTable:
         live = self._live.get((cluster, address))
         return None if live is None else live[0].origin
 
-    def wipe_write_permission(self, broker: str) -> int:
-        """Nobody writes to this broker any more; the number of its topics."""
+    def wiping_write_permission(self, broker: str) -> Slices[int]:
+        """Take write permission from all topics of a broker, in steps, and return their number."""
         if broker in self._brokers:
             self._drained.add(broker)
-        return self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+        return self._changing(broker, lambda perm: perm & ~PERM_WRITE)
 
-    def add_write_permission(self, broker: str) -> int:
-        """The inverse, which gives read and write whatever stood there before."""
+    def adding_write_permission(self, broker: str) -> Slices[int]:
+        """Give all topics of a broker read and write permission, whatever they had, in steps.
+        Return their number."""
         self._drained.discard(broker)
-        return self._change_permissions(broker, lambda _perm: PERM_READ | PERM_WRITE)
+        return self._changing(broker, lambda _perm: PERM_READ | PERM_WRITE)
 
     # ---------------------------------------------------------------------------- topics
 
@@ -261,14 +323,13 @@ class RouteTable:
             if queue.broker not in self._brokers:
                 return
             perm = queue.perm & self._allowed(queue.broker)
-            self._topics.setdefault(topic, {})[queue.broker] = replace(queue, perm=perm)
+            self._put_queues(topic, replace(queue, perm=perm))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, on one cluster's brokers or on all."""
-        if cluster is None:
-            self._topics.pop(topic, None)
-            return
-        for broker in self._clusters.get(cluster, ()):
+        served_by = self._topics.get(topic, {})
+        members = served_by if cluster is None else self._clusters.get(cluster, set())
+        for broker in [name for name in served_by if name in members]:
             self._drop_queues(topic, broker)
 
     def route(self, topic: str, *, acting_master: bool = False) -> TopicRoute | None:
@@ -289,22 +350,27 @@ class RouteTable:
                 first, *others = addresses.items()
                 data = replace(data, addresses={MASTER_ID: first[1], **dict(others)})
             brokers.append(data)
-        return TopicRoute(tuple(brokers), tuple(queues[name] for name in sorted(queues)))
+        return TopicRoute(tuple(brokers), tuple(queues[name] for name in known))
 
     def topics(self) -> list[str]:
         return list(self._topics)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        brokers = self._clusters.get(cluster, set())
-        return [topic for topic, queues in self._topics.items() if not brokers.isdisjoint(queues)]
+        """Return the topics of all brokers of a cluster."""
+        found = dict[str, QueueData]()
+        for broker in self._clusters.get(cluster, ()):
+            found |= self._served.get(broker, {})
+        return list(found)
 
-    def topics_with_flags(self, wanted: Callable[[int], bool]) -> list[str]:
-        """The topics whose system flags (those of any one broker) are wanted."""
-        return [
-            topic
-            for topic, queues in self._topics.items()
-            if any(wanted(queue.sys_flag) for queue in queues.values())
-        ]
+    def looking_for_flags(self, wanted: Callable[[int], bool]) -> Slices[list[str]]:
+        """Return, in steps, the topics whose system flags (those of any one broker) are wanted."""
+        found = []
+        for count, topic in enumerate(list(self._topics), 1):
+            if any(wanted(queue.sys_flag) for queue in self._topics.get(topic, {}).values()):
+                found.append(topic)
+            if count % SLICE == 0:
+                yield
+        return found
 
     # ---------------------------------------------------------------------------- clusters
 
@@ -320,44 +386,96 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- inside
 
-    def _take_topics(self, new: Registration, *, everything: bool, read_only: bool) -> None:
-        changed = everything or self.version_of(new.cluster, new.address) != new.version
+    def _check_room(self, new: Registration) -> None:
+        """Raise ProtocolError if a registration is one too many, or has too many topics."""
+        if (new.cluster, new.address) not in self._live and len(self._live) >= BROKERS_MAX:
+            raise ProtocolError(f"{BROKERS_MAX} brokers are registered, which is the limit.")
+        others = self.entries - len(self._served.get(new.broker, ()))
+        if others + len(new.topics) > self._entries_max:
+            raise ProtocolError(
+                f"The other brokers have {others} topics, this one has {len(new.topics)}; together "
+                f"they may have {self._entries_max}.",
+                cure="Raise sluiceRegisteredTopicsMax of the name server.",
+            )
+
+    def _put_live(self, new: Registration, now_ms: int) -> None:
+        self._drop_live(new.cluster, new.address)
+        key = (new.cluster, new.address)
+        self._live[key] = replace(new, topics={}), now_ms
+        self._connections.setdefault(new.connection, {})[key] = None
+
+    def _drop_live(self, cluster: str, address: str) -> None:
+        held = self._live.pop((cluster, address), None)
+        if held is not None:
+            keys = self._connections[held[0].connection]
+            keys.pop((cluster, address), None)
+            if not keys:
+                del self._connections[held[0].connection]
+
+    def _taking_topics(self, new: Registration, *, changed: bool, read_only: bool) -> Slices[None]:
+        """Take over the topics of a registration, after those that an earlier one of the same
+        broker has left; stop when the broker is gone."""
+        before = self._unfinished.get(new.broker)
+
+        def steps() -> Slices[None]:
+            if before is not None:
+                yield from before
+            yield from self._putting(new, changed=changed, read_only=read_only)
+
+        self._unfinished[new.broker] = mine = steps()
+        try:
+            yield from mine
+        finally:
+            if self._unfinished.get(new.broker) is mine:
+                del self._unfinished[new.broker]
+
+    def _putting(self, new: Registration, *, changed: bool, read_only: bool) -> Slices[None]:
         is_wiped = read_only and bool(new.acting_master_enable)
-        allowed = ~PERM_WRITE if is_wiped else self._allowed(new.broker)
-        for topic, config in new.topics.items():
-            queues = self._topics.setdefault(topic, {})
-            if changed or new.broker not in queues:
-                perm = config.perm & allowed
-                queues[new.broker] = QueueData(
-                    new.broker, config.read_queues, config.write_queues, perm, config.sys_flag
-                )
+        for count, (topic, config) in enumerate(new.topics.items(), 1):
+            held = self._topics.get(topic, {}).get(new.broker)
+            if changed or held is None:
+                allowed = ~PERM_WRITE if is_wiped else self._allowed(new.broker)
+                queue = QueueData(
+                    new.broker, config.read_queues, config.write_queues, config.perm & allowed,
+                    config.sys_flag,
+                )  # fmt: skip
+                self._put_queues(topic, queue)
+            if count % SLICE == 0:
+                yield
+                if new.broker not in self._brokers:
+                    return
         if new.is_complete:
-            for topic in [t for t, q in self._topics.items() if new.broker in q]:
+            for count, topic in enumerate(list(self._served.get(new.broker, ())), 1):
                 if topic not in new.topics:
                     self._drop_queues(topic, new.broker)
+                if count % SLICE == 0:
+                    yield
 
     def _allowed(self, broker: str) -> int:
         return ~PERM_WRITE if broker in self._drained else ~0
 
-    def _forget(self, is_gone: Callable[[Registration, int], bool]) -> list[Registration]:
-        gone = [live for live, updated_ms in self._live.values() if is_gone(live, updated_ms)]
-        for live in gone:
-            self.unregister(live.cluster, live.broker, live.address)
-        return gone
+    def _put_queues(self, topic: str, queue: QueueData) -> None:
+        queues = self._topics.setdefault(topic, {})
+        self.entries += queue.broker not in queues
+        queues[queue.broker] = queue
+        self._served.setdefault(queue.broker, {})[topic] = queue
 
     def _drop_queues(self, topic: str, broker: str) -> None:
         queues = self._topics.get(topic, {})
-        queues.pop(broker, None)
+        self.entries -= queues.pop(broker, None) is not None
         if not queues:
             self._topics.pop(topic, None)
+        self._served.get(broker, {}).pop(topic, None)
 
-    def _change_permissions(self, broker: str, change: Callable[[int], int]) -> int:
-        count = 0
-        for queues in self._topics.values():
-            if broker in queues:
-                queues[broker] = replace(queues[broker], perm=change(queues[broker].perm))
-                count += 1
-        return count
+    def _changing(self, broker: str, change: Callable[[int], int]) -> Slices[int]:
+        topics = list(self._served.get(broker, ()))
+        for count, topic in enumerate(topics, 1):
+            queue = self._served.get(broker, {}).get(topic)
+            if queue is not None:
+                self._put_queues(topic, replace(queue, perm=change(queue.perm)))
+            if count % SLICE == 0:
+                yield
+        return len(topics)
 
 
 def in_zone(route: TopicRoute, zone: str) -> TopicRoute:

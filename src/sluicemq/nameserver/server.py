@@ -10,6 +10,8 @@ cannot be told find out by asking (901).
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -21,8 +23,9 @@ from sluicemq.nameserver.routes import RouteTable, SmallestChanged
 from sluicemq.net.accept import warn_of_protection
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
+from sluicemq.net.limits import WITH_MESSAGES, ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.net.work.background import Background, in_executor
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -30,6 +33,7 @@ from sluicemq.wire.replicas import SmallestIdChangedRequest
 
 log = logging.getLogger("sluicemq.nameserver")
 
+CallSoon = Callable[[Callable[[], object]], object]
 LOOK_S = 0.5
 NOTIFY_S = 0.3
 
@@ -47,16 +51,27 @@ class NameServer:
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
         network: Network = SOCKETS,
+        shares: Shares | None = None,
     ) -> None:
-        """Reads the key-value configuration. Raises StoreDamagedError when it is broken,
-        ConfigurationError when access control is on without a file."""
+        """Read the key-value configuration. `shares` are those of other servers on the same loop.
+
+        Raises StoreDamagedError when the key-values are broken, ConfigurationError when access
+        control is on without a file.
+        """
         self._clock = clock
-        self.requests = Requests(config, files, RouteTable(), self._now_ms())
+        table = RouteTable(config.registered_topics_max)
+        self.requests = Requests(config, files, table, self._now_ms())
+        call_soon: CallSoon = lambda run: asyncio.get_running_loop().call_soon(run)  # noqa: E731
+        self._shares = shares or Shares(clock.monotonic_s, call_soon)
+        self._background = Background(clock, self._shares)
+        self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
         self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
             dict.fromkeys(
-                TABLE, lambda command, peer: self.requests.answer(command, peer, self._now_ms())
+                TABLE, lambda command, peer: self.requests.begin(command, peer, self._now_ms())
             ),
+            deferred=self._background.take,
+            shares=self._shares,
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,
         )
@@ -81,6 +96,8 @@ class NameServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigurationError when the port is taken or access rules are wrong."""
+        self._background.offload = in_executor(self._decoder, computes=True)
+        self._background.call_later = asyncio.get_running_loop().call_later
         if self.guard is not None:
             self.guard.load()
             self._watch = asyncio.get_running_loop().create_task(self._look_at_rules(self.guard))
@@ -103,10 +120,13 @@ class NameServer:
             self._watch = None
         await self._server.close()
         await self._pool.close()
+        self._decoder.shutdown(wait=False, cancel_futures=True)
 
     def tick(self) -> None:
         """Remove brokers that have been silent too long, and close their connections."""
-        for broker in self.requests.table.expire(self._now_ms()):
+        expired = self.requests.table.expire(self._now_ms())
+        self._background.add(self.requests.table.forgetting(expired))
+        for broker in expired:
             log.warning(
                 "broker %s at %s has not registered for %d ms and is removed",
                 broker.broker, broker.address, broker.timeout_ms,
@@ -128,7 +148,9 @@ class NameServer:
 
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone, and with it the brokers that registered over it."""
-        lost = self.requests.table.connection_lost(peer)
+        lost = self.requests.table.registered_by(peer)
+        self._background.add(self.requests.table.forgetting(lost))
+        self._shares.forget(peer)
         for broker in () if self._closing else lost:
             log.warning(
                 "broker %s at %s is removed: its connection closed", broker.broker, broker.address

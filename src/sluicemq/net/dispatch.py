@@ -37,9 +37,11 @@ from sluicemq.errors import ProtocolError, RequestError, SluiceError, StoreFullE
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.net.limits import (
     HEADER_BYTES_MAX,
+    HEADER_PLAIN_BYTES,
     NOBODY_WAITS,
     REFUSED_MAX,
     Shares,
+    check_header,
     check_request,
 )
 from sluicemq.wire.codes import ResponseCode
@@ -270,12 +272,11 @@ class Dispatcher:
             header_end = position + 8 + (mark & HEADER_MASK)
             if end > size and total <= frame_bytes_max:
                 break
+            is_odd = header_end > end or total > frame_bytes_max or mark > HEADER_PLAIN_BYTES
+            values, header, body = None, data[position + 8 : header_end], data[header_end:end]
             try:
-                if header_end > end or total > frame_bytes_max or mark > HEADER_BYTES_MAX:
-                    command = self._read_odd(data, position + 4, end, mark)
-                else:
-                    header, body = data[position + 8 : header_end], data[header_end:end]
-                    values = quick = None
+                if not is_odd:
+                    quick = None
                     try:
                         values = _loads(header)
                         quick = find_quick(values["code"])
@@ -293,10 +294,16 @@ class Dispatcher:
                             position = end
                             continue
                         values = None  # it cannot be decoded: the usual way copes with it
-                    if shares.is_tight and shares.has_to_wait(peer):
-                        break
-                    command = command_of(values, header, body)
+                if shares.is_tight and shares.has_to_wait(peer):
+                    shares.spent(peer, last_s)  # decoding the header has taken time too
+                    break
+                command = (
+                    self._read_odd(data, position + 4, end, mark)
+                    if is_odd
+                    else command_of(values, header, body)
+                )
             except ProtocolError:
+                shares.spent(peer, last_s)
                 if position == 0:
                     raise
                 break
@@ -365,12 +372,15 @@ class Dispatcher:
         return b"" if outcome is None or command.flag & FLAG_ONEWAY else outcome
 
     def _read_odd(self, data: bytes, start: int, end: int, mark: int) -> Command:
-        """A frame with impossible lengths, or with another header than JSON."""
+        """Decode a frame with impossible lengths, with another header than JSON, or with a header
+        above HEADER_PLAIN_BYTES. Raises ProtocolError."""
         check_total(end - start, self.frame_bytes_max)
         if mark & HEADER_MASK > HEADER_BYTES_MAX:
             raise ProtocolError(
                 f"A header has {mark & HEADER_MASK} bytes, the limit is {HEADER_BYTES_MAX}."
             )
+        if mark > HEADER_PLAIN_BYTES and mark >> 24 == JSON:
+            check_header(data[start + 4 : start + 4 + mark])
         return decode(data, start, end)
 
     def _checked(self, command: Command, peer: Peer) -> Outcome:

@@ -16,6 +16,7 @@ send none, and a body that is compressed is their business.
 """
 
 import asyncio
+import heapq
 import logging
 import re
 import socket
@@ -45,6 +46,8 @@ MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of a request, as of a frame of the remoting protocol."""
 EXPIRE_S: Final = 1.0
 TEXT_MAX: Final = 1024
+ENDED_LOOSE: Final = 1024
+"""Deadlines of calls that have ended, which may stay in their order."""
 
 _PREFIX: Final = struct.Struct(">BI")
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
@@ -97,19 +100,28 @@ class Call(Stream):
     """One call of a method. `headers` are its metadata, names in lower case."""
 
     __slots__ = (
-        "_begun_s", "_buffer", "_has_asked", "_has_started", "_methods", "on_half", "on_lost",
-        "on_message",
+        "_begun_s", "_buffer", "_deadlines", "_due_ms", "_has_asked", "_has_started", "_is_paused",
+        "_methods", "_timeout_s", "on_half", "on_lost", "on_message",
     )  # fmt: skip
 
     def __init__(
-        self, methods: Methods, connection: Http2Connection, number: int, headers: dict[str, str]
+        self,
+        methods: Methods,
+        deadlines: "Deadlines",
+        connection: Http2Connection,
+        number: int,
+        headers: dict[str, str],
     ) -> None:
         super().__init__(connection, number, headers)
         self._methods = methods
         self.on_message: Handler
         """What gets its messages: the method, which may put something else here."""
         self._begun_s = connection.now_s
+        self._timeout_s = _timeout_s(headers.get("grpc-timeout", ""))
+        self._deadlines = deadlines
+        self._due_ms = deadlines.add(self, self._timeout_s)
         self._buffer: bytearray | None = None  # of a message that is not whole
+        self._is_paused = False  # messages that are here wait for the connection's turn
         self._has_asked = False  # a message came
         self._has_started = False  # something was sent
         self.on_half: Callable[[], None] | None = None
@@ -146,8 +158,13 @@ class Call(Stream):
                 data = b""
         if data or self._buffer is not None:
             self._collect(data)
-        if self.is_half and not self.is_ended:
+        if self.is_half and not self.is_ended and not self._is_paused:
             self._half()
+
+    def go_on(self) -> None:
+        """Handle the messages that are left of a frame."""
+        self._is_paused = False
+        self.received(b"")
 
     def _collect(self, data: bytes) -> None:
         """Messages in pieces, or several in one."""
@@ -171,6 +188,11 @@ class Call(Stream):
                 del buffer[:end]
                 self.connection.buffered_bytes -= end
                 self._message(message)
+                is_more = len(buffer) >= _PREFIX.size and not self.is_ended
+                if is_more and self.connection.has_to_pause():
+                    self.connection.resume_later(self)
+                    self._is_paused = True
+                    return
         if not buffer or self.is_ended:
             self._drop()
 
@@ -208,11 +230,7 @@ class Call(Stream):
     @property
     def remaining_s(self) -> float | None:
         """How long the client will wait from now on; None: for ever. Below 0 it waits no more."""
-        found = _TIMEOUT.fullmatch(self.headers.get("grpc-timeout", ""))
-        if found is None:
-            return None
-        timeout_s = int(found[1]) * _UNITS_S[found[2]]
-        return timeout_s - self.age_s
+        return None if self._timeout_s is None else self._timeout_s - self.age_s
 
     def expire(self) -> None:
         """The client waits no more, neither for an answer nor for the rest of one."""
@@ -228,6 +246,7 @@ class Call(Stream):
 
     def close(self) -> None:
         super().close()
+        self._deadlines.discard(self, self._due_ms)
         self._drop()
 
     def _drop(self) -> None:
@@ -268,6 +287,54 @@ class Call(Stream):
         self.finish(encode_headers(fields))
 
 
+def _timeout_s(text: str) -> float | None:
+    """Return the time in seconds that a `grpc-timeout` names, None when it names none."""
+    found = _TIMEOUT.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNITS_S[found[2]]
+
+
+class Deadlines:
+    """Open calls by their deadlines, so that looking for those that are over costs nothing for the
+    others: a server may have a million open calls."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._calls: dict[int, set[Call]] = {}
+        """By the millisecond of their deadline."""
+        self._order: list[int] = []
+        """A heap of these milliseconds, and of some whose calls have ended before."""
+
+    def add(self, call: Call, timeout_s: float | None) -> int | None:
+        """Note a call that begins now. Return the millisecond with which `discard` finds it, None
+        for a call without a deadline."""
+        if timeout_s is None:
+            return None
+        due_ms = int((self._now_s() + timeout_s) * 1000) + 1
+        calls = self._calls.get(due_ms)
+        if calls is None:
+            calls = self._calls[due_ms] = set()
+            heapq.heappush(self._order, due_ms)
+            if len(self._order) > 2 * len(self._calls) + ENDED_LOOSE:
+                self._order = sorted(self._calls)
+        calls.add(call)
+        return due_ms
+
+    def discard(self, call: Call, due_ms: int | None) -> None:
+        """Forget a call that is over. One that is not there any more is no error."""
+        calls = None if due_ms is None else self._calls.get(due_ms)
+        if calls is not None and due_ms is not None:
+            calls.discard(call)
+            if not calls:
+                del self._calls[due_ms]
+
+    def take_over(self) -> list[Call]:
+        """Remove and return the calls whose deadline has passed."""
+        now_ms, found = int(self._now_s() * 1000), list[Call]()
+        while self._order and self._order[0] <= now_ms:
+            found += self._calls.pop(heapq.heappop(self._order), ())
+        return found
+
+
 class GrpcServer(Http2Server):
     """Serves methods on all its ports."""
 
@@ -282,7 +349,8 @@ class GrpcServer(Http2Server):
         tls: TlsAcceptor | None = None,
     ) -> None:
         """`tls`: None serves plain connections only."""
-        make = cast(Any, partial(Call, methods))
+        self._deadlines = Deadlines(shares.now_s)
+        make = cast(Any, partial(Call, methods, self._deadlines))
         super().__init__(
             make, shares, is_guarded=is_guarded, on_disconnect=on_disconnect, limits=limits, tls=tls
         )
@@ -308,10 +376,8 @@ class GrpcServer(Http2Server):
         ]
 
     def _expire(self) -> None:
-        for call in self.calls:
-            remaining_s = call.remaining_s
-            if remaining_s is not None and remaining_s < 0:
-                call.expire()
+        for call in self._deadlines.take_over():
+            call.expire()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)
 
 

@@ -19,7 +19,14 @@ What bounds a client, beside `accept.py`:
 - headers: bytes of a block and of the list it becomes; those of the streams that are open count
   as pending, for a block of a few bytes may name a table's entries again and again;
 - frames that cost and do nothing (PING, SETTINGS, empty DATA, resets of what was just asked): so
-  many, and a few for each frame that is of use, then the connection ends with ENHANCE_YOUR_CALM.
+  many, and a few for each frame that is of use, then the connection ends with ENHANCE_YOUR_CALM;
+- time: each frame of any kind is charged to the connection, and so is each message of a frame. A
+  connection that has used its share is not read from until its turn comes (`limits.Shares`).
+
+The work of a frame does not grow with the number of streams. A stream's window is kept as its
+difference from the window that SETTINGS give to all streams, so SETTINGS change one number. The
+streams whose bytes wait are ordered by their windows: a grant for the connection looks at the one
+with the largest window, and if that is closed, all are.
 
 A server that closes tells its clients first (`drain`): GOAWAY names no stream yet, so that nothing
 on its way is lost; a PING later it names the last one, and the connection closes when all streams
@@ -28,6 +35,7 @@ have their answers.
 
 import asyncio
 import contextlib
+import heapq
 import logging
 from collections.abc import Callable
 from typing import Final, cast
@@ -50,6 +58,8 @@ COSTLY_PER_USE: Final = 4
 """Clients that measure the path send a PING, and grant windows, for nearly each frame of data."""
 RESETS: Final = 200
 """More than the requests that were answered: deadlines that pass together."""
+RANKS_LOOSE: Final = 64
+"""Entries that mean nothing and may stay in the order of stalled streams."""
 LINGER_S: Final = 1.0
 DRAIN_PING: Final = b"draining"
 DRAIN_STEP_S: Final = 1.0
@@ -67,8 +77,8 @@ class Stream:
     """One request and its answer. What is sent on a stream that is over goes nowhere."""
 
     __slots__ = (
-        "_end", "_outgoing", "_received_bytes", "_window", "connection", "headers", "headers_bytes",
-        "is_half", "is_over", "number",
+        "_end", "_outgoing", "_ranked", "_received_bytes", "connection", "headers", "headers_bytes",
+        "is_half", "is_over", "number", "window_delta",
     )  # fmt: skip
 
     def __init__(self, connection: "Http2Connection", number: int, headers: dict[str, str]) -> None:
@@ -79,7 +89,9 @@ class Stream:
         self.is_half = False
         """The client has sent all it wants to."""
         self.is_over = False
-        self._window = connection.stream_window
+        self.window_delta = 0
+        """By how many bytes its window is larger than `connection.stream_window`."""
+        self._ranked: int | None = None  # the difference by which the connection orders it
         self._received_bytes = 0  # that it has not been given back
         self._outgoing: bytearray | None = None  # what there is no window for
         self._end: bytes | None = None  # the trailers behind it
@@ -98,6 +110,14 @@ class Stream:
         """The client has given up, or is gone; nothing that is sent reaches it."""
         raise NotImplementedError
 
+    def go_on(self) -> None:
+        """The connection's turn has come after `Http2Connection.resume_later`."""
+
+    @property
+    def window(self) -> int:
+        """How many bytes the client takes on this stream; below 0 after SETTINGS that lower it."""
+        return self.connection.stream_window + self.window_delta
+
     @property
     def is_ended(self) -> bool:
         """The answer is whole, though its end may still wait for a window."""
@@ -110,7 +130,7 @@ class Stream:
         connection, number, size = self.connection, self.number, len(data)
         if self.is_ended:
             return
-        if size > connection.frame_bytes_max or size > self._window or size > connection.window:
+        if size > connection.frame_bytes_max or size > self.window or size > connection.window:
             self.start(headers)
             self.write(data)
             self.finish(trailers)
@@ -154,25 +174,32 @@ class Stream:
             self.connection.ended(self)
 
     def send_frames(self) -> None:
-        """All of what waits that the windows let through."""
+        """Send all of what waits that the windows let through."""
         while self.send_frame():
             pass
+        if self._outgoing is not None and self._ranked != self.window_delta:
+            self.note_rank()
+            self.connection.rank(self)
+
+    def note_rank(self) -> None:
+        """The connection orders the stream by the window that it has now."""
+        self._ranked = self.window_delta
 
     def send_frame(self) -> bool:
-        """A frame of what waits, if the windows let it."""
+        """Send a frame of what waits. Return whether the windows let it through."""
         connection, waiting = self.connection, self._outgoing
         if waiting is None:
             return False
-        size = min(len(waiting), self._window, connection.window, connection.frame_bytes_max)
+        size = min(len(waiting), self.window, connection.window, connection.frame_bytes_max)
         if size <= 0:
             return False
         connection.write(h.frame(h.DATA, 0, self.number, bytes(waiting[:size])))
         del waiting[:size]
-        self._window -= size
+        self.window_delta -= size
         connection.window -= size
         connection.queued_bytes -= size
         if not waiting:
-            self._outgoing = None
+            self._outgoing = self._ranked = None
             del connection.stalled[self.number]
             if self._end is not None:
                 end, self._end = self._end, None
@@ -197,9 +224,11 @@ class Stream:
             self._outgoing = self._end = None
 
     def granted(self, more: int) -> bool:
-        """The client takes so many bytes more (or fewer, by its settings). False: too many."""
-        self._window += more
-        return self._window <= h.WINDOW_BYTES_MAX
+        """Widen the window by `more` bytes. Return False when it is above the protocol's limit."""
+        self.window_delta += more
+        connection = self.connection
+        connection.largest_delta = max(connection.largest_delta, self.window_delta)
+        return self.window <= h.WINDOW_BYTES_MAX
 
     def take(self, size: int) -> bool:
         """So many bytes came in. False: more than it was given."""
@@ -220,9 +249,10 @@ class Http2Connection(Accepted):
 
     __slots__ = (
         "_answered", "_block", "_block_flags", "_block_of", "_costly", "_has_begun",
-        "_headers_bytes", "_is_draining", "_is_serving", "_last", "_make", "_outgoing", "_reader",
-        "_received_bytes", "_resets", "_rest", "_streams", "_useful", "buffered_bytes",
-        "frame_bytes_max", "queued_bytes", "stalled", "stream_window", "window",
+        "_headers_bytes", "_is_draining", "_is_serving", "_last", "_make", "_measured_s",
+        "_outgoing", "_ranks", "_reader", "_received_bytes", "_resets", "_rest", "_resumed",
+        "_streams", "_useful", "buffered_bytes", "frame_bytes_max", "largest_delta",
+        "queued_bytes", "stalled", "stream_window", "window",
     )  # fmt: skip
 
     def __init__(self, server: "Http2Server", make: MakeStream) -> None:
@@ -245,6 +275,13 @@ class Http2Connection(Accepted):
         """What streams hold of requests that are not whole."""
         self.stalled: dict[int, Stream] = {}
         """Streams whose bytes wait for windows."""
+        self._ranks: list[tuple[int, int]] = []
+        """A heap of (-difference, number) of those streams, the widest window first. An entry whose
+        stream is not stalled, or has another difference by now, means nothing."""
+        self.largest_delta = 0
+        """No stream has a larger difference; after the end of a stream it may be too high."""
+        self._measured_s = 0.0  # until when the time is charged
+        self._resumed: Stream | None = None  # it has messages left for a later turn
         self.queued_bytes = 0
         self.window = self.stream_window = h.WINDOW_BYTES
         self.frame_bytes_max = h.FRAME_BYTES_MAX
@@ -289,7 +326,7 @@ class Http2Connection(Accepted):
         self._serve(data)
 
     def _serve(self, whole: bytes | None) -> None:
-        """Looks at every whole frame, and writes once."""
+        """Handle every whole frame, and write once."""
         data = whole or b""
         self._is_serving = True
         try:
@@ -325,10 +362,15 @@ class Http2Connection(Accepted):
         return data[size:]
 
     def _feed(self, data: bytes) -> int:
-        """Where the first frame begins that is not whole. HOT."""
+        """Handle the frames in `data`. Return where the first frame begins that is not whole, or
+        has to wait for another turn. HOT."""
         shares, peer, unpack, handlers = self._shares, self.peer, h.unpack_head, _HANDLERS
-        position, size, last_s = 0, len(data), shares.now_s()
-        while size - position >= h.HEAD_BYTES:
+        position, size = 0, len(data)
+        self._measured_s = shares.now_s()
+        if self._resumed is not None:
+            stream, self._resumed = self._resumed, None
+            stream.go_on()
+        while self._resumed is None and size - position >= h.HEAD_BYTES:
             mark, flags, number = unpack(data, position)
             kind, start = mark & 0xFF, position + h.HEAD_BYTES
             end = start + (mark >> 8)
@@ -338,9 +380,8 @@ class Http2Connection(Accepted):
                     f"A frame of {mark >> 8} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
                 )
             if end > size or peer.closed:
-                break
-            if kind <= h.HEADERS and shares.is_tight and shares.has_to_wait(peer):
-                self._wait(data[position:])
+                return position
+            if shares.is_tight and shares.has_to_wait(peer):
                 break
             if self._block_of and (kind != h.CONTINUATION or number != self._block_of):
                 raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A header block is interrupted.")
@@ -349,9 +390,21 @@ class Http2Connection(Accepted):
                 handlers[kind](self, flags, number & h.STREAM_MAX, data[start:end])
             else:
                 self._count_costly()
-            if kind <= h.HEADERS:
-                last_s = shares.spent(peer, last_s)
+            self._measured_s = shares.spent(peer, self._measured_s)
+        else:
+            if self._resumed is None:
+                return position
+        self._wait(data[position:])
         return position
+
+    def has_to_pause(self) -> bool:
+        """Charge the time until now. Return whether the rest of the work has to wait."""
+        self._measured_s = self._shares.spent(self.peer, self._measured_s)
+        return self._shares.is_tight and self._shares.has_to_wait(self.peer)
+
+    def resume_later(self, stream: Stream) -> None:
+        """Call `stream.go_on` when it is this connection's turn again, before its next frame."""
+        self._resumed = stream
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
@@ -463,12 +516,15 @@ class Http2Connection(Accepted):
         found = h.read_settings(payload)
         self.frame_bytes_max = found.get(h.Setting.MAX_FRAME_SIZE, self.frame_bytes_max)
         window = found.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
-        more, self.stream_window = window - self.stream_window, window
-        for stream in self._streams.values():
-            if not stream.granted(more):
+        is_wider, self.stream_window = window > self.stream_window, window
+        if window + self.largest_delta > h.WINDOW_BYTES_MAX:
+            deltas = [stream.window_delta for stream in self._streams.values()]
+            self.largest_delta = max(deltas, default=0)
+            if window + self.largest_delta > h.WINDOW_BYTES_MAX:
                 raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "A window is above 2147483647.")
         self.write(h.frame(h.SETTINGS, h.ACK, 0))
-        self._send_stalled()
+        if is_wider:
+            self._send_stalled()
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
@@ -529,13 +585,30 @@ class Http2Connection(Accepted):
         if self._held or held > PENDING_SMALL:
             self._hold(held)
 
+    def rank(self, stream: Stream) -> None:
+        """Note the window of a stream whose bytes wait."""
+        if len(self._ranks) > 2 * len(self.stalled) + RANKS_LOOSE:  # most mean nothing any more
+            self._ranks = [(-it.window_delta, number) for number, it in self.stalled.items()]
+            heapq.heapify(self._ranks)
+        else:
+            heapq.heappush(self._ranks, (-stream.window_delta, stream.number))
+
     def _send_stalled(self) -> None:
-        """A frame of each stream in turn, as long as there is room."""
-        is_moving = True
-        while is_moving and self.window > 0:
-            is_moving = False
-            for stream in tuple(self.stalled.values()):
-                is_moving |= stream.send_frame()
+        """Send frames of the streams whose bytes wait, each from the stream with the widest window,
+        so that streams with equal windows take turns, as long as the connection has room."""
+        while self._ranks and self.window > 0:
+            ranks = self._ranks
+            delta, number = ranks[0]
+            stream = self.stalled.get(number)
+            if stream is None or stream.window_delta != -delta:
+                heapq.heappop(ranks)
+            elif not stream.send_frame():
+                break  # no window is wider
+            elif number in self.stalled:
+                stream.note_rank()
+                heapq.heapreplace(ranks, (-stream.window_delta, number))
+            else:
+                heapq.heappop(ranks)
 
     def ended(self, stream: Stream) -> None:
         """The answer is complete. HOT."""

@@ -22,6 +22,7 @@ long as its handler makes it. Longer work is cut into slices by `broker.backgrou
 import heapq
 import logging
 import math
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, fields
@@ -31,8 +32,9 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.config.keys import ServerConfig
-from sluicemq.errors import RequestError
+from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.addresses import is_loopback
+from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -43,7 +45,21 @@ FIELDS_MAX: Final = 256
 BODY_BYTES_MAX: Final = 1 << 20
 """Of a request that carries no messages. A heartbeat for 1,000 topics has 250 kB."""
 ODD_BODY_BYTES_MAX: Final = 64 * 1024
-"""Of JSON as only fastjson writes it: integer keys, objects as keys. 1 MiB of a broker's topics."""
+"""The most bytes of a body in JSON as only fastjson writes it: integer keys, objects as keys,
+references."""
+ODD_VALUES_MAX: Final = 4096
+"""The most values of such a body. The tolerant parser takes 1.5 µs for a value."""
+REFERENCED_VALUES_MAX: Final = 2 * ODD_VALUES_MAX
+"""The most values of a body in plain JSON with references, which take 1 µs for a value."""
+JSON_VALUES_MAX: Final = 250_000
+"""The most values of a body in plain JSON. 1 MiB of a heartbeat has 100,000."""
+JSON_CONTAINERS_MAX: Final = 32_768
+"""The most objects and lists of a body in plain JSON: each costs as much as ten numbers. 1 MiB of
+a heartbeat has 20,000."""
+HEADER_PLAIN_BYTES: Final = 32 * 1024
+"""Up to here the JSON of a header cannot be dear. A longer one is weighed before it is decoded."""
+HEADER_VALUES_MAX: Final = 4096
+"""The most values of a header that is longer than HEADER_PLAIN_BYTES."""
 REFUSED_MAX: Final = 64
 """Requests without rights that a connection may make before the first that is allowed."""
 KINDS_MAX: Final = 4096
@@ -88,10 +104,14 @@ class ServerLimits:
 SERVER_LIMITS: Final = ServerLimits()
 
 
-def check_request(command: Command, with_messages: Collection[int] | None) -> None:
-    """Is a request of a size that its code may have? Raises RequestError.
+_JSON_START: Final = re.compile(rb"[ \t\r\n\f\b]*[{\[]")
 
-    `with_messages`: the codes whose bodies may fill a frame; None: all.
+
+def check_request(command: Command, with_messages: Collection[int] | None) -> None:
+    """Raise RequestError unless a request has a size, and JSON of a weight, that its code may have.
+
+    `with_messages`: the codes whose bodies may fill a frame; None: all, and then no body is
+    weighed.
     """
     fields = command.fields
     if fields is not None and len(fields) > FIELDS_MAX:
@@ -106,19 +126,52 @@ def check_request(command: Command, with_messages: Collection[int] | None) -> No
             f"The body of a request {command.code} has {size} bytes, the limit is "
             f"{BODY_BYTES_MAX}. Split it up.",
         )
-    # What only the tolerant parser reads takes 1.5 µs a byte: as little of it as is honest.
-    is_table = command.code == RequestCode.REGISTER_BROKER and size > BODY_BYTES_MAX
-    is_json = bytes(command.body[:1]) == b"{" and (is_table or command.code not in WITH_MESSAGES)
-    if with_messages is None or size <= ODD_BODY_BYTES_MAX or not is_json:
+    if with_messages is None or command.code in WITH_MESSAGES or not size:
+        return
+    check_json(command.code, bytes(command.body))
+
+
+def check_json(code: int, body: bytes) -> None:
+    """Raise RequestError if `body`, that of a request `code`, is JSON whose decoding could take
+    longer than a few milliseconds. A body that is not JSON passes. Commas, colons and brackets
+    within texts count as if they separated values."""
+    if _JSON_START.match(body) is None or len(body) <= ODD_VALUES_MAX:
+        return
+    values, containers = fastjson.weigh(body)
+    if values > JSON_VALUES_MAX or containers > JSON_CONTAINERS_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The body of a request {code} has more than {JSON_VALUES_MAX} values, or more than "
+            f"{JSON_CONTAINERS_MAX} objects and lists. Split it up.",
+        )
+    if len(body) <= ODD_BODY_BYTES_MAX and values <= ODD_VALUES_MAX:
         return
     try:
-        orjson.loads(command.body)
+        orjson.loads(body)
     except orjson.JSONDecodeError:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The body of {size} bytes is not plain JSON; such bodies may have "
-            f"{ODD_BODY_BYTES_MAX} bytes.",
+            f"The body of {len(body)} bytes is not plain JSON; such bodies may have "
+            f"{ODD_BODY_BYTES_MAX} bytes and {ODD_VALUES_MAX} values. Write plain JSON.",
         ) from None
+    if values > REFERENCED_VALUES_MAX and fastjson.REFERENCE in body:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The body of {len(body)} bytes has references and more than {REFERENCED_VALUES_MAX} "
+            "values. Write the values in full.",
+        )
+
+
+def check_header(header: bytes) -> None:
+    """Raise ProtocolError if the JSON of a header longer than HEADER_PLAIN_BYTES could take longer
+    than a few milliseconds to decode."""
+    if fastjson.weigh(header).values <= HEADER_VALUES_MAX:
+        return
+    # The properties of a message may hold any number of commas.
+    if fastjson.weigh(fastjson.without_texts(header, HEADER_VALUES_MAX)).values > HEADER_VALUES_MAX:
+        raise ProtocolError(
+            f"A header of {len(header)} bytes has more than {HEADER_VALUES_MAX} values."
+        )
 
 
 class AddressLimit:

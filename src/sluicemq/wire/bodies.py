@@ -35,6 +35,7 @@ BROADCASTING: Final = "BROADCASTING"
 FROM_LAST_OFFSET: Final = "CONSUME_FROM_LAST_OFFSET"
 FROM_FIRST_OFFSET: Final = "CONSUME_FROM_FIRST_OFFSET"
 FROM_TIMESTAMP: Final = "CONSUME_FROM_TIMESTAMP"
+SORTED_MAX: Final = 10_000
 STANDARD_JSON_VERSION_MIN: Final = 401
 """V4_9_4: from this version on a client reads quoted broker ids (spec/remoting.md §4)."""
 
@@ -469,8 +470,12 @@ def encode_broker_member_group(cluster: str, broker: str, addresses: Mapping[int
 
 
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
-    """206, 224, 304 and others; `broker_address` only for 304."""
-    return fastjson.dumps({"brokerAddr": broker_address, "topicList": sorted(topics)})
+    """Encode the answer to 206, 224, 304 and others; `broker_address` only for 304. Up to
+    SORTED_MAX topics are sorted: more of them would take longer than their text."""
+    names = list(topics)
+    if len(names) <= SORTED_MAX:
+        names.sort()
+    return fastjson.dumps({"brokerAddr": broker_address, "topicList": names})
 
 
 def encode_group_list(groups: Iterable[str]) -> bytes:

@@ -309,10 +309,17 @@ def take_text(values: Mapping[Any, Any], key: str, default: str = "") -> str:
     return default if value is None else fastjson.text(value)
 
 
+QUEUE_TEXT_VALUES_MAX: Final = 32
+"""The most values of a text that holds a queue, which has three fields."""
+
+
 def queue_from(value: Any, what: str = "The queue") -> MessageQueue:
-    """A queue: an object, an object that is a map's key, or a text that holds the object."""
+    """Return a queue that is written as an object, as an object that is a map's key, or as a text
+    that holds the object. Raises ProtocolError."""
     if isinstance(value, str):
-        value = fastjson.loads(value)
+        if fastjson.weigh(value).values > QUEUE_TEXT_VALUES_MAX:
+            raise ProtocolError(f"{what} has more than {QUEUE_TEXT_VALUES_MAX} values.")
+        value = fastjson.loads(value, QUEUE_TEXT_VALUES_MAX)
     values = dict(value) if isinstance(value, tuple) else as_object(value, what)
     if "topic" not in values or "brokerName" not in values:
         raise ProtocolError("A queue lacks its topic or brokerName.")

@@ -25,10 +25,16 @@ from sluicemq.errors import ProtocolError
 DEPTH_MAX: Final = 64
 """Nesting that a body may have. The deepest that RocketMQ writes has seven levels."""
 VALUES_MAX: Final = 5_000_000
-"""The small parser takes 1.5 µs for one."""
+"""The most values that the small parser reads from one text, which takes 1.5 µs for each."""
+KEY_FIELDS_MAX: Final = 16
+"""The most fields of an object that is a map's key. A MessageQueue has three."""
+PATH_BYTES_MAX: Final = 4096
+"""The longest path of a reference. RocketMQ's have at most seven steps."""
 EXPANDED_FREE: Final = 1000
-"""References let thirty lines stand for a thousand million values. More values than bytes, and so
-many, are refused."""
+EXPANDED_PER_VALUE: Final = 16
+"""References let thirty lines stand for a thousand million values. A document whose references make
+more values of it than it has bytes, or than 16 for each value that is written in it, is refused;
+EXPANDED_FREE values are allowed in any case."""
 
 
 class _Scalar(NamedTuple):
@@ -41,11 +47,17 @@ class _Scalar(NamedTuple):
     wanted_of_it: str
 
 
+def _text_of(match: re.Match[str]) -> str:
+    """Return what a text means; one without escapes is taken as it stands."""
+    written = match.group()
+    return json.loads(written, strict=False) if "\\" in written else written[1:-1]
+
+
 _SPACE: Final = re.compile(r"[ \t\r\n\f\b]*")
 _TEXT: Final = _Scalar(
     re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL),
     "the end of a text",
-    lambda match: json.loads(match.group(), strict=False),
+    _text_of,
     "a text with valid escapes",
 )
 _NUMBER: Final = _Scalar(
@@ -58,7 +70,9 @@ _WORDS: Final = {"true": True, "false": False, "null": None, "NaN": None}
 _WORD: Final = _Scalar(
     re.compile(r"[A-Za-z]+"), "a value", lambda match: _WORDS[match.group()], "a value"
 )
-_REFERENCE: Final = "$ref"
+REFERENCE_NAME: Final = "$ref"
+REFERENCE: Final = REFERENCE_NAME.encode()
+"""The name by which a reference is known, as it stands in a body."""
 _STEP: Final = re.compile(r"[^.\[\]$]+")
 
 _INTEGERS: Final = {int}
@@ -70,8 +84,10 @@ ObjectKey = tuple[tuple[str, Any], ...]
 
 
 def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
-    """JSON of either kind -> Python values. Raises ProtocolError, also when text that only the
-    small parser reads has more values.
+    """Decode JSON of either kind.
+
+    `values_max` bounds the values of text that is costly to read: text that only the small parser
+    reads, and text with references. Raises ProtocolError for bad text, and for more values.
 
     >>> loads('{0:"a"}')
     {0: 'a'}
@@ -83,12 +99,15 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     except orjson.JSONDecodeError:
         text = data if isinstance(data, str) else data.decode("utf-8", "replace")
         value = _Parser(text, values_max).document()
-    mark = _REFERENCE if isinstance(data, str) else _REFERENCE.encode()
+    mark = REFERENCE_NAME if isinstance(data, str) else REFERENCE
     if mark not in data:  # type: ignore[operator]
         return value
-    value = _resolved(value, value, ())
+    written = weigh(data).values
+    if written > values_max:
+        raise ProtocolError("The JSON has references, and too many values to be read so.")
+    value = _References(value).resolved(value, ())
     # A value may hold itself now, or a thousand million others: nobody could write it into a file.
-    waiting, left = [value], EXPANDED_FREE + len(data)
+    waiting, left = [value], EXPANDED_FREE + min(len(data), EXPANDED_PER_VALUE * written)
     while waiting:
         item = waiting.pop()
         if isinstance(item, dict | list):
@@ -99,16 +118,47 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     return value
 
 
+class Weight(NamedTuple):
+    """Upper bounds of what a JSON text holds: values of all kinds, and objects and lists."""
+
+    values: int
+    containers: int
+
+
+def weigh(data: str | bytes) -> Weight:
+    """Return upper bounds of the values and containers in a JSON text, without parsing it: its
+    brackets, commas and colons are counted, those within strings too. 1 MiB takes a millisecond."""
+    if isinstance(data, str):
+        containers = data.count("{") + data.count("[")
+        return Weight(containers + data.count(",") + data.count(":") + 1, containers)
+    containers = data.count(b"{") + data.count(b"[")
+    return Weight(containers + data.count(b",") + data.count(b":") + 1, containers)
+
+
+_STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+
+def without_texts(data: bytes, count_max: int) -> bytes:
+    """Return a JSON text without its first `count_max` strings, of which each costs 0.15 µs."""
+    return _STRINGS.sub(b"", data, count_max)
+
+
 def object_key(value: Mapping[str, Any]) -> ObjectKey:
-    """How an object that is a map's key stands in a dict."""
-    try:
-        key = tuple(sorted(value.items()))
-        hash(key)
-    except TypeError as error:
+    """Return the form in which an object that is a map's key stands in a dict: its (name, value)
+    pairs, sorted by name.
+
+    Raises ProtocolError for an object with more than KEY_FIELDS_MAX fields, with names that are not
+    texts, or with values that are lists or objects: the hash of such a key would cost as much as
+    the whole object, each time it is looked up.
+    """
+    if len(value) > KEY_FIELDS_MAX:
         raise ProtocolError(
-            "An object that is a map's key holds more than plain values."
-        ) from error
-    return key
+            f"An object that is a map's key has {len(value)} fields, the limit is {KEY_FIELDS_MAX}."
+        )
+    for name, item in value.items():
+        if name.__class__ is not str or isinstance(item, dict | list | tuple):
+            raise ProtocolError("An object that is a map's key holds more than plain values.")
+    return tuple(sorted(value.items()))
 
 
 class _Parser:
@@ -181,6 +231,8 @@ class _Parser:
                 raise self._error("a key that is not a list")
             else:
                 key = object_key(value) if isinstance(value, dict) else value
+                if key.__class__ is int and not -(1 << 63) <= key < 1 << 63:
+                    raise self._error("a key of 64 bits")  # larger ones can share one hash
                 self._take(":")
                 values[key] = self._value()
             if self._peek() != end:
@@ -194,58 +246,88 @@ def _too_deep() -> ProtocolError:
     return ProtocolError(f"The JSON is nested deeper than {DEPTH_MAX} levels.")
 
 
-def _resolved(value: Any, root: Any, parents: tuple[Any, ...]) -> Any:
-    """`value` with its references replaced, in place; one that leads nowhere becomes None."""
-    chain = (*parents, value)
-    if len(chain) > DEPTH_MAX:
-        raise _too_deep()
-    if isinstance(value, list):
-        value[:] = [_resolved(item, root, chain) for item in value]
+class _References:
+    """The references of one document, which `resolved` replaces by what they lead to."""
+
+    __slots__ = ("_only_keys", "_root")
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._only_keys: dict[int, tuple[Any, ObjectKey | None]] = {}
+        """By the identity of a map: the map, which keeps that identity taken, and its only object
+        key. None where there is none, or more than one."""
+
+    def resolved(self, value: Any, parents: tuple[Any, ...]) -> Any:
+        """Replace the references in `value`, which lies in `parents`, and return it. A reference
+        that leads nowhere becomes None. Raises ProtocolError below DEPTH_MAX levels."""
+        if not isinstance(value, dict | list):
+            return value
+        chain = (*parents, value)
+        if len(chain) > DEPTH_MAX:
+            raise _too_deep()
+        if isinstance(value, list):
+            value[:] = [
+                self.resolved(item, chain) if isinstance(item, dict | list) else item
+                for item in value
+            ]
+            return value
+        path = _reference_of(value)
+        if path is not None:
+            return self._target(path, chain)
+        keys = []
+        for key, item in value.items():
+            if isinstance(item, dict | list):
+                value[key] = self.resolved(item, chain)
+            if isinstance(key, tuple):
+                keys.append(key)
+        for key in keys:
+            item = value.pop(key)
+            value[self._meant(key)] = item
         return value
-    if not isinstance(value, dict):
-        return value
-    path = _reference_of(value)
-    if path is not None:
-        return _target(path, root, chain)
-    for key, item in value.items():
-        value[key] = _resolved(item, root, chain)
-    for key in [key for key in value if isinstance(key, tuple)]:
-        item, meant = value.pop(key), key
-        if len(key) == 1 and key[0][0] == _REFERENCE:
-            # `{"$ref":"$.mqPopTable.null"}` as a key means a key of that map (spec/remoting.md §5);
-            # it can be told which one only when the map has a single object key.
-            owner = _target(str(key[0][1]).rpartition(".")[0] or "$", root, (root,))
-            keys = [it for it in owner if isinstance(it, tuple)] if isinstance(owner, dict) else []
-            meant = keys[0] if len(keys) == 1 else key
-        value[meant] = item
-    return value
+
+    def _meant(self, key: ObjectKey) -> ObjectKey:
+        """Return the object key that `key` stands for. `{"$ref":"$.mqPopTable.null"}` as a key
+        means a key of that map (spec/remoting.md §5); which one is known only when that map has a
+        single object key. A map is searched once, however many keys refer to it."""
+        if len(key) != 1 or key[0][0] != REFERENCE_NAME:
+            return key
+        owner = self._target(str(key[0][1]).rpartition(".")[0] or "$", (self._root,))
+        if not isinstance(owner, dict):
+            return key
+        found = self._only_keys.get(id(owner))
+        if found is None:
+            keys = [it for it in owner if isinstance(it, tuple)]
+            found = self._only_keys[id(owner)] = owner, keys[0] if len(keys) == 1 else None
+        return found[1] or key
+
+    def _target(self, path: str, chain: tuple[Any, ...]) -> Any:
+        """Return the value at `path`: `@` is the object itself, `..` its parent, `$` the root,
+        `$.a.b[0]` a path from there. The work is proportional to the length of the path."""
+        if len(path) > PATH_BYTES_MAX:
+            return None
+        if path == "@":
+            return chain[-2] if len(chain) > 1 else self._root
+        if set(path) <= {".", "/"}:
+            ups = path.count("..") + 2
+            return chain[-ups] if ups <= len(chain) else self._root
+        value = self._root
+        for step in _STEP.findall(path):
+            name = step.strip("\"'")
+            index = int(name) if name.isdecimal() and len(name) < 10 else -1
+            if isinstance(value, list):
+                value = value[index] if 0 <= index < len(value) else None
+            elif isinstance(value, dict):
+                value = value[name] if name in value else value.get(index)
+            else:
+                return None
+        return None if _reference_of(value) else value
 
 
 def _reference_of(value: Any) -> str | None:
     if isinstance(value, dict) and len(value) == 1:
-        path = value.get(_REFERENCE)
+        path = value.get(REFERENCE_NAME)
         return path if isinstance(path, str) else None
     return None
-
-
-def _target(path: str, root: Any, chain: tuple[Any, ...]) -> Any:
-    """`@` is the object itself, `..` its parent, `$` the root, `$.a.b[0]` a path from there."""
-    if path == "@":
-        return chain[-2] if len(chain) > 1 else root
-    if set(path) <= {".", "/"}:
-        ups = path.count("..") + 2
-        return chain[-ups] if ups <= len(chain) else root
-    value = root
-    for step in _STEP.findall(path):
-        name = step.strip("\"'")
-        index = int(name) if name.isdecimal() and len(name) < 10 else -1
-        if isinstance(value, list):
-            value = value[index] if 0 <= index < len(value) else None
-        elif isinstance(value, dict):
-            value = value[name] if name in value else value.get(index)
-        else:
-            value = None
-    return None if _reference_of(value) else value
 
 
 # ------------------------------------------------------------------------------------- writing

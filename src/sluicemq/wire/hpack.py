@@ -29,6 +29,8 @@ LIST_BYTES_MAX: Final = 64 * 1024
 """Of the fields of one request. Java's proxy takes 8 KiB."""
 ENTRY_BYTES: Final = 32
 """What an entry counts beside its texts."""
+RESIZES_MAX: Final = 2
+"""A block begins with at most two new sizes of the table (RFC 7541 §4.2): each may empty it."""
 NUMBER_MAX: Final = 1 << 30
 CACHED_BYTES_MAX: Final = 256
 
@@ -142,7 +144,7 @@ class HeaderReader:
         Raises Http2Error: the table may be wrong from here on, so the connection has to end.
         """
         found: dict[str, str] = {}
-        position, end, size = 0, len(block), 0
+        position, end, size, resizes = 0, len(block), 0, 0
         try:
             while position < end:
                 byte = block[position]
@@ -151,7 +153,8 @@ class HeaderReader:
                     name, value = self._entry(number)
                 elif byte & 0x60 == 0x20:
                     number, position = _number(block, position, 0x1F)
-                    self._resize(number, is_first=not found)
+                    resizes += 1
+                    self._resize(number, is_first=not found and resizes <= RESIZES_MAX)
                     continue
                 else:
                     number, position = _number(block, position, 0x3F if byte & 0x40 else 0x0F)

@@ -20,17 +20,17 @@ The mappings are there only from version 413 (V5_0_0) on. A topic text is
 `name read write perm filterType attributesJson`; it loses sys flag and order.
 """
 
+import re
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import orjson
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.ids import java_hash
+from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.wire import fastjson
@@ -91,9 +91,9 @@ def hash_ordered(keys: Iterable[K], buckets: int = DEFAULT_BUCKETS) -> list[K]:
     return sorted(found, key=lambda key: _spread(key) & (buckets - 1))
 
 
-@lru_cache(maxsize=65_536)
 def _spread(key: str | int) -> int:
-    code = (java_hash(key) if isinstance(key, str) else key) & 0xFFFFFFFF
+    """Return how a Java map spreads the hash of a key. Texts are hashed once, see `tag_code`."""
+    code = (tag_code(key) if isinstance(key, str) else key) & 0xFFFFFFFF
     return code ^ code >> 16
 
 
@@ -535,8 +535,23 @@ decode_kv_config_file = member_codec("configTable", dict[str, dict[str, str]], "
 BARE_VERSION_MAX: Final = 36
 """Up to here (before V3_0_11) the body is the topic table alone."""
 ZLIB_FIRST_BYTE: Final = 0x78
-INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A million topics; a body that inflates to more is refused."""
+REGISTRATION_BYTES_MAX: Final = 32 * 1024 * 1024
+"""The most bytes of a registration after decompression. A topic takes 40 to 200 bytes there, so a
+broker may have 150,000 topics with the longest names, and 500,000 with usual ones."""
+REGISTRATION_TOPICS_MAX: Final = 500_000
+"""The most topics of a registration."""
+INFLATE_BYTES: Final = 64 * 1024
+"""The most bytes of a registration that are inflated at a time."""
+DEFLATED_BYTES: Final = 16 * 1024
+"""The most bytes that are given to the inflater at a time: it copies those that it has not used."""
+ATTRIBUTES_BYTES_MAX: Final = 4096
+"""The most bytes of a topic's attributes in a compressed registration."""
+PLAIN_BYTES_MAX: Final = 1024 * 1024
+"""The most bytes of a registration in JSON beside its table of topics, and of the whole where that
+table is not laid out as Java's and our brokers write it."""
+FILTER_SERVERS_MAX: Final = 4096
+ODD_VALUES_MAX: Final = 262_144
+"""The most values of such a registration."""
 _INTEGER: Final = struct.Struct(">i")
 
 
@@ -568,9 +583,17 @@ def _sized(data: bytes) -> bytes:
 
 
 def decode_register_body(
-    data: bytes | memoryview, *, compressed: bool = False, version: int = VERSION
+    data: bytes | memoryview,
+    *,
+    compressed: bool = False,
+    version: int = VERSION,
+    bytes_max: int = REGISTRATION_BYTES_MAX,
 ) -> RegisterBody:
-    """103's body; empty means no topics. `version` is that of the request's header.
+    """Decode 103's body; an empty one means no topics. `version` is that of the request's header,
+    `bytes_max` bounds the body, after decompression where it is compressed. Raises ProtocolError.
+
+    Nothing that is called here takes more than a few milliseconds at a time, so that another thread
+    may decode the 100,000 topics of a broker beside a loop.
 
     The 5.x Java broker says `compressed=false` even when it compressed (spec/namesrv.md §2), so
     the first byte counts too: no JSON begins with it.
@@ -578,61 +601,173 @@ def decode_register_body(
     if not data:
         return RegisterBody(TopicTable())
     if (compressed or data[0] == ZLIB_FIRST_BYTE) and version > BARE_VERSION_MAX:
-        return _decode_compressed(data)
+        return _decode_compressed(data, bytes_max)
+    if len(data) > bytes_max:
+        raise ProtocolError(f"The registration has {len(data)} bytes, the limit is {bytes_max}.")
+    data, topics = _cut_out_topics(bytes(data))
+    if len(data) > PLAIN_BYTES_MAX or fastjson.weigh(data).values > ODD_VALUES_MAX:
+        raise ProtocolError(
+            f"The registration has {len(data)} bytes beside a table of topics that is written as "
+            f"plain JSON; the limit is {PLAIN_BYTES_MAX} bytes and {ODD_VALUES_MAX} values."
+        )
     values = load_object(data, "registration")
     if version <= BARE_VERSION_MAX:
-        return RegisterBody(FORMS[TopicTable].read(values))
-    read: RegisterBody = FORMS[RegisterBody].read(values)
-    return read
+        found = RegisterBody(FORMS[TopicTable].read(values))
+    else:
+        found = FORMS[RegisterBody].read(values)
+    if not topics:
+        return found
+    table = TopicTable(topics, found.table.data_version, found.table.unknown)
+    return RegisterBody(table, found.filter_servers)
 
 
-def _decode_compressed(data: bytes | memoryview) -> RegisterBody:
-    inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(data, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise ProtocolError(f"The compressed registration cannot be read: {error}.") from error
-    if inflater.unconsumed_tail or not inflater.eof:
-        raise ProtocolError(
-            f"The compressed registration is cut short, or longer than {INFLATED_BYTES_MAX} bytes."
-        )
-    version, position = _take(inflated, 0)
-    count, position = _count(inflated, position)
+_TEXT: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_FLAT: Final = rb'[^"{}\[\]]*(?:' + _TEXT + rb'[^"{}\[\]]*)*'
+_BLANK: Final = rb"[ \t\r\n]*"
+_TOPIC_TABLE: Final = re.compile(rb'"topicConfigTable"' + _BLANK + b":" + _BLANK + rb"\{" + _BLANK)
+_TOPIC: Final = re.compile(
+    b"(" + _TEXT + b")" + _BLANK + b":" + _BLANK
+    + rb"(\{" + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*\})" + _BLANK + b"(,?)" + _BLANK,
+    re.DOTALL,
+)  # fmt: skip
+"""A member of the table: the topic's name, its configuration, whose attributes are one level below,
+and whether another one follows."""
+
+
+def _cut_out_topics(data: bytes) -> tuple[bytes, dict[str, TopicConfig]]:
+    """Take the topics out of a registration in JSON, one by one: orjson would not let another
+    thread run while it reads 16 MiB. Return what is left, with an empty table, and the topics.
+
+    What is not laid out as Java's and our brokers write it is returned as it is, without topics.
+    Raises ProtocolError for a topic that is not as it should be.
+    """
+    found = _TOPIC_TABLE.search(data)
+    if found is None or len(data) <= INFLATE_BYTES:
+        return data, {}
+    begin = position = found.end()
     topics: dict[str, TopicConfig] = {}
-    for _ in range(count):
-        line, position = _take(inflated, position)
-        text = line.decode("utf-8", "replace")
-        parts = text.split(" ", 5)
+    read = FORMS[TopicConfig].read
+    while (member := _TOPIC.match(data, position)) is not None:
         try:
-            name, read, write, perm, filter_type = parts[:5]
-            attributes = fastjson.loads(parts[5]) if len(parts) > 5 and parts[5] else {}
-            topics[name] = TopicConfig(
-                name,
-                int(read),
-                int(write),
-                int(perm),
-                filter_type,
-                attributes=kind_of(dict[str, str]).read(attributes, "attributes"),
-            )
-        except ValueError as error:
+            name, values = orjson.loads(member[1]), orjson.loads(member[2])
+        except orjson.JSONDecodeError:
+            return data, {}
+        if values.get("topicName") is None:
+            values["topicName"] = name
+        topics[name] = read(values)
+        if len(topics) > REGISTRATION_TOPICS_MAX:
+            raise _too_many_topics()
+        position = member.end()
+        if not member[3]:
+            break
+    if data[position : position + 1] != b"}":
+        return data, {}
+    return data[:begin] + data[position:], topics
+
+
+class _Inflated:
+    """What a zlib stream inflates to, piece by piece: little of it is in memory at a time, and each
+    piece costs the same."""
+
+    def __init__(self, data: bytes | memoryview, bytes_max: int) -> None:
+        self._inflater = zlib.decompressobj()
+        self._data = memoryview(data)
+        self._bytes_max = self._left = bytes_max
+        self._buffer = b""
+        self._position = 0
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes. Raises ProtocolError where there are fewer, or more than
+        the limit."""
+        if len(self._buffer) - self._position < size:
+            self._fill(size)
+        begin, self._position = self._position, self._position + size
+        return self._buffer[begin : self._position]
+
+    def number(self) -> int:
+        """Return the next four bytes as an integer."""
+        return _INTEGER.unpack(self.take(_INTEGER.size))[0]  # type: ignore[no-any-return]
+
+    def sized(self) -> bytes:
+        """Return the next bytes, before which their number stands."""
+        size = self.number()
+        if not 0 <= size <= self._bytes_max:
+            raise ProtocolError(f"The compressed registration has no room for {size} bytes.")
+        return self.take(size)
+
+    def _fill(self, size: int) -> None:
+        """Inflate until `size` bytes are there."""
+        pieces = [self._buffer[self._position :]]
+        missing = size - len(pieces[0])
+        while missing > 0:
+            piece = self._piece()
+            pieces.append(piece)
+            missing -= len(piece)
+        self._buffer, self._position = b"".join(pieces), 0
+
+    def _piece(self) -> bytes:
+        rest: bytes | memoryview = self._inflater.unconsumed_tail
+        if not rest:
+            rest, self._data = self._data[:DEFLATED_BYTES], self._data[DEFLATED_BYTES:]
+        if self._inflater.eof or not rest:
+            raise ProtocolError("The compressed registration is cut short.")
+        try:
+            piece = self._inflater.decompress(rest, INFLATE_BYTES)
+        except zlib.error as error:
+            raise ProtocolError(f"The compressed registration cannot be read: {error}.") from error
+        self._left -= len(piece)
+        if self._left < 0:
             raise ProtocolError(
-                f"The topic text {text[:80]!r} is not `name r w perm type`."
-            ) from error
-    servers, _ = _take(inflated, position)
+                f"The compressed registration inflates to more than {self._bytes_max} bytes.",
+                cure="Raise sluiceRegistrationBytesMax of the name server.",
+            )
+        return piece
+
+
+def _decode_compressed(data: bytes | memoryview, bytes_max: int) -> RegisterBody:
+    inflated = _Inflated(data, bytes_max)
+    version = inflated.sized()
+    topics: dict[str, TopicConfig] = {}
+    count = inflated.number()
+    if count > REGISTRATION_TOPICS_MAX:
+        raise _too_many_topics()
+    for _ in range(count):
+        topic = _topic_of(inflated.sized())
+        topics[topic.name] = topic
+    servers = inflated.sized()
+    if len(servers) > PLAIN_BYTES_MAX or fastjson.weigh(servers).values > FILTER_SERVERS_MAX:
+        raise ProtocolError(
+            f"The list of filter servers has {len(servers)} bytes; the limit is "
+            f"{FILTER_SERVERS_MAX} servers."
+        )
     return RegisterBody(
         TopicTable(topics, decode_data_version(version) if version else DataVersion()),
         kind_of(tuple[str, ...]).read(fastjson.loads(servers or b"[]"), "servers"),
     )
 
 
-def _count(data: bytes, position: int) -> tuple[int, int]:
-    if position + 4 > len(data):
-        raise ProtocolError("The compressed registration ends inside a number.")
-    return _INTEGER.unpack_from(data, position)[0], position + 4
+def _too_many_topics() -> ProtocolError:
+    return ProtocolError(f"A registration has more than {REGISTRATION_TOPICS_MAX} topics.")
 
 
-def _take(data: bytes, position: int) -> tuple[bytes, int]:
-    size, start = _count(data, position)
-    if size < 0 or start + size > len(data):
-        raise ProtocolError(f"The compressed registration has no room for {size} bytes.")
-    return data[start : start + size], start + size
+def _topic_of(line: bytes) -> TopicConfig:
+    """Return the topic of a text `name read write perm filterType attributesJson`."""
+    text = line.decode("utf-8", "replace")
+    parts = text.split(" ", 5)
+    try:
+        name, read, write, perm, filter_type = parts[:5]
+        numbers = int(read), int(write), int(perm)
+    except ValueError as error:
+        raise ProtocolError(f"The topic text {text[:80]!r} is not `name r w perm type`.") from error
+    attributes: dict[str, str] = {}
+    if len(parts) > 5 and parts[5] not in ("", "{}"):
+        try:
+            if len(parts[5]) > ATTRIBUTES_BYTES_MAX:
+                raise ValueError(f"more than {ATTRIBUTES_BYTES_MAX} characters")  # noqa: TRY301
+            values = orjson.loads(parts[5])
+        except ValueError as error:
+            raise ProtocolError(
+                f"The attributes of the topic {name[:80]!r} are not plain JSON: {error}."
+            ) from error
+        attributes = kind_of(dict[str, str]).read(values, "attributes")
+    return TopicConfig(name, *numbers, filter_type, attributes=attributes)

@@ -12,7 +12,6 @@ from simulation.stepped import (
     pull_fields,
     send_fields,
 )
-from sluicemq.broker.background import SLICE_S, WORKS_MAX, Background, Steps
 from sluicemq.broker.consume import matching
 from sluicemq.broker.consume.filter_watch import REASONS_MAX, Troubles
 from sluicemq.broker.metrics import BrokerCollector
@@ -20,6 +19,7 @@ from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.limits import Shares
+from sluicemq.net.work.background import SLICE_S, WORKS_MAX, Background, Steps
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
 

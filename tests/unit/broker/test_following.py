@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker.background import Offload, in_place
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feed, Feeds
 from sluicemq.broker.replicas.follower import (
@@ -22,6 +21,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.model.ids import Host
 from sluicemq.net.network import MemoryNetwork
+from sluicemq.net.work.background import Offload, in_place
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.ha import Epoch
 

@@ -258,7 +258,7 @@ def test_odd_json_may_be_small_only() -> None:
 
 def test_a_header_of_nothing_but_odd_values_is_not_read_for_seconds() -> None:
     header = b"{" + b",".join(b"%d:0" % number for number in range(100_000)) + b"}"
-    with pytest.raises(Exception, match="too many values"):
+    with pytest.raises(Exception, match="more than 4096 values"):
         Dispatcher({7: ok}).feed(frame(header), new_peer())
 
 

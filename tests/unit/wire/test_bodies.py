@@ -5,6 +5,7 @@ import json
 import pickle
 import struct
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -94,12 +95,57 @@ def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
         registration.decode_register_body(data, compressed=True)
 
 
-def test_a_registration_that_inflates_without_end_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_registration_that_inflates_without_end_is_refused() -> None:
+    bomb = zlib.compress(struct.pack(">i", 1 << 20) + bytes(1 << 30 >> 4))
+    with pytest.raises(ProtocolError, match="more than 1000 bytes"):
+        registration.decode_register_body(bomb, compressed=True, bytes_max=1000)
+    with pytest.raises(ProtocolError, match="no room for 1048576 bytes"):
+        registration.decode_register_body(bomb, compressed=True, bytes_max=1 << 19)
+
+
+@pytest.mark.parametrize("is_spaced", [False, True])
+@pytest.mark.parametrize("is_odd", [False, True])
+def test_a_large_registration_says_the_same_topic_by_topic(is_spaced: bool, is_odd: bool) -> None:
+    """Above 64 KiB topics are cut out of the text one by one."""
+    names = [f'T{{"}},\\"é{at}' for at in range(2000)]
+    topics = {name: replace(TOPIC, name=name, attributes={"+a": '}"'}) for name in names}
+    body = registration.RegisterBody(tables.TopicTable(topics, VERSION), ("1.2.3.4:5",))
+    data = registration.encode_register_body(body)
+    if is_spaced:
+        data = json.dumps(json.loads(data), indent=1).encode()
+    if is_odd:  # what only the tolerant parser reads stands beside the table
+        data = data.replace(b'"topicQueueMappingInfoMap"', b'"odd":{1:{2:3}},"other"')
+    assert len(data) > tables.INFLATE_BYTES
+    assert registration.decode_register_body(data) == body
+
+
+@pytest.mark.parametrize(
+    ("begin", "value"),
+    [(b'{"topicConfigSerializeWrapper":{"x":[', b"1,"), (b"{1:[", b"1,"), (b"[", b'"",'),
+     (b'{"topicConfigSerializeWrapper":{"topicConfigTable":{', b'"a":[],')],
+)  # fmt: skip
+def test_a_large_registration_that_is_no_table_of_topics_is_refused(
+    begin: bytes, value: bytes
 ) -> None:
-    monkeypatch.setattr("sluicemq.wire.tables.INFLATED_BYTES_MAX", 1000)
-    with pytest.raises(ProtocolError, match="1000"):
-        registration.decode_register_body(zlib.compress(bytes(100_000)), compressed=True)
+    with pytest.raises(ProtocolError, match="the limit is 1048576 bytes and 262144 values"):
+        registration.decode_register_body(begin + value * 1_000_000)
+
+
+def test_a_registration_has_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "REGISTRATION_TOPICS_MAX", 800)
+    topics = {f"topic-{at:0100}": TOPIC for at in range(801)}
+    body = registration.RegisterBody(tables.TopicTable(topics, VERSION))
+    for compressed in (True, False):
+        data = registration.encode_register_body(body, compressed=compressed)
+        with pytest.raises(ProtocolError, match="more than 800 topics"):
+            registration.decode_register_body(data, compressed=compressed)
+
+
+@pytest.mark.parametrize("line", [b"t 4 4 6 S {1:1}", b't 4 4 6 S {"a":"' + b"x" * 5000 + b'"}'])
+def test_the_attributes_of_a_topic_are_short_and_plain(line: bytes) -> None:
+    data = struct.pack(">iii", 0, 1, len(line)) + line + struct.pack(">ii", 0, 0)
+    with pytest.raises(ProtocolError, match="attributes of the topic 't'"):
+        registration.decode_register_body(zlib.compress(data), compressed=True)
 
 
 def test_topics_of_a_file_are_read_with_java_defaults() -> None:

@@ -17,7 +17,6 @@ from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.loading import Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
-from sluicemq.broker.background import Offload
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.turns import Announced
 from sluicemq.clock import Clock
@@ -25,6 +24,7 @@ from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
 from sluicemq.net.dispatch import Deferred, Peer, finish_answer
+from sluicemq.net.work.background import Offload
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.broker.admin.status import Admin, RuntimeInfo
-from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
@@ -23,6 +22,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Steps
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

@@ -32,6 +32,15 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from sluicemq.broker.consume.filters import ConsumerFilters, Watch
+from sluicemq.broker.consume.held import (
+    CONSUMER,
+    MEMBER_BYTES,
+    PRODUCER,
+    PRODUCER_BYTES,
+    TEXT_BYTES,
+    HeldBytes,
+    subscribed_bytes,
+)
 from sluicemq.broker.lanes.rules import difference, normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import LaneReader, Lanes
 from sluicemq.broker.settings import Settings
@@ -41,6 +50,7 @@ from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Steps
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
@@ -64,6 +74,12 @@ CLAIMS_MAX: Final = 1024
 REMIND_S: Final = 600.0
 """The log names a client that goes on trying again after so long."""
 WARNED_MAX: Final = 10_000
+MADE_A_STEP: Final = 64
+"""Subscriptions whose filters are compiled at a step."""
+
+
+Made = Mapping[str, tuple[Subscription, Watch]]
+"""By topic: a subscription and its compiled filter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -144,21 +160,20 @@ class ConsumerGroup:
             wanted = member.wanted | wanted
         self.replace(wanted)
 
-    def replace(self, wanted: Mapping[str, Subscription]) -> bool:
-        """Takes over what is said for all members; True when topics came or went."""
+    def replace(self, wanted: Mapping[str, Subscription], made: Made | None = None) -> bool:
+        """Take over what is said for all members. `made` holds filters that are compiled already.
+        Return whether topics came or went."""
         changed = wanted.keys() != self.watches.keys()
         self.edition += changed
         for topic in self.watches.keys() - wanted.keys():
             del self.watches[topic]
         for topic, new in wanted.items():
             watch = self.watches.get(topic)
-            old = watch.subscription if watch is not None else None
-            if watch is None or old is None or (old.expression, old.kind, old.codes) != (
-                new.expression, new.kind, new.codes,
-            ):  # fmt: skip
-                self.watches[topic] = Watch(new)
+            if watch is None or not watch.is_of(new):
+                of, ready = (made or {}).get(topic, (None, None))
+                self.watches[topic] = ready if ready is not None and of is new else Watch(new)
                 self.edition += 1
-            elif new.version > old.version:
+            elif new.version > watch.subscription.version:
                 watch.subscription = new
         return changed
 
@@ -211,7 +226,9 @@ class Contracts:
     popped_by: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     """(group, topic) -> kind and expression of its pops."""
     _claims: dict[str, dict[str, Claim]] = field(default_factory=dict)
-    _warned: set[tuple[str, str]] = field(default_factory=set)
+    _warned: dict[str, set[str]] = field(default_factory=dict)
+    """The subscriptions of each group that the log has named."""
+    _warned_count: int = 0
 
     def of(self, group: str) -> str:
         """The group's contract; a value that nobody knows is the default."""
@@ -309,11 +326,13 @@ class Contracts:
 
     def split(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
         """A member with a subscription of its own comes into a group: it gets a lane."""
-        if (group, key) in self._warned:
+        if key in self._warned.get(group, ()):
             return
-        if len(self._warned) >= WARNED_MAX:
+        if self._warned_count >= WARNED_MAX:
             self._warned.clear()
-        self._warned.add((group, key))
+            self._warned_count = 0
+        self._warned.setdefault(group, set()).add(key)
+        self._warned_count += 1
         self.conflicts[group] = self.conflicts.get(group, 0) + 1
         other, said = next(((o, s) for o, s in others.items() if s != key), ("", "[]"))
         if self.of(group) == COMPATIBLE:
@@ -326,7 +345,7 @@ class Contracts:
 
     def forget(self, group: str) -> None:
         """The group's last member has left."""
-        self._warned = {item for item in self._warned if item[0] != group}
+        self._warned_count -= len(self._warned.pop(group, ()))
         for item in [item for item in self.refused if item[0] == group]:
             del self.refused[item]
 
@@ -352,6 +371,7 @@ class Consumers:
     lanes: Lanes
     contracts: Contracts
     clock: Clock
+    held: HeldBytes
     groups: dict[str, ConsumerGroup] = field(default_factory=dict)
 
     def watch(self, group: str, topic: str) -> Watch | None:
@@ -414,28 +434,38 @@ class Consumers:
 
     # ----------------------------------------------------------------------------- heartbeats
 
-    def heartbeat(self, data: ConsumerData, member: Member, fingerprint: int) -> bool:
-        """A heartbeat with subscriptions. Returns whether the fingerprint was another before.
+    def making(self, data: ConsumerData) -> Steps[Made]:
+        """Compile the filters of a heartbeat's subscriptions, in steps, where they are not those
+        that the group has."""
+        group, made = self.groups.get(data.group), dict[str, tuple[Subscription, Watch]]()
+        for count, item in enumerate(data.subscriptions, 1):
+            normal_atom(item.kind, item.expression)  # is kept for a moment
+            watch = group.watches.get(item.topic) if group is not None else None
+            if watch is None or not watch.is_of(item):
+                made[item.topic] = item, Watch(item)
+            if count % MADE_A_STEP == 0:
+                yield None
+        return made
 
-        Raises ContractError when the group takes no such subscription: then it is no member.
+    def heartbeat(
+        self, data: ConsumerData, member: Member, fingerprint: int, made: Made | None = None
+    ) -> bool:
+        """Take in a heartbeat with subscriptions, whose filters are in `made` as far as they are
+        compiled already. Return whether the fingerprint was another before.
+
+        Raises ContractError when the group takes no such subscription: then the client is not a
+        member. Raises RequestError when its connection, or all, take too much memory: then nothing
+        has changed.
         """
+        size = subscribed_bytes(data.subscriptions)
+        self.held.take(member.peer, (CONSUMER, data.group), size)
         group = self.groups.get(data.group) or ConsumerGroup(data.group)
         known = group.members.get(member.peer) or member
         joined = member.peer not in group.members
         is_shared = data.message_model != BROADCASTING
         key = subscription_key(data.group, data.subscriptions) if is_shared else ""
-        try:
-            if key:
-                counting = self.claimed(group.name, member.client_id)
-                lanes = self.lanes.table.get(group.name)
-                if lanes is not None:  # in a strict group the oldest lane's subscription counts
-                    claimed = {claim.key for claim in self.contracts.claims(group.name).values()}
-                    live = [k for k in lanes.ordered()[0] if lanes.lanes[k].members or k in claimed]
-                    counting = {other: k for other, k in counting.items() if k in live[:1]}
-                self.contracts.refuse(group.name, member.client_id, key, counting, member.peer)
-        except ContractError:
-            self.unregister(group.name, member.peer, member.client_id)
-            raise
+        if key:
+            self._check_contract(group.name, member, key)
         self.contracts.release(group.name, member.client_id)
         self.groups[group.name] = group
         group.consume_type = data.consume_type
@@ -448,7 +478,7 @@ class Consumers:
         before, known.key = known.key, key
         if joined:
             before = group.replace_connection(known)
-        keys = self._subscribe(group, known, before)
+        keys = self._subscribe(group, known, before, made)
         by_tags = all(is_tag_kind(wanted.kind) for wanted in data.subscriptions)
         if not by_tags or data.group in self.filters.table:
             self.filters.subscribed(
@@ -466,6 +496,21 @@ class Consumers:
         if keys is None or keys:
             self._notify(group, keys)
         return old not in {0, fingerprint}
+
+    def _check_contract(self, name: str, member: Member, key: str) -> None:
+        """Take a member out of its group, and raise ContractError, if its subscription is refused
+        there."""
+        counting = self.claimed(name, member.client_id)
+        lanes = self.lanes.table.get(name)
+        if lanes is not None:  # in a strict group the oldest lane's subscription counts
+            claimed = {claim.key for claim in self.contracts.claims(name).values()}
+            live = [k for k in lanes.ordered()[0] if lanes.lanes[k].members or k in claimed]
+            counting = {other: k for other, k in counting.items() if k in live[:1]}
+        try:
+            self.contracts.refuse(name, member.client_id, key, counting, member.peer)
+        except ContractError:
+            self.unregister(name, member.peer, member.client_id)
+            raise
 
     def standing(self, name: str, peer: Peer) -> "Standing | None":
         """Of a member whose next heartbeat changes nothing when it says the same; None when that
@@ -495,7 +540,9 @@ class Consumers:
                 found.setdefault(other, claim.key)
         return found
 
-    def _subscribe(self, group: ConsumerGroup, member: Member, before: str) -> set[str] | None:
+    def _subscribe(
+        self, group: ConsumerGroup, member: Member, before: str, made: Made | None
+    ) -> set[str] | None:
         """What a member wants becomes the group's, or its lane's. Returns the subscriptions whose
         members have to balance anew, None for all."""
         others = group.others(member)
@@ -509,7 +556,7 @@ class Consumers:
                 group.key = key
             if not key and others:
                 return set()
-            return None if group.replace(member.wanted) else set()
+            return None if group.replace(member.wanted, made) else set()
         if not key:
             return set()
         if group.name in self.contracts.popping:
@@ -534,6 +581,7 @@ class Consumers:
         elif has_lanes or group.fingerprint != fingerprint:  # perhaps another subscription
             return True
         else:
+            self.held.take(member.peer, (CONSUMER, name), MEMBER_BYTES)
             self.contracts.release(name, member.client_id)
             member.key = group.key
             member.wanted = {t: watch.subscription for t, watch in group.watches.items()}
@@ -572,6 +620,7 @@ class Consumers:
 
     def unregister(self, name: str, peer: Peer, client_id: str = "") -> None:
         """A client leaves, perhaps over another connection than its heartbeats came by."""
+        self.held.release(peer, (CONSUMER, name))
         if client_id:
             self.contracts.release(name, client_id)
         group = self.groups.get(name)
@@ -594,15 +643,18 @@ class Consumers:
             group.unite()
         self._notify(group, None if lanes is None else {member.key})
 
-    def disconnect(self, peer: Peer) -> None:
-        """The connection broke. A strict group waits for a client that has not said that it
-        leaves."""
+    def disconnecting(self, peer: Peer) -> Steps[None]:
+        """Take a connection that broke out of its groups, one at each step. A strict group waits
+        for a client that has not said that it leaves."""
         self.contracts.disconnect(peer)
-        for group in [g for g in self.groups.values() if peer in g.members]:
-            member = group.members[peer]
-            self.unregister(group.name, peer)
-            if member.client_id not in group.client_ids:
-                self.contracts.lost(group.name, member.client_id, member.key, member.seen_s)
+        for name in self.held.groups(peer, CONSUMER):
+            group = self.groups.get(name)
+            member = group.members.get(peer) if group is not None else None
+            if group is not None and member is not None:
+                self.unregister(name, peer)
+                if member.client_id not in group.client_ids:
+                    self.contracts.lost(name, member.client_id, member.key, member.seen_s)
+                yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
         """Drops members whose last heartbeat is older; returns their connections."""
@@ -620,8 +672,9 @@ class Consumers:
 class Producers:
     """Producer groups that are online."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, held: HeldBytes) -> None:
         self._clock = clock
+        self._held = held
         self.groups: dict[str, dict[Peer, Member]] = {}
         self._by_client: dict[str, Peer] = {}
 
@@ -631,10 +684,13 @@ class Producers:
         return peer if peer is not None and not peer.closed else None
 
     def heartbeat(self, group: str, member: Member) -> None:
+        """Note a member of a group. A new one, for which there is no room, is left out. Raises
+        RequestError when its connection, or all, take too much memory."""
         members = self.groups.get(group, {})
         known = members.get(member.peer)
         if known is None and (len(self.groups) >= PRODUCER_GROUPS_MAX or len(group) > NAME_MAX):
             return
+        self._held.take(member.peer, (PRODUCER, group), PRODUCER_BYTES + TEXT_BYTES * len(group))
         self._by_client[member.client_id] = member.peer
         if known is None:
             self.groups[group] = members
@@ -647,20 +703,21 @@ class Producers:
         known.client_id, known.seen_s = member.client_id, member.seen_s
 
     def unregister(self, group: str, peer: Peer) -> None:
+        self._held.release(peer, (PRODUCER, group))
         members = self.groups.get(group)
         member = members.pop(peer, None) if members is not None else None
         if members is None or member is None:
             return
         if not members:
             del self.groups[group]
-        if not any(peer in others for others in self.groups.values()) and (
-            self._by_client.get(member.client_id) is peer
-        ):
+        if not self._held.has(peer, PRODUCER) and self._by_client.get(member.client_id) is peer:
             del self._by_client[member.client_id]
 
-    def disconnect(self, peer: Peer) -> None:
-        for group in [name for name, members in self.groups.items() if peer in members]:
+    def disconnecting(self, peer: Peer) -> Steps[None]:
+        """Take a connection out of its groups, one at each step."""
+        for group in self._held.groups(peer, PRODUCER):
             self.unregister(group, peer)
+            yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
         """As for consumers."""

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
-from sluicemq.broker.background import Background, Job, Steps
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.filters import ConsumerFilters
@@ -46,6 +45,7 @@ from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Background, Job, Steps
 from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies

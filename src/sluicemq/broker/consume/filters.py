@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 
 DEAD_BEFORE_START_MS: Final = 30_000
 FILTERS_BYTES_MAX: Final = 32 << 20
+TABLE_BYTES_MAX: Final = 16 << 20
+"""Of the expressions that are kept for their file, with those of groups that are away."""
+ENTRY_BYTES: Final = 500
 
 
 class RequestFilters:
@@ -85,6 +88,13 @@ class Watch:
 
     __slots__ = ("filter", "is_broken", "is_by_tags", "subscription")
 
+    def is_of(self, subscription: Subscription) -> bool:
+        """Return whether this is the filter of a subscription, whatever its version."""
+        mine = self.subscription
+        return (mine.expression, mine.kind, mine.codes) == (
+            subscription.expression, subscription.kind, subscription.codes,
+        )  # fmt: skip
+
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.is_by_tags = is_tag_kind(subscription.kind)
@@ -121,6 +131,8 @@ class ConsumerFilters:
         self._shape = bloom_shape(config.filter_groups_expected, config.filter_error_percent)
         self._kept_ms = config.filter_kept_ms
         self.table: dict[str, dict[str, ConsumerFilter]] = {}
+        self.size_bytes = 0
+        self._is_full = False
         self.document = Document(
             files,
             f"{settings.store.root}/config/consumerFilter.json",
@@ -158,7 +170,7 @@ class ConsumerFilters:
 
     def _forget(self, group: str, topic: str) -> None:
         topics = self.table[group]
-        del topics[topic]
+        self.size_bytes -= _size_of(topics.pop(topic))
         if not topics:
             del self.table[group]
         self.document.changed = True
@@ -192,6 +204,8 @@ class ConsumerFilters:
         except FilterError:
             return False  # `clients.py` says so in the log
         topic = subscription.topic
+        if not self._has_room(subscription):
+            return True  # its members are served; another broker that opens the store asks them
         self._put(
             ConsumerFilter(
                 topic, group, subscription.expression, subscription.kind, subscription.version,
@@ -200,11 +214,39 @@ class ConsumerFilters:
         )  # fmt: skip
         return True
 
+    def _has_room(self, subscription: Subscription) -> bool:
+        """Make room for an expression: those that have been dead for longest are forgotten, as many
+        as let three quarters of the room be used. Return whether there is room now."""
+        size = ENTRY_BYTES + len(subscription.expression)
+        if self.size_bytes + size > TABLE_BYTES_MAX:
+            dead = [it for topics in self.table.values() for it in topics.values() if it.is_dead]
+            dead.sort(key=lambda it: it.dead_ms)
+            for item in dead:
+                if self.size_bytes + size <= TABLE_BYTES_MAX * 3 // 4:
+                    break
+                self._forget(item.group, item.topic)
+        has_room = self.size_bytes + size <= TABLE_BYTES_MAX
+        if not has_room and not self._is_full:
+            log.warning(
+                "the SQL92 expressions of groups take %d bytes, the limit is %d: further ones are "
+                "served, but not kept in %s", self.size_bytes, TABLE_BYTES_MAX, self.document.path,
+            )  # fmt: skip
+        self._is_full = not has_room
+        return has_room
+
     def _put(self, item: ConsumerFilter) -> None:
-        self.table.setdefault(item.group, {})[item.topic] = item
+        topics = self.table.setdefault(item.group, {})
+        if item.topic in topics:
+            self.size_bytes -= _size_of(topics[item.topic])
+        self.size_bytes += _size_of(item)
+        topics[item.topic] = item
         if not item.is_dead:
             self._on_alive(item.topic)
         self.document.changed = True
+
+
+def _size_of(item: ConsumerFilter) -> int:
+    return ENTRY_BYTES + len(item.expression)
 
 
 _MASK: Final = 0xFFFFFFFFFFFFFFFF

@@ -11,13 +11,12 @@ again, where nothing that it depends on has changed since, only moves the time o
 
 import logging
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final
 
-from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import (
     Consumers,
     ContractError,
@@ -40,6 +39,7 @@ from sluicemq.filter.subscriptions import (
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.work.background import Steps
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -60,8 +60,9 @@ QUICK_GROUPS_MAX: Final = 16
 """A heartbeat of more waits for its turn, as other requests do."""
 OPAQUE_MAX: Final = 0x7FFFFFFF
 _PREFIX: Final = struct.Struct(">II")
-BODY_INLINE_BYTES: Final = 64 * 1024
-"""Larger heartbeats take milliseconds to read."""
+BODY_INLINE_BYTES: Final = 16 * 1024
+"""Larger heartbeats, of 60 topics, take a millisecond to read."""
+PRODUCERS_A_STEP: Final = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -153,14 +154,14 @@ class Heartbeats:
                 short = self.consumers.short_heartbeat
                 known = short(consumer.group, member(), data.fingerprint)
             else:
+                made = yield from self.consumers.making(consumer)
                 try:
-                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint)
+                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint, made)
                 except ContractError as error:
                     refusal, known = str(error), False
             changed = changed or known
             standings.append(self.consumers.standing(consumer.group, peer))
-        for group in data.producer_groups:
-            self.producers.heartbeat(group, member())
+        yield from self._join(data.producer_groups, member)
         response = HeartbeatResponse(
             supports_v2=True,
             subscription_changed=changed if data.fingerprint else True,
@@ -176,6 +177,13 @@ class Heartbeats:
         if refusal:  # Java logs it with each heartbeat; our client raises it
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates else answer
+
+    def _join(self, groups: Sequence[str], member: Callable[[], Member]) -> Steps[None]:
+        """Make the client a member of these producer groups."""
+        for count, group in enumerate(groups, 1):
+            self.producers.heartbeat(group, member())
+            if count % PRODUCERS_A_STEP == 0:
+                yield None
 
     def _remember(
         self,

@@ -27,10 +27,10 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from sluicemq.broker.background import Steps
 from sluicemq.broker.turns import Durable, Parked
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import Shares
+from sluicemq.net.work.background import Steps
 from sluicemq.store.gather import Judgement
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer

@@ -18,7 +18,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from sluicemq.broker.background import Job, Steps
 from sluicemq.broker.lanes.filters import RuleColumns, RuleFilter
 from sluicemq.broker.lanes.places import Place
 from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause
@@ -28,6 +27,7 @@ from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, unknown_kind
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
+from sluicemq.net.work.background import Job, Steps
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.store.gather import WEIGHT_INLINE

@@ -30,7 +30,7 @@ from typing import Any, Final
 import orjson
 
 from sluicemq import engine
-from sluicemq.broker.background import Background, after
+from sluicemq.broker.background import after
 from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
 from sluicemq.broker.consume.filters import RequestFilters, Watch
@@ -50,6 +50,7 @@ from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer, Run
 from sluicemq.net.limits import Shares
+from sluicemq.net.work.background import Background
 from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
 from sluicemq.store.log import LOST_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus

@@ -38,7 +38,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from sluicemq.broker.background import Offload
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.rules import Clause, Rule, both, parse_key
@@ -48,6 +47,7 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.net.work.background import Offload
 from sluicemq.record.layout import RECORD_BEGIN
 from sluicemq.store.read import ReadStatus
 from sluicemq.store.store import Store

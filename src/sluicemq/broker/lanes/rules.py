@@ -27,7 +27,7 @@ import orjson
 
 from sluicemq.errors import FilterError
 from sluicemq.filter.nodes import render
-from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, split_tags
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import RETRY_TOPIC, TAGS
@@ -286,8 +286,10 @@ def normal_atom(kind: str, expression: str) -> Atom:
     """An expression as lanes compare it: two spellings of the same are equal."""
     try:
         if is_tag_kind(kind):
-            text, tags, _ = parse_tags(expression)
-            return Atom(TAG, "||".join(sorted(tags)) if tags else text)
+            if not expression or expression == ALL:
+                return Atom(TAG, ALL)
+            tags = split_tags(expression)
+            return Atom(TAG, "||".join(sorted(tags)) if tags else expression)
         if kind == SQL92:
             return Atom(kind, render(compile_sql92(expression).tree))
     except FilterError:
@@ -295,7 +297,12 @@ def normal_atom(kind: str, expression: str) -> Atom:
     return Atom(f"?{kind}", expression)  # nobody's: it must not be taken for a kind of our own
 
 
-@kept(_text_bytes)
+def _key_bytes(key: str) -> int:
+    """A topic of 20 characters with `*` takes 400 bytes."""
+    return 24 * len(key)
+
+
+@kept(_key_bytes)
 def parse_key(key: str) -> dict[str, Atom]:
     """A subscription's key -> topic -> expression."""
     return {topic: Atom(kind, text) for topic, kind, text in orjson.loads(key)}
@@ -333,7 +340,7 @@ def parts_of(key: str) -> tuple[str, ...]:
     return tuple(orjson.loads(key[1:])) if key.startswith("+") else (key,)
 
 
-@kept(_text_bytes)
+@kept(_key_bytes)
 def atoms_of(key: str) -> dict[str, tuple[Atom, ...]]:
     """A lane's key -> topic -> expressions, one of which has to match."""
     found: dict[str, dict[Atom, None]] = {}

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sluicemq.broker.background import Offload, in_place
 from sluicemq.broker.lanes.filters import among
 from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import NOBODY, Ground, Place, Queue, Span, end_of, whole
@@ -36,6 +35,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.net.work.background import Offload, in_place
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 

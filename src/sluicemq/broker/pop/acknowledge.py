@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluicemq.broker.background import Background, Steps
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.offsets import SEPARATOR, Offsets, Unfinished
 from sluicemq.broker.pop.checkpoints import Checkpoints
@@ -27,6 +26,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_origin, pop_topic
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Background, Steps
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode

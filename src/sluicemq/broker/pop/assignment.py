@@ -28,7 +28,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import STRICT, Consumers
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.rules import normal_atom, parse_key
@@ -50,6 +49,7 @@ from sluicemq.model.topic import (
     read_queues,
 )
 from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.work.background import Steps
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

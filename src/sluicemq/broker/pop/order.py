@@ -34,7 +34,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Alarm, CallLater
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import SEPARATOR, Offsets
 from sluicemq.broker.settings import Settings
@@ -42,6 +41,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
+from sluicemq.net.work.background import Alarm, CallLater
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
     DEFAULT_BUCKETS,

@@ -25,7 +25,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
-from sluicemq.broker.background import Background, Steps, after
+from sluicemq.broker.background import after
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
@@ -49,6 +49,7 @@ from sluicemq.model.topic import (
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Background, Steps
 from sluicemq.record.codec import (
     as_text,
     decode_properties,

@@ -27,7 +27,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.settings import Settings
@@ -45,7 +45,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.properties import CARE_ON_SEND, REFUSED_IN_BATCH, remove_on_send
-from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from sluicemq.record import codec as text
 from sluicemq.record.codec import decode_batch, parse_head
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
@@ -442,10 +442,14 @@ def entries(
             offset += 1
 
 
-@lru_cache(maxsize=4096)
+_kept_name: Final = lru_cache(maxsize=4096)(partial(str, encoding="utf-8", errors="replace"))
+
+
 def topic_name(name: bytes) -> str:
-    """The topic that a property's bytes name."""
-    return name.decode("utf-8", "replace")
+    """Return the topic that a property's bytes name. Names that a topic may have are kept."""
+    if len(name) > RETRY_TOPIC_LENGTH_MAX:
+        return name.decode("utf-8", "replace")
+    return _kept_name(name)
 
 
 Gate = Callable[[Record], Callable[[int], object] | None]

@@ -22,13 +22,13 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from sluicemq.acl.rules import numbers_of, parse_pattern
-from sluicemq.broker.background import Offload
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.net.stream import Stream
+from sluicemq.net.work.background import Offload
 from sluicemq.wire.ha import (
     FROM_START,
     Epoch,

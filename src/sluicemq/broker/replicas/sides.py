@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, Protocol
 
 from sluicemq.acl.guard import Guard
-from sluicemq.broker.background import Offload
 from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replicas.acting import Acting
@@ -38,6 +37,7 @@ from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
 from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.work.background import Offload
 from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer

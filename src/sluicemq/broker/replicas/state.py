@@ -14,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from sluicemq.broker.background import Steps
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replicas.mirror import (
     Applier,
@@ -30,6 +29,7 @@ from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.files import Files
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.work.background import Steps
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command

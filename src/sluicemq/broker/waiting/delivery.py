@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from sluicemq.broker.background import Alarm, CallLater, Progress, Slice, Worker
+from sluicemq.broker.background import Progress, Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
@@ -29,6 +29,7 @@ from sluicemq.clock import SteadyClock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
+from sluicemq.net.work.background import Alarm, CallLater
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor

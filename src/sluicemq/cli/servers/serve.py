@@ -32,6 +32,7 @@ from sluicemq.cli.output import (
     server_options,
 )
 from sluicemq.cli.servers.logs import log_options
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
@@ -54,13 +55,14 @@ from sluicemq.config.load import (
 )
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
-from sluicemq.files import SYSTEM_FILES, descriptors, exposure
+from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
 from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
 from sluicemq.proxy import proxy_status
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
     from sluicemq.cli.servers.processes import ServerChild
+    from sluicemq.net.limits import Shares
 
 PROXY_PORT = 8081
 METRICS_KEY = "metricsPromExporterPort"
@@ -264,8 +266,11 @@ def up(
         )  # fmt: skip
 
     async def start(stack: Running) -> str:
+        from sluicemq.net.limits import Shares  # noqa: PLC0415 - not for `--help`
+
         served = name_server_of(config, store, nameserver_port, alone=bool(names))
-        address = await start_name_server(served, stack, read_only=read_only)
+        shares = Shares(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
+        address = await start_name_server(served, stack, read_only=read_only, shares=shares)
         if names:
             text = await processes.start_brokers(
                 names, store.root, address, config, path, stack, stack.children
@@ -274,7 +279,9 @@ def up(
             text = await _with_proxy(text, proxy, found)
         else:
             here = replace(config, name_server_addresses=(address,))
-            text = await start_broker(here, store, stack, read_only=read_only, proxy=proxy)
+            text = await start_broker(
+                here, store, stack, read_only=read_only, proxy=proxy, shares=shares
+            )
         if console:
             text = f"{text} console={await processes.start_console(address, stack)}"
         return f"nameserver={address} {text}"
@@ -394,15 +401,21 @@ def name_server_of(
 
 
 async def start_name_server(
-    config: NameServerConfig, stack: Running, *, read_only: bool = False
+    config: NameServerConfig,
+    stack: Running,
+    *,
+    read_only: bool = False,
+    shares: "Shares | None" = None,
 ) -> str:
-    """Start one whose closing the stack does; its address from this machine."""
+    """Start a name server that the stack closes. `shares` are those of other servers on this loop.
+    Return its address from this machine."""
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415
     from sluicemq.net import wsgi  # noqa: PLC0415
 
     _warn_of_exposure(*key_files(config))
-    server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
+    files = OverlayFiles() if read_only else SYSTEM_FILES
+    server = NameServer(config, files=files, shares=shares)
     await server.start()
     stack.push_async_callback(server.close)
     if config.metrics_enable:
@@ -422,9 +435,10 @@ async def start_broker(
     *,
     read_only: bool = False,
     proxy: bool | None = False,
+    shares: "Shares | None" = None,
 ) -> str:
-    """Start one whose closing the stack does; what is said of it when it is ready. `proxy`: None
-    takes one if it can be had."""
+    """Start a broker that the stack closes. `proxy`: None starts one if its port is free. `shares`
+    are those of other servers on this loop. Return what is said of it when it is ready."""
     _warn_of_exposure(*key_files(config))
     if config.consensus and not read_only:
         from sluicemq.replication.etcd import Etcd  # noqa: PLC0415 - few have replicas
@@ -435,7 +449,7 @@ async def start_broker(
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 
-        server = Broker(config, store, read_only=read_only)
+        server = Broker(config, store, read_only=read_only, shares=shares)
         await server.start()
         stack.push_async_callback(server.close)
     server.on_store_failure = stack.fail
@@ -498,6 +512,7 @@ def run_servers(start: Started) -> None:
             gc.collect()
             gc.freeze()
             gc.set_threshold(GC_OBJECTS, 20, 20)
+            machine.keep_memory_small()
             click.echo(f"ready {text}")
             await stack.stop.wait()
             log.info("closing")

@@ -16,7 +16,6 @@ from typing import Any, Final
 from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.nodes import HOST, SMALL, Node
 from simulation.cluster.processes import Process
-from sluicemq.broker.background import in_place
 from sluicemq.broker.replicas.epochs import Epochs
 from sluicemq.broker.replicas.feed import Admission, Feeds
 from sluicemq.broker.replicas.follower import Follower, follow
@@ -33,6 +32,7 @@ from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.ids import encode_host, parse_host
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
+from sluicemq.net.work.background import in_place
 from sluicemq.replication.election import INCOMPLETE
 from sluicemq.replication.replica import LogEnd, Replica
 from sluicemq.store.store import Store

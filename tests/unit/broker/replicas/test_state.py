@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker.background import Background
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replicas.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
 from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests, refresh
@@ -22,6 +21,7 @@ from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import Shares
 from sluicemq.net.network import MemoryNetwork
+from sluicemq.net.work.background import Background
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command

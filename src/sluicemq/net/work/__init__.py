@@ -1,0 +1,1 @@
+"""Work that takes long: in slices of the loop, or in another thread."""
