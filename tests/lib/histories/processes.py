@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -59,10 +60,12 @@ CLASSES, SPARK = "classes", "spark"
 """Kinds of sinks."""
 SPARK_SLOWNESS: Final = 4
 """A micro-batch of Spark takes seconds."""
-REST_S: Final = 60.0
+REST_S: Final = 120.0
+USED_BY: Final = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 SEND_PAUSE_S: Final = 0.03
 """The longest pause of a sender, for each of the clusters that share the machine."""
-HOP_S: Final = 30.0
+HOP_S: Final = 90.0
+"""Generous: a broker takes half a minute to start on a machine that is very busy."""
 CIRCLES_MAX: Final = 4
 TIMED_SHARE: Final = 0.25
 GROUP_COMMIT_MS: Final = 500.0
@@ -626,6 +629,8 @@ def run_many(
         return 0
     finally:
         cluster.close()
+        used_s = sum(sum(resource.getrusage(who)[:2]) for who in USED_BY)
+        sys.stdout.write(f"{used_s:.0f} s of CPU, {used_s / max(len(report.seeds), 1):.1f} each\n")
 
 
 def run_one(cluster: Cluster, seed: int, sink: str, report: Report) -> list[str]:
