@@ -371,6 +371,7 @@ def restore_command(backup: str, directory: str, as_json: bool, **options: Any) 
         f"{directory} holds the log from {result.start:,} to {result.end:,}: {result.messages:,}"
         f" messages. Its tables are of {show_time(result.moment.time_ms)} (log end"
         f" {result.moment.end:,})."
+        + (f" {result.timed_messages:,} timed messages wait." if result.timed_messages else "")
     )
 
 

@@ -5,9 +5,10 @@ chain, each points to the one before, and the wheel's slot knows both ends. So a
 zeroed, older than the other, or has a flipped bit is found without reading a single message.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.timers.files import (
     DEFAULT,
     DELETE,
@@ -27,6 +28,7 @@ READ_BYTES_MAX: Final = 1 << 30
 """So much of the end of a timer log is read; a unit before that is checked when its second is
 loaded."""
 _UNITS_AT_ONCE: Final = 1 << 15
+_BEGIN: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
 _DTYPE: Final = [
     ("unit_bytes", ">i4"), ("previous", ">i8"), ("magic", ">i4"), ("write_ms", ">i8"),
     ("delay_ms", ">i4"), ("position", ">i8"), ("size", ">i4"), ("hash", ">i4"), ("zero", ">i8"),
@@ -69,6 +71,45 @@ def disagreement(wheel: TimerWheel, log: TimerLog, from_ms: int, precision_ms: i
         return f"the chain of the second {second} is broken in the timer log"
     lasts = places[np.flatnonzero(np.diff(seconds, append=-1))]
     return _compare(wheel, seconds[is_first], lasts, begin, first, precision_ms)
+
+
+class Revised(NamedTuple):
+    """How far the timer log is good, and the message of the queue that comes next."""
+
+    end: int
+    queue_offset: int
+    record_position: int
+
+
+def revise(
+    wheel: TimerWheel,
+    log: TimerLog,
+    queue_offset: int,
+    record_at: Callable[[int, int], memoryview | bytes | None],
+) -> Revised:
+    """Put the units that the log holds behind its end into the wheel's slots, in memory.
+
+    A unit is good when its message stands in the commit log (`record_at(position, size)`), behind
+    the one before: what a crash left of other units ends the walk. Raises OSError.
+    """
+    end, record_position = log.end, NONE
+    for position, unit in log.walk(log.end):
+        view = record_at(unit.position, unit.size_bytes)
+        if view is None or len(view) < _BEGIN.size:
+            break
+        size, offset, place = _BEGIN.unpack_from(view)
+        is_there = size == unit.size_bytes and place == unit.position
+        if not is_there or offset < queue_offset or unit.previous >= position:
+            break
+        slot = wheel.get(unit.due_ms)
+        step = -1 if unit.magic & DELETE else 1
+        if slot is None:
+            wheel.put(unit.due_ms, position, position, step)
+        elif slot.last < position:
+            wheel.put(unit.due_ms, slot.first, position, slot.messages + step)
+        queue_offset, record_position = offset + 1, place
+        end = position + UNIT_BYTES
+    return Revised(end, queue_offset, record_position)
 
 
 def _compare(

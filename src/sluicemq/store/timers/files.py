@@ -125,9 +125,10 @@ class TimerLog:
 
     # --- the files
 
-    def load(self, end: int) -> None:
-        """Find the files; units are appended from `end` on. Raises StoreDamagedError."""
-        self._segments.load(is_derived=True)
+    def load(self, end: int, *, removes: bool = True) -> None:
+        """Find the files; units are appended from `end` on. `removes=False` changes nothing on
+        disk, for tools. Raises StoreDamagedError."""
+        self._segments.load(is_derived=True, removes=removes)
         if not len(self._segments):
             end = 0
         self._dense_end = self._segments.start
@@ -336,7 +337,7 @@ class TimerWheel:
     def __init__(self, files: Files, path: str, precision_ms: int = 1000) -> None:
         self._files = files
         self._path = path
-        self._precision_ms = precision_ms
+        self.precision_ms = precision_ms
         self._file: File | None = None
         self._changed: dict[int, Slot] = {}
         self._writing: dict[int, Slot] = {}
@@ -348,14 +349,15 @@ class TimerWheel:
         """Is the file there?"""
         return self._files.exists(self._path)
 
-    def check(self) -> None:
+    def check(self, *, removes: bool = True) -> None:
         """Raises StoreDamagedError when the file is there and has another size. An empty one, the
-        trace of a crash at its creation, is none."""
+        trace of a crash at its creation, is none, and removed unless `removes` says no."""
         if not self.exists:
             return
         size = self._open().size()
         if size == 0:
-            self.remove()
+            if removes:
+                self.remove()
         elif size != WHEEL_BYTES:
             raise StoreDamagedError(
                 f"{self._path} has {size} bytes instead of {WHEEL_BYTES}.",
@@ -390,7 +392,7 @@ class TimerWheel:
 
     def get(self, time_ms: int) -> Slot | None:
         """The slot of a second; None when nothing is in it. HOT."""
-        time = time_ms // self._precision_ms
+        time = time_ms // self.precision_ms
         index = time % SLOTS
         slot = self._changed.get(index) or self._writing.get(index)
         if slot is None:
@@ -404,7 +406,7 @@ class TimerWheel:
 
     def put(self, time_ms: int, first: int, last: int, messages: int) -> None:
         """What a second holds from now on."""
-        time = time_ms // self._precision_ms
+        time = time_ms // self.precision_ms
         self._changed[time % SLOTS] = Slot(time, first, last, messages)
 
     def occupied(self, start_ms: int, end_ms: int) -> Iterator[int]:
@@ -412,7 +414,7 @@ class TimerWheel:
 
         Slots that change meanwhile may be missed or come again.
         """
-        step = self._precision_ms
+        step = self.precision_ms
         first = start_ms // step
         last = min(-(-end_ms // step), first + SLOTS)
         while first < last:

@@ -27,10 +27,9 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
-from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.identity import IdentityFile, State, Verdict
 from sluicemq.store.store import Store
-from sluicemq.store.timers.checking import disagreement, gone_units
+from sluicemq.store.timers.checking import disagreement, gone_units, revise
 from sluicemq.store.timers.files import (
     DELETE,
     NONE,
@@ -46,9 +45,8 @@ from sluicemq.store.timers.placing import TIMER_TOPIC
 
 log = logging.getLogger(__name__)
 
-_BEGIN: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
 _QUIET_MS: Final = 60_000
-_REASONS: Final = {
+REASONS: Final = {
     Verdict.FOREIGN: "they belong to another store, or to another commit log",
     Verdict.CHANGED: "they have changed since the last orderly stop",
     Verdict.UNKNOWN: "they have no identity, as those of RocketMQ and of older versions",
@@ -108,14 +106,15 @@ class TimerFiles:
         self.checkpoint = known or TimerCheckpoint()
         is_exact = known is not None and known.is_of(self._store.record_source)
         reason, is_settled = self._load_files(self.checkpoint, is_exact=is_exact)
-        if known is None and high == low and self.log.is_empty and not self.wheel.exists:
-            return Start(is_rebuilt=False, is_exact=True, is_settled=True)
+        if high == low and self.log.is_empty and not self.wheel.exists:  # nothing waits
+            self.queue_offset, self.old_end = high, self._store.written_offset
+            return Start(is_rebuilt=False, is_exact=is_exact, is_settled=True)
         if not reason:
             self.queue_offset = min(max(self.checkpoint.queue_offset, low), high)
             self.old_end = self.position_of(self.queue_offset)
             self.record_position = self.checkpoint.record_position
             if not is_settled:
-                self.queue_offset = self._revise(self.queue_offset)
+                self._revise()
                 reason = self._disagreement()
             if not reason:
                 with full_disk_allowed():
@@ -140,8 +139,8 @@ class TimerFiles:
         verdict = self._identity.judge(source, lambda: self._checksum(known.log_end))
         if self.checkpoint.time_ms == 0 and not self.wheel.exists:
             return "there is no checkpoint of them yet", False
-        if verdict in _REASONS:
-            return _REASONS[verdict], False
+        if verdict in REASONS:
+            return REASONS[verdict], False
         if not is_exact or known.incarnation != self._store.incarnation.text:
             return "their checkpoint, config/timercheck, is not one that this store wrote", False
         if self.log.end != known.log_end or (known.log_end and not self.wheel.exists):
@@ -158,9 +157,11 @@ class TimerFiles:
         phrase for the log. Raises OSError."""
         found = self._identity.found
         is_there = self.wheel.exists or not self.log.is_empty
-        is_planned = not is_there or (found is not None and found.state is State.DISCARDED)
+        is_own = self.checkpoint.incarnation == self._store.incarnation.text
+        is_discarded = found is not None and found.state is State.DISCARDED
+        is_planned = is_discarded or not (is_there or is_own)
         log.log(
-            logging.INFO if is_planned and is_exact else logging.WARNING,
+            logging.INFO if is_planned else logging.WARNING,
             "timer wheel and timer log of %s are built again from the commit log: %s%s",
             self._root, reason,
             "" if is_exact else "; deliveries are looked up in the queues of the messages",
@@ -191,30 +192,16 @@ class TimerFiles:
         units = self._store.committed_units(TIMER_TOPIC, 0, queue_offset, 1)
         return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
-    def _revise(self, queue_offset: int) -> int:
-        """Put what the log holds behind the checkpoint into the slots; the next queue offset."""
-        start = end = self.log.end
-        for position, unit in self.log.walk(start):
-            view = self._store.committed_record(unit.position, unit.size_bytes)
-            if view is None or len(view) < _BEGIN.size:
-                break
-            size, offset, place = _BEGIN.unpack_from(view)
-            is_there = size == unit.size_bytes and place == unit.position
-            if not is_there or offset < queue_offset or unit.previous >= position:
-                break
-            slot = self.wheel.get(unit.due_ms)
-            step = -1 if unit.magic & DELETE else 1
-            if slot is None:
-                self.wheel.put(unit.due_ms, position, position, step)
-            elif slot.last < position:
-                self.wheel.put(unit.due_ms, slot.first, position, slot.messages + step)
-            queue_offset = offset + 1
-            self.record_position = place
-            end = position + UNIT_BYTES
-        self.log.cut(end)
-        if end != start:
-            log.info("%d bytes of the timer log behind its checkpoint are used", end - start)
-        return queue_offset
+    def _revise(self) -> None:
+        """Put what the log holds behind the checkpoint into the slots, and wipe the rest of it."""
+        start = self.log.end
+        found = revise(self.wheel, self.log, self.queue_offset, self._store.committed_record)
+        self.queue_offset = found.queue_offset
+        if found.record_position != NONE:
+            self.record_position = found.record_position
+        self.log.cut(found.end)
+        if found.end != start:
+            log.info("%d bytes of the timer log behind its checkpoint are used", found.end - start)
 
     def discard(self) -> None:
         """Give wheel and log up, durably: they have to be built. The checkpoint keeps what it says
@@ -243,6 +230,11 @@ class TimerFiles:
         )
         count += -1 if magic & DELETE else 1
         self.wheel.put(slot_ms, unit if first == NONE else first, unit, count)
+
+    @property
+    def last_unit(self) -> TimerUnit | None:
+        """The unit at the end of the timer log."""
+        return self.log.unit(self.log.end - UNIT_BYTES) if self.log.end else None
 
     def count(self, slot_ms: int) -> int:
         """How many messages a slot holds."""
@@ -353,16 +345,25 @@ class TimerFiles:
         self._identity.seal(self._store.record_source, saved.record_position, checksum, details)
 
     def _checksum(self, log_end: int) -> int:
-        return self.wheel.checksum() ^ self.log.checksum(log_end)
+        return checksum_of(self.wheel, self.log, log_end)
 
     def _details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
-        """What belongs to the files, and is not in them."""
-        return {
-            "counter": checkpoint.counter,
-            "timeMs": checkpoint.time_ms,
-            "logEnd": checkpoint.log_end,
-            "precisionMs": self._precision_ms,
-        }
+        return details_of(checkpoint, self._precision_ms)
+
+
+def checksum_of(wheel: TimerWheel, log: TimerLog, log_end: int) -> int:
+    """Return the checksum of both, of the timer log before `log_end`. Raises OSError."""
+    return wheel.checksum() ^ log.checksum(log_end)
+
+
+def details_of(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int | str]:
+    """Return what belongs to the files, and is not in them."""
+    return {
+        "counter": checkpoint.counter,
+        "timeMs": checkpoint.time_ms,
+        "logEnd": checkpoint.log_end,
+        "precisionMs": precision_ms,
+    }
 
 
 def discard_timer_files(store: Store, files: Files, root: str) -> None:

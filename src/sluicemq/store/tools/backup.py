@@ -18,7 +18,8 @@ messages have expired.
 
 A restore that is interrupted leaves a mark that keeps brokers of ours out, and is begun anew by
 running it again. It may stop at any place of the log. Its state is the newest one from before, so
-consumers go on where they were at that moment, or a little earlier.
+consumers go on where they were at that moment, or a little earlier. The timer wheel and the timer
+log hold what waited at that place of the log, whatever the state says (`timers.build`).
 """
 
 import json
@@ -34,11 +35,13 @@ from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import SYSTEM_FILES, Files, clone, link, load_text, overwrite_text
 from sluicemq.store.directory import RESTORING, fit_sizes, read_checkpoint, write_abort
 from sluicemq.store.dispatch import sweep_records
+from sluicemq.store.identity import read_identity
 from sluicemq.store.index.file import Geometry, fit_geometry, is_index_name
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import expired_units
-from sluicemq.store.segments import NAME_DIGITS, Segment
+from sluicemq.store.segments import NAME_DIGITS, Segment, is_segment_name
 from sluicemq.store.store import Store
+from sluicemq.store.timers.build import build_timer_files
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +69,16 @@ class Moment(NamedTuple):
 
 class Manifest(NamedTuple):
     """`index_file_bytes` is 0 without an index. `units`: (topic, queue id, offset, unit) of the
-    last message of queues without any."""
+    last message of queues without any. `timer_log_file_bytes` and `timer_precision_ms` are 0 where
+    they are not known."""
 
     log_file_bytes: int
     queue_file_bytes: int
     index_file_bytes: int
     moments: list[Moment]
     units: list[tuple[str, int, int, bytes]]
+    timer_log_file_bytes: int = 0
+    timer_precision_ms: int = 0
 
     def to_text(self) -> str:
         return json.dumps(
@@ -82,6 +88,8 @@ class Manifest(NamedTuple):
                 "queueFileBytes": self.queue_file_bytes,
                 "indexFileBytes": self.index_file_bytes,
                 "moments": [{"end": end, "timeMs": time_ms} for end, time_ms in self.moments],
+                "timerLogFileBytes": self.timer_log_file_bytes,
+                "timerPrecisionMs": self.timer_precision_ms,
                 "units": [[*place, unit.hex()] for *place, unit in self.units],
             },
             indent=1,
@@ -95,7 +103,8 @@ class Manifest(NamedTuple):
         moments = [Moment(one["end"], one["timeMs"]) for one in found["moments"]]
         units = [(*place, bytes.fromhex(unit)) for *place, unit in found["units"]]
         log, queue, index = (found[f"{part}FileBytes"] for part in ("log", "queue", "index"))
-        return cls(log, queue, index, moments, units)
+        timer_log = found.get("timerLogFileBytes", 0)
+        return cls(log, queue, index, moments, units, timer_log, found.get("timerPrecisionMs", 0))
 
     def config(self, root: str, delay_levels: str) -> StoreConfig:
         """Of a store in `root` with the same sizes."""
@@ -104,6 +113,10 @@ class Manifest(NamedTuple):
             consume_queue_file_bytes=self.queue_file_bytes,
         )  # fmt: skip
         config = replace(config, delay_levels=delay_levels) if delay_levels else config
+        if self.timer_log_file_bytes:
+            config = replace(config, timer_log_file_bytes=self.timer_log_file_bytes)
+        if self.timer_precision_ms:
+            config = replace(config, timer_precision_ms=self.timer_precision_ms)
         if not self.index_file_bytes:
             return replace(config, index_enable=False)
         sizes = fit_geometry(f"{root}/index", self.index_file_bytes, Geometry(0, 0))
@@ -132,6 +145,8 @@ class Restored(NamedTuple):
     end: int
     moment: Moment
     messages: int
+    timed_messages: int = 0
+    """Of those that wait for their time."""
 
 
 # ---------------------------------------------------------------------------------- making one
@@ -186,7 +201,7 @@ def back_up(
             index_file_bytes = index_file_bytes or file.size()
     kept = Manifest(
         config.commit_log_file_bytes, queue_file_bytes, index_file_bytes,
-        moments[-MOMENTS_MAX:], units,
+        moments[-MOMENTS_MAX:], units, *_timer_settings(files, root),
     )  # fmt: skip
     overwrite_text(files, f"{target}/{MANIFEST}", kept.to_text())
     for name in files.names(f"{target}/state"):
@@ -195,6 +210,17 @@ def back_up(
     log.close()
     start = int(files.names(f"{target}/commitlog")[0]) if end > log.start else end
     return BackedUp(start, end, end - begin, copied, len(kept.moments))
+
+
+def _timer_settings(files: Files, root: str) -> tuple[int, int]:
+    """Return mappedFileSizeTimerLog and timerPrecisionMs as far as the store shows them, else 0."""
+    file_bytes = 0
+    for name in filter(is_segment_name, files.names(f"{root}/timerlog")):
+        with closing(files.open(f"{root}/timerlog/{name}")) as file:
+            file_bytes = file_bytes or file.size()
+    identity = read_identity(files, f"{root}/timerwheel")
+    precision_ms = identity.details.get("precisionMs", 0) if identity is not None else 0
+    return file_bytes, int(precision_ms)
 
 
 def _read_manifest(files: Files, target: str) -> Manifest | None:
@@ -386,7 +412,8 @@ def restore(
         pass
     ranges = [store.queue_offsets(*key) for key in store.queues()]
     messages = sum(high - low for low, high in ranges)
-    result = Restored(store.offset_min, store.written_offset, moment, messages)
+    timers = build_timer_files(store, files, config, clock.now_ms())
+    result = Restored(store.offset_min, store.written_offset, moment, messages, timers.waiting)
     store.close()
     if not config.index_enable:  # whoever opens it makes one if he wants one, Java's too
         write_abort(files, f"{root}/abort")

@@ -5,6 +5,7 @@
     queues       every unit against its record and every record against its unit, order, ends,
                  extensions; batch queues too
     index        chains, headers, every entry against a key of its message, keys without entry
+    timers       wheel and timer log by their identity; every timed message that waits
     the rest     sizes and names of files, checkpoint and mark, documents
 
 Nothing protects flags, hosts, born time, reconsume times and most properties of a record, unless
@@ -68,6 +69,7 @@ from sluicemq.store.tools.layout import (
     read_extension,
     record_at,
 )
+from sluicemq.store.tools.timers import TimerCheck
 
 _BEGIN: Final = RECORD_HEAD.only("size", "physical_offset")
 Progress = Callable[[int, int], None]
@@ -105,6 +107,7 @@ class _Verification:
         self._durable = 1 << 63 if mark is None or not self._interrupted else mark.log_offset
         self._queues = QueueCheck(layout, findings, known_topics(layout))
         self._index = IndexCheck(layout, findings, mark)
+        self._timers = TimerCheck(layout, findings)
         self._holes: list[Hole] = []
         self._records = 0
         self._last_time = 0
@@ -143,6 +146,7 @@ class _Verification:
                 self._check_checksums(found.records)
                 self._queues.add(found)
                 self._index.add(found)
+                self._timers.add(found)
         log_end = walk.whole_end
         for hole in self._holes:
             if hole.is_record:
@@ -150,6 +154,7 @@ class _Verification:
         self._check_tail(waiting)
         self._queues.finish(log.start, log_end, self._holes)
         self._index.finish(log_end)
+        self._timers.finish()
         self._check_batches(log_end)
         end = waiting[0].start if waiting else walk.position
         check_checkpoint(layout, findings, end, self._last_time)

@@ -1,0 +1,269 @@
+"""Does the store still know every timed message that waits?
+
+While the log is walked, each message of the timer's queue is noted, and crossed off when its
+delivery follows, its next record after a roll, or a mark that takes it back. What is left waits:
+it has to stand in the timer wheel, or behind the checkpoint, where the next start takes it in.
+
+The wheel is looked at as a start of a broker would: by its identity, its checksum, or its chains.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sluicemq.errors import StoreDamagedError
+from sluicemq.files.incarnation import read_incarnation
+from sluicemq.record.codec import value_of
+from sluicemq.store.directory import DeletedTopics
+from sluicemq.store.identity import Identity, IdentityFile, RecordSource, State, Verdict
+from sluicemq.store.timers.checking import disagreement, revise, unit_arrays
+from sluicemq.store.timers.files import (
+    DELETE,
+    SLOTS,
+    UNIT_BYTES,
+    TimerCheckpoint,
+    TimerLog,
+    TimerWheel,
+    read_timer_checkpoint,
+)
+from sluicemq.store.timers.overdue import delivery_key, place_of
+from sluicemq.store.timers.placing import (
+    DELETES,
+    OUT,
+    ROLLS,
+    TIMER_TOPIC,
+    read_timed,
+    recall_key,
+)
+from sluicemq.store.timers.state import REASONS, checksum_of, details_of
+from sluicemq.store.tools.checks import ERROR, WARNING, Findings
+from sluicemq.store.tools.layout import Run, StoreLayout
+
+REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+"""Topics of POP: what is settled before it is due is never delivered there."""
+PRECISION_MS: Final = 1000
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
+_WANTED: Final = OUT + b"\x01"
+
+
+class _Noted(NamedTuple):
+    """A timed message that is not crossed off."""
+
+    position: int
+    offset: int
+    out_ms: int
+    topic: str
+
+
+class TimerCheck:
+    """Give it each run of records in the order of the log, then call `finish`."""
+
+    def __init__(self, layout: StoreLayout, findings: Findings) -> None:
+        self._layout = layout
+        self._findings = findings
+        self._noted: dict[bytes, list[_Noted]] = {}
+        self._marks: set[tuple[int, bytes]] = set()
+
+    # --- while walking
+
+    def add(self, run: Run) -> None:
+        """Note the timed messages of a run, and cross off those that it delivers."""
+        records = run.records
+        data = records.raw.tobytes()
+        if _WANTED not in data:
+            return
+        for row in _rows_with(data, records.starts, records.ends):
+            start = int(records.starts[row])
+            record = read_timed(data[start : int(records.ends[row])])
+            out = value_of(record.properties, OUT) if record is not None else None
+            if record is None or out is None or not out.isdigit():
+                continue
+            if record.topic != _TIMER_TOPIC:
+                self._cross_off(delivery_key(record))
+                continue
+            if ROLLS + b"\x01" in record.properties:
+                self._cross_off(delivery_key(record, more_rolls=-1))
+            if DELETES in record.properties:
+                key = value_of(record.properties, DELETES) or b""
+                self._marks.add((int(out), key))
+                continue
+            noted = _Noted(
+                record.physical_offset, record.queue_offset, int(out), place_of(record)[0]
+            )
+            self._noted.setdefault(delivery_key(record), []).append(noted)
+
+    def _cross_off(self, key: bytes) -> None:
+        noted = self._noted.get(key)
+        if noted is not None:
+            noted.pop(0)
+            if not noted:
+                del self._noted[key]
+
+    # --- at the end
+
+    def finish(self) -> None:
+        """Compare what waits with the wheel, as the next start would find it."""
+        layout = self._layout
+        path = f"{layout.root}/config/timercheck"
+        found = _Files(layout, read_timer_checkpoint(layout.files, path))
+        if not self._noted and not found.is_there:
+            return
+        if found.is_discarded:
+            return  # the next start builds them, and delivers what waits
+        if found.reason:
+            self._findings.add(
+                WARNING, "timer-files", "timerwheel",
+                f"timer wheel and timer log cannot be trusted: {found.reason}; a start of"
+                " SluiceMQ builds them again, RocketMQ may lose timed messages",
+            )  # fmt: skip
+        listed = found.listed()
+        for noted in sorted(one for many in self._noted.values() for one in many):
+            self._check(noted, found, listed)
+        for due_ms, position in found.lost(layout.log.start):
+            self._findings.add(
+                ERROR, "timer-gone", f"{TIMER_TOPIC} commitlog {position}",
+                f"a timed message is due at {due_ms}, and retention has removed its record: the"
+                f" log begins at {layout.log.start}",
+            )  # fmt: skip
+
+    def _check(self, noted: _Noted, found: "_Files", listed: set[int]) -> None:
+        """Report a message that waits, if no start would deliver it."""
+        known = found.checkpoint
+        will_be_taken_in = noted.offset >= found.queue_offset
+        is_past = noted.out_ms + found.precision_ms <= known.read_ms
+        if noted.position in listed or (will_be_taken_in and not is_past):
+            return
+        if is_past and noted.topic.startswith(REVIVE_PREFIX):
+            return
+        if will_be_taken_in and known.replay_offset >= 0 and noted.offset >= known.replay_offset:
+            return
+        if not found.counts(noted) or self._is_recalled(noted):
+            return
+        is_found = bool(found.reason)
+        self._findings.add(
+            WARNING if is_found else ERROR, "timer-missing",
+            f"{TIMER_TOPIC}/0 offset {noted.offset}",
+            f"the timed message at {noted.position}, due at {noted.out_ms} for {noted.topic}, is"
+            " neither in the timer wheel nor delivered"
+            + ("; a start of SluiceMQ delivers it" if is_found else ": it is lost"),
+        )  # fmt: skip
+
+    def _is_recalled(self, noted: _Noted) -> bool:
+        if not self._marks:
+            return False
+        size = int.from_bytes(self._layout.log.read(noted.position, 4))
+        record = read_timed(self._layout.log.read(noted.position, size))
+        return record is not None and (noted.out_ms, recall_key(record.properties)) in self._marks
+
+
+def _rows_with(data: bytes, starts: np.ndarray, ends: np.ndarray) -> Iterator[int]:
+    """Yield the rows whose records name a time in TIMER_OUT_MS."""
+    at, last = data.find(_WANTED), -1
+    while at >= 0:
+        row = int(np.searchsorted(starts, at, side="right")) - 1
+        if row > last and at < ends[row]:
+            last = row
+            yield row
+        at = data.find(_WANTED, max(at + 1, int(ends[row]) if row >= 0 else 0))
+
+
+class _Files:
+    """Wheel and timer log as the next start would find them; nothing is changed on disk."""
+
+    def __init__(self, layout: StoreLayout, known: TimerCheckpoint | None) -> None:
+        files, root, self._layout = layout.files, layout.root, layout
+        self.checkpoint = known or TimerCheckpoint()
+        self._source = RecordSource(layout.log.start, layout.log.read)
+        self._incarnation = read_incarnation(files, root)
+        self._identity = IdentityFile(files, f"{root}/timerwheel", self._incarnation)
+        sizes = [
+            size
+            for name in files.names(f"{root}/timerlog")
+            if (size := _size_of(layout, f"{root}/timerlog/{name}"))
+        ]
+        self.is_there = bool(sizes) or files.exists(f"{root}/timerwheel")
+        self.wheel = TimerWheel(files, f"{root}/timerwheel", PRECISION_MS)
+        self.log = TimerLog(files, f"{root}/timerlog", sizes[0] if sizes else UNIT_BYTES * 100)
+        self.precision_ms = PRECISION_MS
+        self.queue_offset = self.checkpoint.queue_offset
+        self._deleted = DeletedTopics.load(files, root)
+        self.reason = self._distrust()
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether they were given up on purpose, so that a start has to build them."""
+        found = self._identity.found
+        return found is not None and found.state is State.DISCARDED
+
+    def _distrust(self) -> str:
+        """Return why a start would not trust the files, as a phrase; "" if it would."""
+        known, log, wheel = self.checkpoint, self.log, self.wheel
+        try:
+            wheel.check(removes=False)
+            log.load(known.log_end, removes=False)
+        except StoreDamagedError as error:
+            return error.fact.rstrip(".")
+        verdict = self._identity.judge(self._source, lambda: checksum_of(wheel, log, known.log_end))
+        found: Identity | None = self._identity.found
+        if found is not None:
+            precision_ms = found.details.get("precisionMs")
+            if isinstance(precision_ms, int) and precision_ms > 0:
+                self.precision_ms = wheel.precision_ms = precision_ms
+        if verdict is Verdict.UNKNOWN and not (known.incarnation or found):
+            self._walk_on()  # RocketMQ's, or of an older version: each message is compared
+            return ""
+        if verdict in REASONS:
+            return REASONS[verdict]
+        if known.incarnation != self._incarnation or not known.is_of(self._source):
+            return "their checkpoint, config/timercheck, is not one that this store wrote"
+        if log.end != known.log_end or (known.log_end and not wheel.exists):
+            return "files are missing"
+        if verdict is Verdict.SEALED:
+            is_same = found is not None and found.details == details_of(known, self.precision_ms)
+            return "" if is_same else "config/timercheck is not that of the last orderly stop"
+        self._walk_on()
+        return disagreement(wheel, log, known.read_ms, self.precision_ms) or ""
+
+    def _walk_on(self) -> None:
+        """Use the units behind the checkpoint, as a start does."""
+        found = revise(self.wheel, self.log, self.queue_offset, self._layout.log.read)
+        self.log.set_end(max(found.end, self.log.end))
+        self.queue_offset = found.queue_offset
+
+    def listed(self) -> set[int]:
+        """Return the positions in the commit log of all messages that the wheel holds."""
+        return {position for _, position in self._live()}
+
+    def lost(self, log_start: int) -> list[tuple[int, int]]:
+        """Return (due in ms, position) of those whose records lie before the log begins."""
+        return [one for one in self._live() if one[1] < log_start]
+
+    def _live(self) -> list[tuple[int, int]]:
+        """Return (due in ms, position) of the units in the chains that the wheel's slots begin."""
+        if not self.is_there or not self.wheel.exists:
+            return []
+        first_ms = self.checkpoint.read_ms
+        end_ms = first_ms + SLOTS // 2 * self.precision_ms
+        chains = set(self.wheel.occupied(first_ms, end_ms))
+        found: list[tuple[int, int]] = []
+        for _, units in unit_arrays(self.log, self.log.start, self.log.end):
+            due_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
+            is_live = (due_ms >= first_ms) & (due_ms < end_ms)
+            is_live &= (units["unit_bytes"] == UNIT_BYTES) & ((units["magic"] & DELETE) == 0)
+            rows = np.flatnonzero(is_live)
+            pairs = zip(due_ms[rows].tolist(), units["position"][rows].tolist(), strict=True)
+            found += [pair for pair in pairs if pair[0] in chains]
+        return found
+
+    def counts(self, noted: _Noted) -> bool:
+        """Return whether the topic of a message was not deleted since."""
+        return self._deleted.counts(noted.topic, noted.position)
+
+
+def _size_of(layout: StoreLayout, path: str) -> int:
+    file = layout.files.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
