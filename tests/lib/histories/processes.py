@@ -64,12 +64,14 @@ REST_S: Final = 120.0
 USED_BY: Final = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 SEND_PAUSE_S: Final = 0.03
 """The longest pause of a sender, for each of the clusters that share the machine."""
+READS: Final = 6
+"""Pulls of the reader in the longest pause of a sender."""
 HOP_S: Final = 90.0
 """Generous: a broker takes half a minute to start on a machine that is very busy."""
 CIRCLES_MAX: Final = 4
 TIMED_SHARE: Final = 0.25
-GROUP_COMMIT_MS: Final = 500.0
-"""The longest group commit of a broker on a busy machine."""
+GROUP_COMMIT_MS: Final = 2000.0
+"""The longest group commit of a broker on a busy machine; on virtual time it takes none."""
 DUE_AFTER_S: Final = 4.0
 """The last timed messages are due so long after the last fault."""
 DELIVERY_S: Final = 20.0
@@ -279,7 +281,7 @@ class Run:
                         continue
                     start = rng.randint(0, offsets[queue])
                     self._pull_filtered(talk, target, queue, start, rng.choice(FILTERS))
-            time.sleep(0.005)
+            time.sleep(self.pause_s / READS)
         talk.close()
 
     def _pull(self, talk: Talk, target: int, queue: MessageQueue, offset: int) -> int:
