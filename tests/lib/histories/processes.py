@@ -137,7 +137,8 @@ class Run:
             self.history.epochs = self.sink.epochs
         self.master = 1
         self.faults_s = 0.0
-        self._end_s = math.inf
+        """How long the faults have lasted, when they are over."""
+        self._end_s = 0.0
         self._elected_ms: dict[int, float] = {}
         self._first_revision = 0
         self._is_over = False
@@ -203,7 +204,7 @@ class Run:
             queue, value = rng.choice(self.queues), f"{self.topic}.{index}.{count}"
             target = rng.choice(range(1, len(self.cluster.replicas) + 1))
             target = self.master if rng.random() < 0.9 else target
-            if rng.random() < TIMED_SHARE and time.monotonic() < self._end_s:
+            if rng.random() < TIMED_SHARE and not self.faults_s:
                 self._send_timed(talk, target, timed.draw(rng, value, queue, self._due_ms(rng)))
             else:
                 self._send_one(talk, target, queue, value)
