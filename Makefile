@@ -118,11 +118,13 @@ official: $(NATIVE) ## the official gRPC clients (Java, Go, Python, Node, Rust) 
 	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from
+simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of timed messages in replicas and in pairs, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind replicas --seeds $(or $(SEEDS),2000)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind timed --seeds $(or $(CLUSTER_SEEDS),500)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind pairs --seeds $(or $(CLUSTER_SEEDS),500)
 	SLUICEMQ_SEEDS=11250 $(BIN)/python -m pytest -o timeout=0 tests/unit/broker/test_lane_simulation.py -k roll $(ARGS)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
@@ -131,8 +133,10 @@ simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n)
 	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)
 
 .PHONY: histories
-histories: $(STAMP) ## 200 histories (HISTORIES=n) of real replicas in network namespaces: kill -9, stopped, cut off, wiped, switched, with exactly-once sinks; Linux and root; the report is docs/reports/histories.json
-	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --histories $(or $(HISTORIES),200) $(if $(HISTORIES),,--report docs/reports/histories.json) $(ARGS)
+histories: $(NATIVE) ## 100 fault histories of two real replicas and 300 of three (HISTORIES=n), PARALLEL=4 clusters at a time: timed messages, returning masters, exactly-once sinks; Linux and root; the report is docs/reports/histories.json
+	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --replicas 2 --histories $(or $(HISTORIES),100) $(HISTORY) $(ARGS)
+	PYTHONPATH=tests/lib $(BIN)/python -m histories.processes --replicas 3 --histories $(or $(HISTORIES),300) $(HISTORY) $(ARGS)
+HISTORY = --seconds 20 --parallel $(or $(PARALLEL),4) $(if $(HISTORIES),,--report docs/reports/histories.json)
 
 .PHONY: soak
 soak: $(NATIVE) ## an hour (MINUTES=n) of mixed load with restarts, retention and a pipeline: what grows of memory, descriptors, latency

@@ -1,6 +1,6 @@
 """Real replicas in network namespaces, killed, stopped, cut off and wiped: every history is right.
 
-SLUICEMQ_SEEDS says how many histories (default 5); `make histories` runs 200. Faults of the epochs
+SLUICEMQ_SEEDS says how many histories (default 4); `make histories` runs 400. Faults of the epochs
 are looked for where it is set.
 """
 
@@ -13,7 +13,7 @@ from histories.mutants import MUTANTS
 from histories.namespaces import available
 from histories.report import Report
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "5"))
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
 TRIES = 40
 
 

@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -59,14 +60,18 @@ CLASSES, SPARK = "classes", "spark"
 """Kinds of sinks."""
 SPARK_SLOWNESS: Final = 4
 """A micro-batch of Spark takes seconds."""
-REST_S: Final = 60.0
+REST_S: Final = 120.0
+USED_BY: Final = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 SEND_PAUSE_S: Final = 0.03
 """The longest pause of a sender, for each of the clusters that share the machine."""
-HOP_S: Final = 30.0
+READS: Final = 6
+"""Pulls of the reader in the longest pause of a sender."""
+HOP_S: Final = 90.0
+"""Generous: a broker takes half a minute to start on a machine that is very busy."""
 CIRCLES_MAX: Final = 4
 TIMED_SHARE: Final = 0.25
-GROUP_COMMIT_MS: Final = 500.0
-"""The longest group commit of a broker on a busy machine."""
+GROUP_COMMIT_MS: Final = 2000.0
+"""The longest group commit of a broker on a busy machine; on virtual time it takes none."""
 DUE_AFTER_S: Final = 4.0
 """The last timed messages are due so long after the last fault."""
 DELIVERY_S: Final = 20.0
@@ -132,7 +137,8 @@ class Run:
             self.history.epochs = self.sink.epochs
         self.master = 1
         self.faults_s = 0.0
-        self._end_s = math.inf
+        """How long the faults have lasted, when they are over."""
+        self._end_s = 0.0
         self._elected_ms: dict[int, float] = {}
         self._first_revision = 0
         self._is_over = False
@@ -198,7 +204,7 @@ class Run:
             queue, value = rng.choice(self.queues), f"{self.topic}.{index}.{count}"
             target = rng.choice(range(1, len(self.cluster.replicas) + 1))
             target = self.master if rng.random() < 0.9 else target
-            if rng.random() < TIMED_SHARE and time.monotonic() < self._end_s:
+            if rng.random() < TIMED_SHARE and not self.faults_s:
                 self._send_timed(talk, target, timed.draw(rng, value, queue, self._due_ms(rng)))
             else:
                 self._send_one(talk, target, queue, value)
@@ -276,7 +282,7 @@ class Run:
                         continue
                     start = rng.randint(0, offsets[queue])
                     self._pull_filtered(talk, target, queue, start, rng.choice(FILTERS))
-            time.sleep(0.005)
+            time.sleep(self.pause_s / READS)
         talk.close()
 
     def _pull(self, talk: Talk, target: int, queue: MessageQueue, offset: int) -> int:
@@ -626,6 +632,8 @@ def run_many(
         return 0
     finally:
         cluster.close()
+        used_s = sum(sum(resource.getrusage(who)[:2]) for who in USED_BY)
+        sys.stdout.write(f"{used_s:.0f} s of CPU, {used_s / max(len(report.seeds), 1):.1f} each\n")
 
 
 def run_one(cluster: Cluster, seed: int, sink: str, report: Report) -> list[str]:

@@ -20,6 +20,7 @@ from sluicemq.files.incarnation import Incarnation
 from sluicemq.replication.election import View
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import TimerCheckpoint
+from sluicemq.store.timers.placing import TIMER_TOPIC
 from sluicemq.store.timers.state import TimerFiles
 from sluicemq.wire.codes import RequestCode
 
@@ -114,13 +115,13 @@ def trusts_stale_timer_files() -> Any:
     return patches
 
 
-def takes_in_from_the_checkpoint() -> Any:
-    """A new master whose timer files are gone goes on behind its predecessor's checkpoint."""
+def takes_in_new_ones_alone() -> Any:
+    """A master whose timer files are gone takes in what comes, and not what waits already."""
     real = TimerFiles.begin_again
 
     def begin_again(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
         real(self, reason, is_exact=is_exact)
-        self.queue_offset = max(self.queue_offset, self.checkpoint.queue_offset)
+        self.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
 
     return patch.object(TimerFiles, "begin_again", begin_again)
 
@@ -148,7 +149,7 @@ def answers_held_changes() -> Any:
 TIMED_MUTANTS: Final[Mapping[str, Mutant]] = {
     mutant.__name__: mutant
     for mutant in (
-        trusts_stale_timer_files, takes_in_from_the_checkpoint, cancels_here_alone,
+        trusts_stale_timer_files, takes_in_new_ones_alone, cancels_here_alone,
         answers_held_changes,
     )
 }  # fmt: skip
