@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
+from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
 
