@@ -387,7 +387,8 @@ class Timers:
         is_rebuilt = self.files.load()
         # If the wall clock has been set back, messages would wait for a time that has passed, and
         # slots that are delivered would be read again.
-        self._clock.raise_to(self._cut_down(self.files.checkpoint.read_ms))
+        known = self.files.checkpoint
+        self._clock.raise_to(max(self._cut_down(known.read_ms), known.done_ms))
         self._clock.raise_to(self._newest_ms())
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
@@ -647,7 +648,7 @@ class Timers:
             for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
                 del self._deleted[slot_ms]
         self._load(work)
-        if work.now_ms - self._loaded_ms >= SLOTS // 2 * self._precision_ms:
+        if self._is_far_behind(work.now_ms):
             return
         low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
         self.files.queue_offset = max(self.files.queue_offset, low)
@@ -669,7 +670,14 @@ class Timers:
     def is_behind(self) -> bool:
         """Is there something to load or to take in right now?"""
         is_loading = self._loading is not None and self.due.count <= 2 * LOADED_MAX
-        return is_loading or self.queue_behind > 0
+        return is_loading or (
+            self.queue_behind > 0 and not self._is_far_behind(self._clock.now_ms())
+        )
+
+    def _is_far_behind(self, now_ms: int) -> bool:
+        """Return whether undelivered messages lie so far back that a new one could take the slot
+        of one of them, one turn of the wheel later: they are delivered first."""
+        return now_ms - self.read_ms >= SLOTS // 2 * self._precision_ms
 
     # --- what waits
 
@@ -716,7 +724,8 @@ class Timers:
         must = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
         now_ms, next_ms = self._clock.now_ms(), self.next_ms
-        done_ms = min(now_ms, self._load_floor_ms)
+        # What the last start knew to be delivered stays so, loaded or not.
+        done_ms = max(min(now_ms, self._load_floor_ms), self._done_ms)
         if next_ms is not None:
             # A message of a slot that was over when it was loaded is in the table for the slot's
             # end. Its own time may be any of the slot: nothing of the slot counts as done.
