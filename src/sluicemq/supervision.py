@@ -84,20 +84,22 @@ class Supervisor:
         while True:
             left_s = job.resume_s - self._clock.monotonic_s()
             await asyncio.sleep(max(period_s(), left_s))
-            await self._attempt(name, job, work)
+            await self.do(name, work)
 
     async def keep(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
         """Await what `begin` returns, and begin again after each failure, until it returns."""
         job = self._jobs.setdefault(name, _Job())
         while True:
-            if await self._attempt(name, job, begin):
+            if await self.do(name, begin):
                 return
             await asyncio.sleep(max(job.resume_s - self._clock.monotonic_s(), 0.0))
 
-    async def _attempt(
-        self, name: str, job: _Job, work: Callable[[], Awaitable[object] | None]
-    ) -> bool:
-        task = asyncio.current_task()
+    async def do(self, name: str, work: Callable[[], Awaitable[object] | None]) -> bool:
+        """Do `work` once, and await what it returns, even while the job `name` pauses.
+
+        Return whether it succeeded. Only the cancellation of this task is passed on.
+        """
+        job, task = self._jobs.setdefault(name, _Job()), asyncio.current_task()
         try:
             if (awaited := work()) is not None:
                 await awaited

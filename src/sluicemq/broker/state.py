@@ -70,6 +70,7 @@ class BrokerState:
     side: Any = None
     """What runs here for the other replicas (`replicas/sides.py`)."""
 
+    _lead_ms = 0
     sampled_s = math.inf
     """When `second` ran last; a loop that hangs is known by it."""
 
@@ -100,7 +101,6 @@ class BrokerState:
         """The clock of everything that waits. What is stored and shown has the time of `clock`."""
         self.jobs = jobs or Supervisor(clock, log)
         self.kept_clock = KeptClock(files, settings.store.root, clock, steady)
-        self._lead_ms = 0
         self.behind: Behind = lambda: (None, None)
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
