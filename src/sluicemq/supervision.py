@@ -94,10 +94,12 @@ class Supervisor:
                 return
             await asyncio.sleep(max(job.resume_s - self._clock.monotonic_s(), 0.0))
 
-    async def do(self, name: str, work: Callable[[], Awaitable[object] | None]) -> bool:
+    async def do(
+        self, name: str, work: Callable[[], Awaitable[object] | None], *, is_last: bool = False
+    ) -> bool:
         """Do `work` once, and await what it returns, even while the job `name` pauses.
 
-        Return whether it succeeded. Only the cancellation of this task is passed on.
+        `is_last`: it will not be tried again. Return whether it succeeded. Only the cancellation of this task is passed on.
         """
         job, task = self._jobs.setdefault(name, _Job()), asyncio.current_task()
         try:
@@ -106,15 +108,15 @@ class Supervisor:
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            self._failed(name, job, error)
+            self._failed(name, job, error, is_last=is_last)
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the other jobs go on
-            self._failed(name, job, error)
+            self._failed(name, job, error, is_last=is_last)
             return False
         self._succeeded(name, job)
         return True
 
-    def _failed(self, name: str, job: _Job, error: BaseException) -> None:
+    def _failed(self, name: str, job: _Job, error: BaseException, *, is_last: bool = False) -> None:
         self.failures[name] += 1
         job.failures_in_a_row += 1
         job.resume_s = self._clock.monotonic_s() + job.pause_s
@@ -125,8 +127,9 @@ class Supervisor:
         job.complaint = complaint
         is_ours = isinstance(error, SluiceError)
         self._log.error(
-            "Background job %r failed and is retried: %s",
+            "Background job %r failed%s: %s",
             name,
+            "" if is_last else " and is retried",
             error if is_ours else complaint,
             exc_info=None if is_ours else error,
         )

@@ -468,7 +468,7 @@ class Broker:
             ("delivery state", self._save_delivery),
             ("tables", self._save_tables),
         ):
-            await self._supervisor.do(f"stop, {name}", step)
+            await self._supervisor.do(f"stop, {name}", step, is_last=True)
         await self._in_executor(self.store.close)
         self._store = None
 
