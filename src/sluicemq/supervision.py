@@ -84,35 +84,40 @@ class Supervisor:
         while True:
             left_s = job.resume_s - self._clock.monotonic_s()
             await asyncio.sleep(max(period_s(), left_s))
-            await self._attempt(name, job, work)
+            await self.do(name, work)
 
     async def keep(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
         """Await what `begin` returns, and begin again after each failure, until it returns."""
         job = self._jobs.setdefault(name, _Job())
         while True:
-            if await self._attempt(name, job, begin):
+            if await self.do(name, begin):
                 return
             await asyncio.sleep(max(job.resume_s - self._clock.monotonic_s(), 0.0))
 
-    async def _attempt(
-        self, name: str, job: _Job, work: Callable[[], Awaitable[object] | None]
+    async def do(
+        self, name: str, work: Callable[[], Awaitable[object] | None], *, is_last: bool = False
     ) -> bool:
-        task = asyncio.current_task()
+        """Do `work` once, and await what it returns, even while the job `name` pauses.
+
+        `is_last`: it will not be tried again. Return whether it succeeded. Only the cancellation of
+        this task is passed on.
+        """
+        job, task = self._jobs.setdefault(name, _Job()), asyncio.current_task()
         try:
             if (awaited := work()) is not None:
                 await awaited
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            self._failed(name, job, error)
+            self._failed(name, job, error, is_last=is_last)
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the other jobs go on
-            self._failed(name, job, error)
+            self._failed(name, job, error, is_last=is_last)
             return False
         self._succeeded(name, job)
         return True
 
-    def _failed(self, name: str, job: _Job, error: BaseException) -> None:
+    def _failed(self, name: str, job: _Job, error: BaseException, *, is_last: bool = False) -> None:
         self.failures[name] += 1
         job.failures_in_a_row += 1
         job.resume_s = self._clock.monotonic_s() + job.pause_s
@@ -123,8 +128,9 @@ class Supervisor:
         job.complaint = complaint
         is_ours = isinstance(error, SluiceError)
         self._log.error(
-            "Background job %r failed and is retried: %s",
+            "Background job %r failed%s: %s",
             name,
+            "" if is_last else " and is retried",
             error if is_ours else complaint,
             exc_info=None if is_ours else error,
         )

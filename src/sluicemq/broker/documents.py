@@ -297,12 +297,18 @@ class Document:
 
     def take(self) -> Callable[[], None] | None:
         """What writes the table as it is now, to be done elsewhere, or None when nothing changed
-        since the last time. It raises OSError, and the document counts as changed again."""
+        since the last time. It raises OSError, and the document counts as changed again, as it
+        does when the table cannot be rendered, which raises here."""
         if not self.changed:
             return None
         self.changed = False
+        try:
+            text = self._render()
+        except BaseException:
+            self.changed = True
+            raise
         self._edition += 1
-        edition, text = self._edition, self._render()
+        edition = self._edition
         forget = self._journal.begin(self._version())
 
         def write() -> None:

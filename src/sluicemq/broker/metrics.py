@@ -137,6 +137,8 @@ COUNTERS: Final = (
     Family("rocketmq_throughput_in", "Bytes stored.", _IN,
            lambda b: [(one.name, "normal", *_flags(b, one.name), one.bytes_in)
                       for one in _topics(b)]),
+    Family("sluicemq_background_failures", "Failures of background jobs, by job.", ("job",),
+           _each(lambda b: b.jobs.failures)),
     Family("sluicemq_messages_refused", "Sends that were not stored.", (),
            _one(lambda b: b.send.failures)),
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),

@@ -470,8 +470,9 @@ class Broker:
         if self.in_sync is not None:
             self.in_sync.propose = None
         life.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await life
+        (ended,) = await asyncio.gather(life, return_exceptions=True)
+        if isinstance(ended, Exception):
+            log.error("Background jobs ended with an error: %s", ended, exc_info=ended)
         self.core.sampled_s = math.inf  # nobody takes samples any more, and the loop turns
         if self._jobs:
             await asyncio.wait(self._jobs)
@@ -479,7 +480,19 @@ class Broker:
             self._sweeper.cancel()
         self.core.delayed.stop()
         self.core.order.stop()
-        # Answers that are held leave before the connections close.
+        # Whatever fails from here on, everything after it is done: the tables are saved.
+        for name, step in (
+            ("held answers", self._let_answers_go),
+            ("connections", self._close_connections),
+            ("delivery state", self._save_delivery),
+            ("tables", self._save_tables),
+        ):
+            await self._supervisor.do(f"stop, {name}", step, is_last=True)
+        await self._in_executor(self.store.close)
+        self._store = None
+
+    async def _let_answers_go(self) -> None:
+        """Answers that are held leave before the connections close."""
         turns = self.core.turns
         turns.end()
         turns.flush()
@@ -489,6 +502,8 @@ class Broker:
                     await self._in_executor(lambda: None)
                     if not turns.is_idle:  # answers wait for slaves, up to slaveTimeout
                         await asyncio.sleep(CLOSE_POLL_S)
+
+    async def _close_connections(self) -> None:
         is_replica = self.in_sync is not None and self.in_sync.term is not None
         self._announcements.release(_unkept() if is_replica else None)
         self._tell_role(False)
@@ -497,15 +512,24 @@ class Broker:
         await self._announcements.close()
         if isinstance(self.side, MasterSide):
             await self.side.close()
-        if not self.settings.is_slave:
-            with contextlib.suppress(SluiceError, OSError):  # closing the store says it
-                await self._in_executor(self.store.sync)  # what was delivered is safe: it is saved
-                self.core.transactions.stop()
-                await self._in_executor(self.core.delayed.save)
-            await self._save(*self.core.documents)
-        await self._save(self._confirmed.document)
-        await self._in_executor(self.store.close)
-        self._store = None
+
+    async def _save_delivery(self) -> None:
+        """Save how far delivery has come, as far as what was delivered is on disk."""
+        if self.settings.is_slave:
+            return
+        with contextlib.suppress(SluiceError, OSError):  # closing the store says it
+            await self._in_executor(self.store.sync)
+            self.core.transactions.stop()
+            await self._in_executor(self.core.delayed.save)
+
+    async def _save_tables(self) -> None:
+        tables = () if self.settings.is_slave else self.core.documents
+        await self._save(*tables, self._confirmed.document)
+        if self._unwritten:
+            log.error(
+                "The broker stops, and these files are not saved: %s",
+                ", ".join(sorted(self._unwritten)),
+            )
 
     # ---------------------------------------------------------------------------------- chores
 
@@ -563,7 +587,7 @@ class Broker:
 
         def save_delayed() -> Awaitable[None]:
             delayed.clean()
-            return save(*delayed.documents, core.epochs.table.document)
+            return save(*delayed.documents, core.epochs.table.document, core.kept_clock.document)
 
         def save_filters() -> Awaitable[None]:
             filters.clean()
@@ -639,23 +663,43 @@ class Broker:
             self._supervisor.run("feeding slaves", self.side.run)
 
     async def _save(self, *documents: Document) -> None:
-        """Writes what changed. A failure is logged, once for each text, and tried again the next
-        time."""
+        """Write the documents that have changed. A failure is logged, once for each text, keeps
+        no other document from being written, and is tried again the next time."""
         for document in documents:
-            write = document.take()
+            try:
+                write = document.take()
+            except Exception as error:  # noqa: BLE001 - the others have to be saved
+                self._cannot_save(document, error)
+                continue
             if write is None:
                 continue
             try:
                 with quick_switches():
                     await self._in_executor(write)
                 self._unwritten.pop(document.path, None)
-            except OSError as error:
-                if self._unwritten.get(document.path) != str(error):
-                    self._unwritten[document.path] = str(error)
-                    log.error(
-                        "%s cannot be written (%s) and is tried again. Free space or correct the "
-                        "rights.", document.path, error,
-                    )  # fmt: skip
+            except Exception as error:  # noqa: BLE001 - the others have to be saved
+                self._cannot_save(document, error)
+
+    def _cannot_save(self, document: Document, error: Exception) -> None:
+        said = f"{type(error).__name__}: {error}"
+        if self._unwritten.get(document.path) == said:
+            return
+        self._unwritten[document.path] = said
+        if isinstance(error, OSError):
+            log.error(
+                "%s cannot be written (%s) and is tried again. Free disk space or correct the "
+                "permissions.",
+                document.path,
+                error,
+            )
+        else:
+            log.error(
+                "%s cannot be saved (%s): the file keeps what it had. The other files are saved. "
+                "Report this error, which is a bug.",
+                document.path,
+                said,
+                exc_info=error,
+            )
 
     async def _in_executor(self, work: Callable[[], T]) -> T:
         """Whoever waits may be cancelled; what has begun is waited for when the role ends."""

@@ -26,6 +26,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.work.background import Background, in_executor
+from sluicemq.supervision import Supervisor
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -87,6 +88,7 @@ class NameServer:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
+        self._jobs = Supervisor(clock, log)
         self._swept_ms = self._now_ms()
 
     @property
@@ -100,7 +102,8 @@ class NameServer:
         self._background.call_later = asyncio.get_running_loop().call_later
         if self.guard is not None:
             self.guard.load()
-            self._watch = asyncio.get_running_loop().create_task(self._look_at_rules(self.guard))
+            watch = self._jobs.repeat("access rules", lambda: LOOK_S, self._look_at_rules)
+            self._watch = asyncio.get_running_loop().create_task(watch)
         config = self.requests.config
         await self._server.start(config.listen_address, [config.listen_port])
         log.info("name server listens at %s:%d", config.listen_address, self.port)
@@ -179,17 +182,16 @@ class NameServer:
             self._notices.add(notice)
             notice.add_done_callback(self._notices.discard)
 
-    async def _look_at_rules(self, guard: Guard) -> None:
-        """An edit of plain_acl.yml is in force as a whole, between two requests."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            guard.settle(await asyncio.to_thread(guard.look))
+    async def _look_at_rules(self) -> None:
+        """Take up an edit of plain_acl.yml as a whole, between two requests."""
+        if self.guard is not None:
+            self.guard.settle(await asyncio.to_thread(self.guard.look))
 
     def _sweep(self) -> None:
         interval_s = self.requests.config.scan_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._sweep)
         self._swept_ms = self._now_ms()
-        self.tick()
+        self._jobs.run("broker expiry", self.tick)
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)

@@ -49,6 +49,7 @@ from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
 from sluicemq.proxy.server import Proxy, ProxyCollector
+from sluicemq.supervision import Supervisor
 from sluicemq.wire.bodies import decode_consumer_connections, decode_heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header
@@ -256,7 +257,9 @@ async def stand_alone(
         stack.push_async_callback(backend.close)
         if guard is not None:
             guard.load()
-            stack.callback(loop.create_task(_look_at_rules(guard)).cancel)
+            jobs = Supervisor(SYSTEM_CLOCK, log)
+            watch = jobs.repeat("access rules", lambda: LOOK_S, partial(_look_at_rules, guard))
+            stack.callback(loop.create_task(watch).cancel)
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
         warn_of_protection(config)
@@ -273,10 +276,8 @@ async def stand_alone(
 
 
 async def _look_at_rules(guard: Guard) -> None:
-    """An edit of plain_acl.yml is in force as a whole, between two calls."""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        guard.settle(await asyncio.to_thread(guard.look))
+    """Take up an edit of plain_acl.yml as a whole, between two calls."""
+    guard.settle(await asyncio.to_thread(guard.look))
 
 
 def _first(addresses: Iterable[str], command: Command, absent: int) -> Talk[Command | None]:

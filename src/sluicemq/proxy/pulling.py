@@ -58,10 +58,10 @@ class Pulling:
         clock, wait_ms = self._backend.clock, milliseconds(request.long_polling_timeout)
         if call.remaining_s is not None:
             wait_ms = min(wait_ms, int(call.remaining_s * 1000) - RESERVE_MS)
-        until_ms = clock.now_ms() + min(wait_ms, POLL_MS_MAX)
+        until_s = clock.monotonic_s() + min(wait_ms, POLL_MS_MAX) / 1000
         offset = request.offset
         while not call.is_over:
-            wait_ms = max(until_ms - clock.now_ms(), 0)
+            wait_ms = max(round((until_s - clock.monotonic_s()) * 1000), 0)
             command = requests.pull(
                 group, queue, offset, count_max=count, subscription=wanted,
                 suspend_timeout_ms=wait_ms,
@@ -89,7 +89,7 @@ class Pulling:
                 return _answers(Code.OK, "OK", next_offset, found)
             is_through = answer.status is PullStatus.NO_NEW_MSG or next_offset <= offset
             offset = next_offset
-            if is_through or clock.now_ms() >= until_ms:
+            if is_through or clock.monotonic_s() >= until_s:
                 break
         return _answers(Code.MESSAGE_NOT_FOUND, "no new message", offset)
 

@@ -65,6 +65,8 @@ class Held:
     handle: Handle
     times: int
     since_ms: int
+    handle_ms: int
+    """When `handle` was given, like `since_ms` on the monotonic clock."""
     due: int = 0
     renewals: int = 0
     failures: int = 0
@@ -100,8 +102,8 @@ class Renewal:
         self, client: Client, group: str, topic: str, text: str, handle: Handle, times: int
     ) -> None:
         """The client gets it now. HOT."""
-        now_ms = self._backend.clock.now_ms()
-        self.put(Held(client, group, topic, text, handle, times, now_ms))
+        now_ms = self._now_ms()
+        self.put(Held(client, group, topic, text, handle, times, now_ms, now_ms))
 
     def put(self, held: Held) -> None:
         """Also one that was taken, when what the client wanted of it has failed. HOT."""
@@ -114,8 +116,14 @@ class Renewal:
         self._held.setdefault(held.client, {})[held.group, held.text] = held
         self._plan(held)
 
+    def _now_ms(self) -> int:
+        """The monotonic clock's time: neither a wall clock that is set back nor one that differs
+        from the broker's may delay a renewal."""
+        return int(self._backend.clock.monotonic_s() * 1000)
+
     def _plan(self, held: Held, earliest: int = 0) -> None:
-        held.due = max((held.handle.deadline_ms - AHEAD_MS) // PERIOD_MS, earliest)
+        due_ms = held.handle_ms + held.handle.invisible_ms - AHEAD_MS
+        held.due = max(due_ms // PERIOD_MS, earliest)
         self._due.setdefault(held.due, {})[held] = None
 
     def take(self, client: Client, group: str, text: str) -> Talk[Held | None]:
@@ -147,7 +155,7 @@ class Renewal:
 
     def run(self) -> None:
         """Renews what is due."""
-        now = self._backend.clock.now_ms() // PERIOD_MS
+        now = self._now_ms() // PERIOD_MS
         for period in [it for it in self._due if it <= now]:
             for held in self._due.pop(period):
                 held.renewing = asyncio.get_running_loop().create_future()
@@ -174,7 +182,7 @@ class Renewal:
 
     def _renew(self, held: Held) -> Talk[None]:
         """Then it is due later, or nobody keeps it any more."""
-        now_ms = self._backend.clock.now_ms()
+        now_ms = self._now_ms()
         is_last = now_ms - held.since_ms >= KEPT_MS
         time_ms = wait_ms(held) if is_last else NEXT_MS[min(held.renewals, len(NEXT_MS) - 1)]
         try:
@@ -184,6 +192,7 @@ class Renewal:
             is_last |= isinstance(error, StatusError) or held.failures >= FAILURES_MAX
             log.warning("message %s of group %s is not renewed: %s", held.text, held.group, error)
         else:
+            held.handle_ms = now_ms
             held.renewals += 1
             held.failures = 0
         renewing, held.renewing = held.renewing, None

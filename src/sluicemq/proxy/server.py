@@ -24,7 +24,6 @@ from sluicemq.acl.guard import Guard
 from sluicemq.config import BrokerConfig
 from sluicemq.config.keys import ServerConfig
 from sluicemq.config.settings import host_name
-from sluicemq.errors import SluiceError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer
 from sluicemq.net.limits import ServerLimits, Shares
@@ -40,6 +39,7 @@ from sluicemq.proxy.routes import Routing
 from sluicemq.proxy.sending import Sending
 from sluicemq.proxy.service import PATH, Calls, Method
 from sluicemq.proxy.telemetry import Telemetry
+from sluicemq.supervision import Supervisor
 from sluicemq.wire.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class Proxy:
             limits=ServerLimits.of(config),
             tls=None if config.tls_mode == "disabled" else TlsAcceptor(config, ALPN),
         )
+        self.jobs = Supervisor(backend.clock, log)
         self._runner: asyncio.TimerHandle | None = None
 
     @property
@@ -221,19 +222,15 @@ class Proxy:
         return orjson.dumps(self.status())
 
     def _tick(self) -> None:
-        self.run()
         self._runner = asyncio.get_running_loop().call_later(RUN_S, self._tick)
+        self.run()
 
     def _each(self, name: str) -> None:
-        """Families do what they have under this name; none keeps the others from it."""
+        """Call the method `name` of each family that has it; a failure stops no other family."""
         for family in self.families:
-            try:
-                getattr(family, name, int)()
-            except Exception as error:
-                log.error(
-                    "%s of %s failed: %s", name, type(family).__name__, error,
-                    exc_info=not isinstance(error, SluiceError),
-                )  # fmt: skip
+            method = getattr(family, name, None)
+            if method is not None:
+                self.jobs.attempt(f"{name} of {type(family).__name__}", method)
 
     def _disconnected(self, peer: Peer) -> None:
         self.clients.disconnected(peer)
@@ -282,6 +279,9 @@ class ProxyCollector:
             (CounterMetricFamily, "rocketmq_proxy_undecodable_bodies",
              "Messages whose body could not be decompressed and was handed on as it is stored.", (),
              [(UNDECODABLE.value,)]),
+            (CounterMetricFamily, "sluicemq_background_failures",
+             "Failures of background jobs, by job.", ("job",),
+             [*self._proxy.jobs.failures.copy().items()]),
         ]  # fmt: skip
         for make, metric_name, text, labels, samples in families:
             metric = make(metric_name, text, labels=[*_LABELS, *labels])

@@ -23,7 +23,9 @@ In a body how a value stands follows from its type: numbers, texts, lists, table
 every other class with a form; `form` says the same of a class that is declared elsewhere. Bodies
 are read with Java's tolerance: unknown fields are ignored, absent and null mean the default
 (without one: 0, "", false, nothing), numbers may be texts and texts numbers. Everything that is of
-another kind raises ProtocolError that names the field. Written are the forms that Java and Go
+another kind raises ProtocolError that names the field. So does an integer that its Java type cannot
+hold: `INTS` names the fields that are a Java int in every body, all others are a Java long. So no
+table ever holds an integer that cannot be packed or saved. Written are the forms that Java and Go
 clients read (spec/remoting.md §5): names sorted, None left out.
 """
 
@@ -167,12 +169,17 @@ def _integer(bits: int) -> Read:
         except ValueError:
             number = limit
         if not -limit <= number < limit:
-            raise HeaderError(f"the custom field <{wire}> is not an integer of {bits} bits")
+            shown = value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}…"
+            raise HeaderError(
+                f"the custom field <{wire}> is not an integer of {bits} bits: {shown!r}. Send a "
+                f"whole number from {-limit} to {limit - 1}."
+            )
         return number
 
     return read
 
 
+_SHOWN_MAX: Final = 40
 _READ_INT32, _READ_INT64 = _integer(32), _integer(64)
 
 
@@ -283,7 +290,45 @@ def _as(make: Callable[[Any], Any], noun: str) -> Read:
     return read
 
 
-as_integer: Callable[[Any, str], int] = _as(int, "an integer")
+_integer_of: Callable[[Any, str], int] = _as(int, "an integer")
+
+INTS: Final = frozenset(
+    {
+        "consumeTimeoutMinute",
+        "delayLevel",
+        "groupSysFlag",
+        "level",
+        "perm",
+        "popShareQueueNum",
+        "queueId",
+        "readQueueNums",
+        "retryMaxTimes",
+        "retryQueueNums",
+        "topicSysFlag",
+        "version",
+        "writeQueueNums",
+    }
+)
+"""Fields of bodies that are an int in Java, by their name on the wire; others are a long."""
+INT_LIMIT: Final = 1 << 31
+LONG_LIMIT: Final = 1 << 63
+
+
+def as_integer(value: Any, what: str) -> int:
+    """Read an integer, also from text. `what` is the field's name: it decides about the range.
+
+    Raises ProtocolError.
+    """
+    number = value if value.__class__ is int else _integer_of(value, what)
+    if not -INT_LIMIT <= number < INT_LIMIT and (
+        what in INTS or not -LONG_LIMIT <= number < LONG_LIMIT
+    ):
+        bits = 32 if what in INTS else 64
+        raise ProtocolError(
+            f"{what} is not an integer of {bits} bits: {str(value)[:_SHOWN_MAX]}.",
+            cure=f"Send a whole number from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}.",
+        )
+    return number
 
 
 def take_object(values: Mapping[Any, Any], key: str) -> dict[Any, Any]:
@@ -454,7 +499,7 @@ class Form(Generic[T]):
             kind, default = kind_of(kind_type), said.absent
             default = said.default if default is MISSING else default
             absent = kind.absent if default is MISSING else repeat(default).__next__
-            plain = kind_type if kind_type in (int, str, bool) and not said.read else None
+            plain = kind_type if kind_type in (str, bool) and not said.read else None
             rows.append((name, said.wire, plain, said.read or kind.read, absent))
 
         def read(value: Any, what: str = "The value") -> T:

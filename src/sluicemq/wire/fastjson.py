@@ -387,7 +387,10 @@ def dumps_file(value: Any) -> str:
     """Plain JSON for a file of `config/`: indented, sorted, integer keys quoted. RocketMQ reads
     it as it reads its own (spec/store.md §11)."""
     option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
-    return orjson.dumps(value, option=option).decode()
+    try:
+        return orjson.dumps(value, option=option).decode()
+    except TypeError:  # an integer beyond 64 bits, or a lone surrogate
+        return json.dumps(value, indent=2, sort_keys=True)
 
 
 class Pretty(str):

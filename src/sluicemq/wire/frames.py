@@ -134,7 +134,8 @@ def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> 
 
 def command_of(values: Any, header: bytes, body: bytes | memoryview) -> Command:
     """The same when `values` is what orjson made of the header, or None when it made nothing. HOT:
-    plain headers pass here, anything odd goes the slow way.
+    plain headers pass here, anything odd goes the slow way, negative numbers too: one of them would
+    hide in the `|` that another one is too large.
 
     The join and the `|` are type checks made in C: they fail on values that are not text, and on
     numbers that are not integers.
@@ -150,7 +151,7 @@ def command_of(values: Any, header: bytes, body: bytes | memoryview) -> Command:
         language = values["language"]
         remark = values.get("remark")
         if (
-            -0x80000000 <= code | opaque | flag | version <= 0x7FFFFFFF
+            0 <= code | opaque | flag | version <= 0x7FFFFFFF
             and language.__class__ is str
             and (remark is None or remark.__class__ is str)
         ):

@@ -13,9 +13,11 @@ from typing import Final
 
 import pytest
 
+from simulation.pops import POP, ack, fill, handles, numbers, pop_fields
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
+from sluicemq.wire import bodies
 
 SEEDS: Final = int(os.environ.get("SLUICEMQ_EXAMPLES", "15"))
 STEP_S: Final = 0.5
@@ -152,3 +154,116 @@ def test_nothing_waits_longer_over_restarts(first: int) -> None:
             play(seed, with_restarts=True).judge()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+# ------------------------------------------------------------------- what else waits, one by one
+
+STEPS: Final = pytest.mark.parametrize("step_s", [-3600, -30 * 86_400, 3600, 30 * 86_400])
+
+
+@STEPS
+def test_a_popped_message_comes_back_after_its_invisible_time(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 1)
+    assert numbers(client.call(POP, pop_fields(broker, invisibleTime=5000))) == [0]
+    broker.clock.set_wall_clock(step_s)
+    broker.run(7.0, STEP_S)
+    assert numbers(client.call(POP, pop_fields(broker))) == [0]
+
+
+@STEPS
+def test_a_message_popped_after_the_step_can_be_acknowledged(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 1)
+    broker.clock.set_wall_clock(step_s)
+    answer = client.call(POP, pop_fields(broker, invisibleTime=5000))
+    broker.run(2.0, STEP_S)
+    assert ack(client, handles(answer)[0]).code == 0
+    broker.run(10.0, STEP_S)
+    assert not client.call(POP, pop_fields(broker)).body
+
+
+@STEPS
+def test_an_ordered_queue_is_free_after_the_invisible_time(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    fill(client, 1)
+
+    def ordered() -> dict[str, object]:
+        return pop_fields(broker, invisibleTime=5000, order="true")
+
+    assert numbers(client.call(POP, ordered())) == [0]
+    broker.clock.set_wall_clock(step_s)
+    if step_s < 0:
+        broker.run(3.0, STEP_S)
+        assert not client.call(POP, ordered()).body, "it is blocked still"
+    broker.run(4.0, STEP_S)
+    assert numbers(client.call(POP, ordered())) == [0]
+
+
+@STEPS
+def test_a_pop_waits_for_its_polling_time(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.clock.set_wall_clock(step_s)
+    request = client.request(POP, pop_fields(broker, pollTime=5000))
+    client.feed(request)
+    broker.run(3.0, STEP_S)
+    assert request.opaque not in client.answers
+    broker.clock.set_wall_clock(step_s)
+    broker.run(3.0, STEP_S)
+    assert request.opaque in client.answers
+
+
+@pytest.mark.parametrize("step_s", [-3600, -30 * 86_400, 3600])
+def test_a_transaction_is_checked_when_its_time_is_over(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    heartbeat = bodies.Heartbeat("c", ("P",))
+    client.call(34, {}, bodies.encode_heartbeat(heartbeat))
+    half = "UNIQ_KEY\x01H\x02TRAN_MSG\x01true\x02PGROUP\x01P\x02"
+    assert client.call(310, send_fields("T", half, f=4), b"x").code == 0
+    broker.run(1.0, STEP_S)
+    broker.clock.set_wall_clock(step_s)
+    broker.run(broker.settings.broker.transaction_timeout_ms / 1000 + 2, STEP_S)
+    assert [request.code for request in client.requests] == [39]
+
+
+@STEPS
+def test_a_member_expires_by_its_silence_alone(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    consumer = bodies.ConsumerData("G")
+    client.call(34, {}, bodies.encode_heartbeat(bodies.Heartbeat("c", ("P",), (consumer,))))
+    expiry_s = broker.settings.broker.client_expiry_ms / 1000
+    broker.clock.set_wall_clock(step_s)
+    broker.advance(expiry_s - 1)
+    broker.core.expire_clients()
+    assert not client.is_closed
+    broker.advance(2)
+    broker.core.expire_clients()
+    assert client.is_closed
+
+
+@STEPS
+def test_a_mark_takes_back_a_message_of_before_and_of_after_the_step(
+    step_s: float, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.change(recall_enable=True)
+    answers = []
+    for name in ("A", "B"):
+        properties = f"UNIQ_KEY\x01{name}\x02TIMER_DELAY_SEC\x01{8 * 86_400 // 4}\x02"
+        answers.append(client.call(310, send_fields(properties=properties), b"x"))
+        broker.run(1.0, STEP_S)
+        broker.clock.set_wall_clock(min(step_s, 3600))
+        broker.run(1.0, STEP_S)
+    for answer in answers:
+        handle = (answer.fields or {})["recallHandle"]
+        fields = {"producerGroup": "P", "topic": "T", "recallHandle": handle}
+        assert client.call(370, fields).code == 0
+    for _ in range(50):
+        broker.pass_seconds(3600)
+    assert not broker.store.reader.read("T", 0, 0, 10, 1 << 20).data
+    assert broker.core.delayed.timers.recalled == 2

@@ -422,3 +422,36 @@ def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
     broker = restarted(broker)
     broker.run(1.0)
     assert bodies(broker) == due
+
+
+def test_a_stop_before_anything_is_loaded_forgets_nothing_that_was_delivered(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    send(client, 3_400)
+    send(client, 3_900)
+    broker.run(3.5)
+    assert bodies(broker) == [3_400]
+    for _ in range(3):
+        broker.close()
+        broker = restarted(broker)
+    broker.run(1.0)
+    assert bodies(broker) == [3_400, 3_900]
+
+
+def test_a_message_sent_after_weeks_of_downtime_survives_a_second_stop(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    due = [5_000 + 100 * number for number in range(5)]
+    for due_ms in due:
+        send(client, due_ms)
+    broker.run(1.0)
+    broker.close()
+    broker.clock.advance(30 * DAY_S)
+    broker = restarted(broker)
+    later_ms = broker.clock.now_ms() - START_MS + 1_000
+    send(broker.connect(), later_ms)
+    broker.core.delayed.run()  # loads what is over, and takes in what is new
+    broker.close()
+    broker = restarted(broker)
+    broker.run(3.0)
+    assert bodies(broker) == [*due, later_ms]

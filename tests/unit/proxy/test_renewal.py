@@ -244,7 +244,7 @@ def test_the_group_says_when_it_comes_again(policy: m.RetryPolicy, wait_ms: int)
     class Client:
         settings = m.Settings(backoff_policy=policy)
 
-    held = renewal.Held(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0)  # type: ignore[arg-type]
+    held = renewal.Held(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
     assert renewal.wait_ms(held) == wait_ms
 
 

@@ -205,7 +205,7 @@ class Timers:
         # If the wall clock has been set back, messages would wait for a time that has passed, and
         # slots that are delivered would be read again.
         if start.is_exact:
-            self._clock.raise_to(self._cut_down(checkpoint.read_ms))
+            self._clock.raise_to(max(self._cut_down(checkpoint.read_ms), checkpoint.done_ms))
         self._clock.raise_to(self._newest_ms())
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
@@ -571,7 +571,7 @@ class Timers:
             for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
                 del self._deleted[slot_ms]
         self._load(work)
-        if work.now_ms - self._loaded_ms >= SLOTS // 2 * self._precision_ms:
+        if self._is_far_behind(work.now_ms):
             return
         low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
         if self.files.queue_offset < low:
@@ -600,7 +600,13 @@ class Timers:
     def is_behind(self) -> bool:
         """Is there something to load or to take in right now?"""
         is_loading = self._loading is not None and self.due.count <= 2 * LOADED_MAX
-        return is_loading or self.queue_behind > 0 or self._is_doubtful
+        is_taking_in = self.queue_behind > 0 and not self._is_far_behind(self._clock.now_ms())
+        return is_loading or is_taking_in or self._is_doubtful
+
+    def _is_far_behind(self, now_ms: int) -> bool:
+        """Return whether undelivered messages lie so far back that a new one could take the slot
+        of one of them, one turn of the wheel later: they are delivered first."""
+        return now_ms - self.read_ms >= SLOTS // 2 * self._precision_ms
 
     # --- what waits
 
@@ -648,7 +654,8 @@ class Timers:
     def _done_by(self, now_ms: int) -> int:
         """Return up to when everything that is due is delivered."""
         next_ms = self.next_ms
-        done_ms = min(now_ms, self._load_floor_ms)
+        # What the last start knew to be delivered stays so, loaded or not.
+        done_ms = max(min(now_ms, self._load_floor_ms), self._done_ms)
         if next_ms is not None:
             # A message of a slot that was over when it was loaded is in the table for the slot's
             # end. Its own time may be any of the slot: nothing of the slot counts as done.
