@@ -294,7 +294,8 @@ class CrashableFile:
         content = self._node.now
         while offset < len(content):
             block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
-            if any(content[offset:block_end]) is has_data:
+            block = content[offset:block_end]
+            if (block != _ZEROS[: len(block)]) is has_data:
                 return offset
             offset = block_end
         return min(offset, len(content))
