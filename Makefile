@@ -118,7 +118,7 @@ official: $(NATIVE) ## the official gRPC clients (Java, Go, Python, Node, Rust) 
 	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of timed messages in replicas and in pairs, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from
+simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of timed messages in replicas and in pairs, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from, 200 of recreated topics under each kind of consumer
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
@@ -131,6 +131,7 @@ simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest -o timeout=0 tests/integration/test_pops_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)
+	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest -o timeout=0 tests/property/test_recreated_topics.py $(ARGS)
 
 .PHONY: histories
 histories: $(NATIVE) ## 100 fault histories of two real replicas and 300 of three (HISTORIES=n), PARALLEL=4 clusters at a time: timed messages, returning masters, exactly-once sinks; Linux and root; the report is docs/reports/histories.json

@@ -4,6 +4,8 @@ The random histories are in `tests/property/test_recreated_topics.py`; here are 
 and what must not be taken for a topic that was created again."""
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,42 @@ async def test_a_blocking_consumer_reads_the_new_topic_from_its_beginning(mq: An
         assert await asyncio.to_thread(read, 5) == history.sent
 
 
+async def test_after_an_unclean_failover_the_reader_goes_on_behind_what_is_left(
+    fake: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master that takes over lacks the newest messages, and stores others in their places."""
+    monkeypatch.setattr(identity, "PROOF_PERIOD_S", 0.0)
+    fake.topics[TOPIC] = 1
+    got: list[bytes] = []
+
+    async def until(body: bytes) -> None:
+        async with asyncio.timeout(10):
+            while body not in got:
+                await asyncio.sleep(0.01)
+
+    async def handle(message: Any) -> None:
+        got.append(message.body)
+
+    def put(name: str, count: int) -> None:
+        for number in range(count):
+            fake.broker.put(TOPIC, 0, f"{name} {number}".encode())
+
+    async with Sluice(fake.name_server) as mq, mq.consumer(GROUP, handle).subscribe(TOPIC):
+        put("safe", 10)
+        await until(b"safe 9")
+        put("lost", 5)
+        await until(b"lost 4")
+        for table in (fake.broker.queues, fake.broker.tags):
+            del table[TOPIC, 0][12:]
+        put("new", 1)
+        await until(b"new 0")
+    kept = [body for body in got if not body.startswith(b"lost")]
+    assert Counter(kept) == Counter([b"safe %d" % n for n in range(10)] + [b"new 0"])
+    assert "the broker has lost messages of t/broker-a/0" in caplog.text
+    (found,) = re.findall(r"going on at (\d+) instead of 15", caplog.text)
+    assert 10 <= int(found) <= 12, "few messages come again"
+
+
 # ------------------------------------------------------------------------ the verdict itself
 
 
@@ -339,21 +377,43 @@ def answer(low: int, high: int, status: PullStatus = PullStatus.NO_NEW_MSG) -> P
     return PullAnswer(status, high, low, high, b"", "")
 
 
-def test_a_proof_is_needed_once_a_second_and_when_bounds_go_back() -> None:
+def known_queue() -> QueueIdentity:
     known = QueueIdentity()
-    assert not known.needs_proof(answer(0, 9), 100.0), "nothing is known yet"
     known.saw(anchors(8)[0], 100, 100.0)
     known.bounded(answer(2, 9))
-    assert not known.needs_proof(answer(2, 9), 100.5)
-    assert not known.needs_proof(answer(5, 12), 100.5), "retention and sends move them on"
-    assert known.needs_proof(answer(2, 9), 101.0001)
-    assert known.needs_proof(answer(1, 9), 100.5)
-    assert known.needs_proof(answer(2, 8), 100.5)
-    assert known.needs_proof(answer(2, 9, PullStatus.OFFSET_ILLEGAL), 100.5)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("pulled", "now_s", "is_due", "is_suspect"),
+    [
+        (answer(2, 9), 100.5, False, False),
+        (answer(5, 12), 100.5, False, False),  # retention and sends move the bounds on
+        (answer(2, 9), 101.0001, True, False),
+        (answer(1, 9), 100.5, True, True),
+        (answer(2, 8), 100.5, True, True),
+        (answer(2, 9, PullStatus.OFFSET_ILLEGAL), 100.5, True, True),
+    ],
+)
+def test_a_proof_is_due_once_a_second_and_when_the_queue_has_lost_something(
+    pulled: PullAnswer, now_s: float, is_due: bool, is_suspect: bool
+) -> None:
+    assert not QueueIdentity().needs_proof(pulled, now_s), "nothing is known yet"
+    known = known_queue()
+    assert (known.needs_proof(pulled, now_s), known.is_suspect) == (is_due, is_suspect)
+
+
+def test_looking_at_large_messages_is_done_less_often() -> None:
+    known = known_queue()
     known.saw(anchors(9)[0], 4 << 20, 100.5)
-    assert not known.needs_proof(answer(2, 10), 104.0), "looking at large messages costs"
+    assert not known.needs_proof(answer(2, 10), 104.0)
+    assert known.needs_proof(answer(2, 10), 105.5)
+
+
+def test_after_an_error_a_proof_is_due_at_once() -> None:
+    known = known_queue()
     known.is_suspect = True
-    assert known.needs_proof(answer(2, 10), 100.5)
+    assert known.needs_proof(answer(2, 9), 100.5)
 
 
 def test_what_was_read_since_the_last_proof_proves_nothing() -> None:

@@ -168,7 +168,8 @@ class QueueIdentity:
         self.proven: list[Anchor] = sorted(anchors)
         self.fresh: list[Anchor] = []
         self.is_suspect: bool = bool(self.proven)
-        """Whether the next answer needs a proof, however soon it comes."""
+        """Whether the next answer needs a proof, however soon it comes: after an error, or because
+        the queue has lost something."""
         self.is_begun: bool = False
         """Whether the message before the first position has been looked for."""
         self._bounds = (0, 0)
@@ -191,17 +192,18 @@ class QueueIdentity:
         self._size_bytes = size_bytes
 
     def needs_proof(self, answer: PullAnswer, now_s: float) -> bool:
-        """Return whether an answer of the broker may be of another topic than the anchors."""
+        """Return whether an answer of the broker may be of another topic than the anchors. If it
+        shows that the queue lost something, the queue is suspect from now on."""
         if not self.proven:
             return False
         offset_min, offset_max = self._bounds
-        return (
-            self.is_suspect
-            or answer.status is PullStatus.OFFSET_ILLEGAL
+        self.is_suspect |= (
+            answer.status is PullStatus.OFFSET_ILLEGAL
             or answer.offset_min < offset_min
             or answer.offset_max < offset_max
-            or now_s - self._proved_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
         )
+        passed_s = now_s - self._proved_s
+        return self.is_suspect or passed_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
 
     def bounded(self, answer: PullAnswer) -> None:
         """Note the bounds of the queue in an answer that is believed."""
@@ -247,8 +249,8 @@ class QueueIdentity:
         return seen.reset_to
 
     def judge(self, directory: Directory, group: str, queue: MessageQueue) -> Talk[Judgement]:
-        """Ask the broker about the proven anchors and, after an error, about the newest fresh one:
-        the broker may have failed over. Raises what `look` does."""
+        """Ask the broker about the proven anchors and, if the queue is suspect, about the newest
+        fresh one: another broker may have taken over and lack it. Raises what `look` does."""
         fresh = self.fresh[-1:] if self.is_suspect else []
         found = yield from judge(directory, group, queue, self.proven)
         if found.verdict is Verdict.SAME and fresh:
