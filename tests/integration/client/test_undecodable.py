@@ -178,7 +178,7 @@ async def test_commands_show_the_stored_bytes_and_why(mq: EmbeddedSluice) -> Non
     why = "incorrect header check"
     text = await run("consume", "t", *at, "--max", "4", "--timeout", "2")
     assert [f"good {n}" in text for n in range(3)] == [True] * 3
-    assert f"[undecodable: it is not valid zlib data: Error -3" in text
+    assert "[undecodable: it is not valid zlib data: Error -3" in text
     assert "not compressed" in text
     rows = await run("consume", "t", *at, "-g", "g", "--max", "4", "--timeout", "2", "--json")
     records = [json.loads(line) for line in rows.splitlines() if line.startswith("{")]
