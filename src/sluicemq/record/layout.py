@@ -51,7 +51,7 @@ class Layout:
             low, high = (0, 1 << bits) if kind[0] == "u" else (-1 << bits - 1, 1 << bits - 1)
             if not low <= value < high:
                 words = name.replace("_", " ")
-                return f"The {words} is {value}; its field holds {low} to {high - 1}."
+                return f"The {words} {value} does not fit into its field: {low} to {high - 1}."
         return ""
 
     def at(self, name: str) -> int:
