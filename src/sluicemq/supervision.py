@@ -99,8 +99,8 @@ class Supervisor:
     ) -> bool:
         """Do `work` once, and await what it returns, even while the job `name` pauses.
 
-        `is_last`: it will not be tried again. Return whether it succeeded. Only the cancellation of
-        this task is passed on.
+        `is_last`: it will not be tried again. Return whether it succeeded. Only the cancellation
+        of this task is passed on.
         """
         job, task = self._jobs.setdefault(name, _Job()), asyncio.current_task()
         try:

@@ -21,6 +21,7 @@ from sluicemq.errors import ProtocolError
 
 _PORT = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
+PORT_MAX: Final = 65_535
 HOST_BYTES_IPV4 = 8
 HOST_BYTES_IPV6 = 20
 DAY_MS: Final = 86_400_000
@@ -46,6 +47,11 @@ def parse_host(text: str) -> Host:
     if not separator or not port.isdigit():
         raise ProtocolError(
             f"{text!r} is not an address.", cure="Write host:port, for example 127.0.0.1:10911."
+        )
+    if len(port) > 5 or int(port) > PORT_MAX:
+        raise ProtocolError(
+            f"{text[:100]!r} is not an address: a port is at most {PORT_MAX}.",
+            cure="Write host:port, for example 127.0.0.1:10911.",
         )
     return Host(address.removeprefix("[").removesuffix("]"), int(port))
 

@@ -196,7 +196,7 @@ def encode_record(
     """The reference encoder: any hosts, V1 or V2 (None: V2 when the topic needs it).
 
     The host bits of `sys_flag` are set from the lengths of the hosts. Raises ProtocolError when a
-    part is longer than its length field can say.
+    part is longer than its length field can say, or a number does not fit its field.
     """
     name = topic.encode()
     if version2 is None:
@@ -212,7 +212,7 @@ def encode_record(
     head = RECORD_HEADS[born_bit | store_bit]
     topic_length = _SHORT.pack(len(name)) if version2 else bytes([len(name)])
     tail = b"".join((body, topic_length, name, _SHORT.pack(len(properties)), properties))
-    numbers = head.struct.pack(
+    values = (
         head.size + len(tail),
         MAGIC_V2 if version2 else MAGIC_V1,
         zlib.crc32(body) & CRC_MASK,
@@ -229,7 +229,10 @@ def encode_record(
         prepared_offset,
         len(body),
     )
-    return numbers + tail
+    try:
+        return head.struct.pack(*values) + tail
+    except struct.error as error:
+        raise ProtocolError(head.misfit(*values), cure="Use a number in that range.") from error
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
@@ -451,7 +454,11 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
                 f" the limit is {PROPERTIES_BYTES_MAX}."
             )
         size = BATCH_FIXED_BYTES + len(body) + len(properties)
-        parts += (_pack_head(size, 0, 0, flag, len(body)), body)
+        try:
+            parts += (_pack_head(size, 0, 0, flag, len(body)), body)
+        except struct.error as error:
+            said = BATCH_HEAD.misfit(size, 0, 0, flag, len(body))
+            raise ProtocolError(said, cure="Use a number in that range.") from error
         parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(parts)
 

@@ -41,6 +41,19 @@ class Layout:
         ends = accumulate(int(kind[1:]) for _, kind in fields)
         self._ends = dict(zip((name for name, _ in fields), ends, strict=True))
 
+    def misfit(self, *values: object) -> str:
+        """Say which of the values of all fields does not fit, with the range of its field; "" if
+        all of them do. `struct` says neither which nor what."""
+        for (name, kind), value in zip(self.fields, values, strict=True):
+            if kind[0] == "V" or not isinstance(value, int):
+                continue
+            bits = 8 * int(kind[1:])
+            low, high = (0, 1 << bits) if kind[0] == "u" else (-1 << bits - 1, 1 << bits - 1)
+            if not low <= value < high:
+                words = name.replace("_", " ")
+                return f"The {words} {value} does not fit into its field: {low} to {high - 1}."
+        return ""
+
     def at(self, name: str) -> int:
         """Where a field begins."""
         return self._ends[name] - int(dict(self.fields)[name][1:])

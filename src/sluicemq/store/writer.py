@@ -161,8 +161,10 @@ class Writer(TurnState):
                 prepared_offset, body_bytes,
             )  # fmt: skip
             unit = _pack_unit(position, size, tag_code)
-        except struct.error as error:
-            raise _illegal_number(error) from None
+        except struct.error:
+            raise _illegal_number(
+                flag, sys_flag, born_time_ms, queue_id, reconsume_times, prepared_offset, tag_code
+            ) from None
         self.parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
         queue.tail += unit
         if offset == queue.committed_offset:
@@ -246,8 +248,9 @@ class Writer(TurnState):
                 positions.append(position)
                 position += size
                 offset += 1
-        except struct.error as error:
-            raise _illegal_number(error) from None
+        except struct.error:
+            worst = max((part[0] for part in parts), key=abs)
+            raise _illegal_number(worst, sys_flag, born_time_ms, queue_id) from None
         return positions, self._extend(queue, records, b"".join(units), len(units), position)
 
     def _append_encoded(
@@ -292,8 +295,11 @@ class Writer(TurnState):
                 positions.append(position)
                 position += len(record)
                 offset += is_queued
-        except (struct.error, ProtocolError) as error:
-            raise _illegal_number(error) from None
+        except (struct.error, ProtocolError):
+            worst = max((part[0] for part in parts), key=abs)
+            raise _illegal_number(
+                worst, sys_flag, born_time_ms, queue.queue_id, reconsume_times, prepared_offset
+            ) from None
         count = len(units) if is_queued else 0
         self._extend(queue, records, b"".join(units[:count]), count, position)
         return positions, first
@@ -416,10 +422,19 @@ class Writer(TurnState):
             )
 
 
-def _illegal_number(error: Exception) -> MessageIllegalError:
+_NUMBERS: Final = Layout(
+    ("flag", "i4"), ("sys_flag", "i4"), ("born_time", "i8"), ("queue_id", "i4"),
+    ("reconsume_times", "i4"), ("prepared_offset", "i8"), ("tag_code", "i8"),
+)  # fmt: skip
+"""The numbers of a record that come from outside."""
+
+
+def _illegal_number(*numbers: int) -> MessageIllegalError:
+    """`numbers` are the first of `_NUMBERS`."""
+    padded = (*numbers, *[0] * (len(_NUMBERS.fields) - len(numbers)))
     return MessageIllegalError(
-        f"A number of the message does not fit its field: {error}.",
-        cure="Flags and queue ids have 32 bits, times, offsets and tag codes 64.",
+        f"The message was not stored. {_NUMBERS.misfit(*padded)}",
+        cure="Send a number in that range.",
     )
 
 

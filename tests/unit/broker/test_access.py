@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+import yaml
 
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.acl.guard import Guard
@@ -231,6 +232,46 @@ def test_accounts_change_by_request_and_are_in_force_before_the_answer(
     assert admin.call(51, {"accessKey": "newcomer"}).code == 0
     assert Account(broker, "newcomer", "secret-of-it").call(310, send_fields("T")).code == 1
     assert writer(broker).call(310, send_fields("T")).code == 0, "the others are as they were"
+
+
+FULL = {
+    "secretKey": "secret-of-it", "admin": "false", "topicPerms": "T=PUB", "groupPerms": "G=SUB",
+    "defaultTopicPerm": "PUB", "defaultGroupPerm": "SUB", "whiteRemoteAddress": "10.3.3.3",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("topicPerms", []), ("groupPerms", []), ("whiteRemoteAddress", ""),
+        ("secretKey", "secret-of-it"), ("defaultTopicPerm", "PUB"), ("defaultGroupPerm", "SUB"),
+        ("admin", False),
+    ],
+)  # fmt: skip
+def test_an_empty_field_clears_a_list_and_an_absent_one_changes_nothing(
+    name: str, after: object, broker: SteppedBroker
+) -> None:
+    def entry() -> dict[str, object]:
+        text = broker.files.open(PATH).pread(10_000, 0).decode()
+        accounts = yaml.safe_load(text)["accounts"]
+        return next(one for one in accounts if one["accessKey"] == "newcomer")
+
+    admin = operator(broker)
+    assert admin.call(50, {"accessKey": "newcomer", **FULL}).code == 0
+    before = entry()
+    assert admin.call(50, {"accessKey": "newcomer"}).code == 0
+    assert entry() == before
+    for empty in ("", " ") if name.endswith("Perms") else ("",):
+        assert admin.call(50, {"accessKey": "newcomer", name: empty}).code == 0
+        assert entry() == before | {name: after}
+
+
+def test_permissions_that_are_taken_away_are_gone_before_the_answer(broker: SteppedBroker) -> None:
+    assert writer(broker).call(310, send_fields("T")).code == 0
+    assert operator(broker).call(50, {"accessKey": "writer1", "topicPerms": ""}).code == 0
+    assert writer(broker).call(310, send_fields("T")).code == 1
+    assert operator(broker).call(50, {"accessKey": "writer1", "topicPerms": "T=PUB"}).code == 0
+    assert writer(broker).call(310, send_fields("T")).code == 0
 
 
 @pytest.mark.parametrize(

@@ -577,3 +577,14 @@ def test_with_a_consensus_a_slave_is_never_asked_at_once_again(
     broker.core.settings.is_failover = True
     assert answered(client, 2) == (19, 2, 0)
     assert answered(client, 9) == (19, 9, 0)
+
+
+@pytest.mark.parametrize("name", ["subscription", "expressionType", "requestSource", "bname"])
+def test_an_empty_field_of_a_pull_is_as_good_as_none(
+    name: str, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    client.call(310, send_fields(), b"x")
+    fields = {key: value for key, value in pull_fields().items() if key != name}
+    absent, empty = client.call(11, fields), client.call(11, fields | {name: ""})
+    assert (absent.code, bytes(absent.body)) == (empty.code, bytes(empty.body))
+    assert empty.code == 0

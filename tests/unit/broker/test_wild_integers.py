@@ -33,8 +33,8 @@ WILD: Final = (*EDGES, 10**20, -(10**20), 10**40, 0, -1)
 PLAUSIBLE: Final = {
     "topic": "T", "consumerGroup": "G", "producerGroup": "P", "group": "G", "groupName": "G",
     "defaultTopic": "TBW102", "clientID": "c", "clientId": "c", "key": "K",
-    "brokerName": "broker-a", "bname": "broker-a", "srcGroup": "G", "destGroup": "H",
-    "msgId": "AB12",
+    "brokerName": "broker-a", "bname": "broker-a",
+    "srcGroup": "G", "destGroup": "H", "msgId": "AB12",
     "msgQueueId": "0",
     "properties": "UNIQ_KEY\x01AB12\x02", "extraInfo": "0 1700000000000 60000 0 0 broker-a 0 0",
     "isForce": "true", "statsName": "TOPIC_PUT_NUMS", "statsKey": "T",

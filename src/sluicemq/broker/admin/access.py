@@ -59,20 +59,27 @@ class AccessAdmin:
     # --- changes
 
     def update_account(self, header: UpdateAccountRequest, command: Command, peer: Peer) -> None:
-        """50."""
+        """Answer UPDATE_AND_CREATE_ACL_CONFIG (50): create an account, or change what is given.
+
+        As in RocketMQ, a field that is absent stays as it was. An empty list of permissions takes
+        them all away, an empty white address too; an empty text changes nothing else.
+        """
         guard = self._in_force()
         account = guard.rules.accounts.get(header.access_key)
         place = guard.path if account is None else account.origin.rpartition(":")[0]
         lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
         values: dict[str, Any] = {
-            "secretKey": header.secret_key,
+            "secretKey": header.secret_key or None,
             "whiteRemoteAddress": header.white_address,
             "admin": header.admin,
             "defaultTopicPerm": header.topic_default or None,
             "defaultGroupPerm": header.group_default or None,
-            **{name: text.split(",") for name, text in lists.items() if text},
+            **{
+                name: [entry for entry in text.split(",") if entry.strip()]
+                for name, text in lists.items()
+                if text is not None
+            },
         }
-        # What the request leaves out stays as it was.
         changes = {name: value for name, value in values.items() if value is not None}
 
         def change(text: str) -> str | None:

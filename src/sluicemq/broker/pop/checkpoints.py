@@ -49,7 +49,13 @@ from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files
-from sluicemq.model.message import FIRST_POP_TIME, TAGS, TIMER_PROPERTIES, UNIQ_KEY
+from sluicemq.model.message import (
+    FIRST_POP_TIME,
+    RECONSUME_TIMES_MAX,
+    TAGS,
+    TIMER_PROPERTIES,
+    UNIQ_KEY,
+)
 from sluicemq.model.topic import POP_NORMAL, pop_kind, pop_retry_topic
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
@@ -358,7 +364,9 @@ class Checkpoints:
             added = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
         self._delayed.redelivery.copy(
             record, retry, 0, added,
-            reconsume_times=record.reconsume_times + (not checkpoint.is_suspended),
+            reconsume_times=min(
+                record.reconsume_times + (not checkpoint.is_suspended), RECONSUME_TIMES_MAX
+            ),
         )  # fmt: skip
         self.revived[topic, group] += 1
 

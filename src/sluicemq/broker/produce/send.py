@@ -75,6 +75,7 @@ from sluicemq.model.message import (
     DELAY,
     ORIGIN_MESSAGE_ID,
     PREPARED,
+    RECONSUME_TIMES_MAX,
     RETRY_TOPIC,
     TIMER_PROPERTIES,
     TRAN_MSG,
@@ -187,7 +188,7 @@ class Retries:
         self.next_queue += 1
         draft.topic = topic.name
         draft.queue_id = self.next_queue % max(topic.config.write_queues, 1)
-        draft.reconsume_times = times + 1
+        draft.reconsume_times = min(times + 1, RECONSUME_TIMES_MAX)
         self.intake.receive(draft)
         self.delivered[properties[RETRY_TOPIC], config.name].sent_back += 1
         name = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
