@@ -5,7 +5,9 @@ adds. This module opens the store with the broker's own code over a copy-on-writ
 so whatever a start reads is read here as well.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 from sluicemq.broker.server import Broker
@@ -29,13 +31,23 @@ async def start_refusal(store: StoreConfig, *, files: Files = SYSTEM_FILES) -> S
         listen_port=0, metrics_enable=False, bind_address="127.0.0.1", broker_ip1="127.0.0.1"
     )
     broker = Broker(config, store, files=files, network=MemoryNetwork(), read_only=True)
-    was_disabled, _BROKER_LOGGER.disabled = _BROKER_LOGGER.disabled, True
-    propagates, _BROKER_LOGGER.propagate = _BROKER_LOGGER.propagate, False
-    try:
-        await broker.start()
-        await broker.close()
-    except SluiceError as error:
-        return error
-    finally:
-        _BROKER_LOGGER.disabled, _BROKER_LOGGER.propagate = was_disabled, propagates
+    with _silenced():
+        try:
+            await broker.start()
+            await broker.close()
+        except SluiceError as error:
+            return error
     return None
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop everything that loggers of this package log."""
+    drop, propagates = logging.NullHandler(), _BROKER_LOGGER.propagate
+    _BROKER_LOGGER.addHandler(drop)  # without a handler, logging prints warnings to stderr
+    _BROKER_LOGGER.propagate = False
+    try:
+        yield
+    finally:
+        _BROKER_LOGGER.propagate = propagates
+        _BROKER_LOGGER.removeHandler(drop)

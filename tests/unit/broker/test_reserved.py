@@ -56,7 +56,7 @@ def start(*, is_compiled: bool = True, columns: bool = True) -> tuple[SteppedBro
 
 def stored(broker: SteppedBroker, topic: str = "T") -> list[StoredMessage]:
     result = broker.store.reader.read(topic, 0, 0, 10_000, 1 << 26)
-    return [m for part in result.data for m in decode_records(part, decompress=False)]
+    return [m for part in result.data for m in decode_records(part)]
 
 
 def text_of(name: str, value: str, number: int) -> str:

@@ -211,6 +211,8 @@ class _Files:
             if isinstance(precision_ms, int) and precision_ms > 0:
                 self.precision_ms = wheel.precision_ms = precision_ms
         if verdict is Verdict.UNKNOWN and not (known.incarnation or found):
+            if known.log_end and not wheel.exists:
+                return "the timer wheel is missing"
             self._walk_on()  # RocketMQ's, or of an older version: each message is compared
             return ""
         if verdict in REASONS:
