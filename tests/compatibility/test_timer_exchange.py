@@ -19,6 +19,9 @@ from peer.beside import side_by_side
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
+from sluicemq.store.tools.backup import back_up, restore
+from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.verify import verify
 
 LATER_S = 40.0  # time for the first to stop and the second to start
 GIVE_UP_S = 60.0
@@ -80,7 +83,11 @@ def start(kind: str, directory: Path) -> AbstractContextManager[clusters.Cluster
 WAYS = {
     "sluicemq-rocketmq": ("sluicemq", "rocketmq"),
     "rocketmq-sluicemq": ("rocketmq", "sluicemq"),
+    "sluicemq-restored-rocketmq": ("sluicemq", "rocketmq", True),
+    "rocketmq-restored-rocketmq": ("rocketmq", "rocketmq", True),
+    "rocketmq-restored-sluicemq": ("rocketmq", "sluicemq", True),
 }
+"""The first broker, the second, and whether it gets a store that was restored from a backup."""
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +104,25 @@ def test_pending_messages_change_hands(handovers: Callable[[str], None], name: s
         handovers(name)
 
 
-def hand_over(paths: pytest.TempPathFactory, first: str, second: str) -> None:
+def restored(directory: Path, target: Path) -> Path:
+    """Back the store up, restore it in another directory, and return that."""
+    back_up(str(directory / "store"), str(target / "backup"))
+    result = restore(str(target / "backup"), str(target / "store"))
+    assert result.timed_messages == 4, "five were sent, and one was taken back"
+    found = verify(StoreLayout.find(str(target / "store"))).findings
+    assert not [finding for finding in found.kept if finding.kind.startswith("timer")]
+    return target
+
+
+def hand_over(
+    paths: pytest.TempPathFactory, first: str, second: str, is_restored: bool = False
+) -> None:
     directory = paths.mktemp("pending")
     with start(first, directory) as one:
         due_ms = round((time.time() + LATER_S) * 1000)
         expected = asyncio.run(send_some(one.name_server, due_ms))
+    if is_restored:
+        directory = restored(directory, paths.mktemp("restored"))
     with start(second, directory) as other:
         found = asyncio.run(receive(other.name_server, len(expected)))
     counts = Counter(body for body, _ in found)

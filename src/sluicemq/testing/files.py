@@ -298,8 +298,8 @@ class CrashableFile:
                 offset += len(_MANY_ZEROS)
                 continue
             block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
-            is_hole = content.startswith(_ZEROS[: min(block_end, len(content)) - offset], offset)
-            if is_hole is not has_data:
+            block = content[offset:block_end]
+            if (block != _ZEROS[: len(block)]) is has_data:
                 return offset
             offset = block_end
         return min(offset, len(content))

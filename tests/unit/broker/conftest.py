@@ -25,12 +25,14 @@ def client(broker: SteppedBroker) -> SteppedClient:
 
 
 OF_ITS_OWN_FILES = {"test_units_of_an_earlier_life_are_wiped"}
-"""Tests of files that a slave does not have."""
+OF_OWN_FILES = {"test_timer_damage", "test_timer_roles"}
+"""Tests, and modules of tests, of files that a slave does not have."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_killed = ".kill()" in inspect.getsource(metafunc.function)
-    if is_killed and metafunc.function.__name__ not in OF_ITS_OWN_FILES:
+    is_of_own = metafunc.module.__name__.rpartition(".")[2] in OF_OWN_FILES
+    if is_killed and not is_of_own and metafunc.function.__name__ not in OF_ITS_OWN_FILES:
         metafunc.parametrize("goes_on_with", ["own", "slave"], indirect=True)
 
 

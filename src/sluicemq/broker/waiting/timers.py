@@ -193,7 +193,8 @@ class Timers:
         # floor; the latest of it is due by `delivered_ms`.
         self._floor = self._delivered_ms = 0
         self._last_skipped: Entry | None = None  # the last of the queue, if it has no unit
-        self._damage = ""
+        self._damage = ""  # why wheel and log have to be built again, at the next opportunity
+        self._damage_ms = 0  # nothing that is due from then on counts as done
         self.delivered = self.recalled = 0
 
     # --- the start
@@ -253,9 +254,15 @@ class Timers:
         self._rebuild_to = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
         self._forget_counts()
 
-    def _rebuild_now(self, reason: str) -> None:
+    def _damaged(self, reason: str, due_ms: int) -> None:
+        """A message that is due then, or later, cannot be found by wheel and log."""
+        if not self._damage or due_ms < self._damage_ms:
+            self._damage, self._damage_ms = reason, due_ms
+
+    def _rebuild_now(self) -> None:
         """Build wheel and log again while the broker runs, as a start would. Raises OSError."""
         done_ms, replay_offset = self._done_by(self._clock.now_ms()), self._replay_offset
+        reason, self._damage = self._damage, ""
         self.files.begin_again(reason)
         self.due, self._rolls, self._deleted = DueTable(), DueTable(), {}
         self._loading, self._last_skipped = None, None
@@ -403,7 +410,7 @@ class Timers:
 
     def _redeliver(self, message: Overdue) -> None:
         """A message was not delivered before the start."""
-        record = self._record(message.position)
+        record = self._record(message.position, message.due_ms)
         if record is None:
             return
         topic = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
@@ -445,6 +452,8 @@ class Timers:
         for slot_ms in self.files.wheel.occupied(begin_ms, until_ms):
             self._load_floor_ms = slot_ms
             yield from self._load_slot(slot_ms, end)
+            if self._damage:
+                return
         self._load_floor_ms = until_ms
 
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
@@ -452,7 +461,7 @@ class Timers:
         slot = self.files.wheel.get(slot_ms)
         for at, unit in self.files.chain(slot_ms, NONE if slot is None else slot.last):
             if unit is None:
-                self._damage = f"the timer log is damaged at the second {slot_ms}"
+                self._damaged(f"the timer log is damaged at the second {slot_ms}", slot_ms + 1)
                 return
             if at < end:
                 places.append(unit.position)
@@ -493,7 +502,7 @@ class Timers:
                 work.done(len(chunk))
 
     def _put(self, due_ms: int, position: int, dequeued: bytes) -> None:
-        record = self._record(position)
+        record = self._record(position, due_ms)
         if record is None:
             return
         deleted = self._deleted.get(self._slot_of(due_ms)) if self._deleted else None
@@ -507,7 +516,7 @@ class Timers:
         if topic is not None:
             self._topics.append(topic)
 
-    def _record(self, position: int) -> Record | None:
+    def _record(self, position: int, due_ms: int) -> Record | None:
         """Return the timed message at a position of the commit log; None if it is gone, or if the
         unit that names it is damaged."""
         record = read_record(self._store.reader.view_at(position))
@@ -519,12 +528,12 @@ class Timers:
                 " it was due. Set fileReservedTime to more than the longest delay.", position,
             )  # fmt: skip
         else:
-            self._damage = f"no timed message is at {position} of the commit log, as a unit says"
+            self._damaged(f"no timed message is at {position}, where a unit says so", due_ms)
         return None
 
-    def _roll(self, _due_ms: int, position: int, dequeued: bytes) -> None:
+    def _roll(self, due_ms: int, position: int, dequeued: bytes) -> None:
         """Put the message into the timer's queue again: it is nearer now."""
-        record = self._record(position)
+        record = self._record(position, due_ms)
         if record is None:
             return
         own = record.all_properties()
@@ -559,8 +568,7 @@ class Timers:
         left in the table are read."""
         now_ms, next_ms = self._cut_down(work.now_ms), self.next_ms
         if self._damage:
-            reason, self._damage = self._damage, ""
-            self._rebuild_now(reason)
+            self._rebuild_now()
         limit_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
             limit_ms = min(limit_ms, self._slot_of(next_ms))
@@ -571,6 +579,8 @@ class Timers:
             for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
                 del self._deleted[slot_ms]
         self._load(work)
+        if self._damage:
+            self._rebuild_now()
         if work.now_ms - self._loaded_ms >= SLOTS // 2 * self._precision_ms:
             return
         low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
@@ -654,6 +664,8 @@ class Timers:
             # end. Its own time may be any of the slot: nothing of the slot counts as done.
             is_exact = next_ms > self._over_until_ms
             done_ms = min(done_ms, next_ms - 1 if is_exact else self._slot_of(next_ms))
+        if self._damage:
+            done_ms = min(done_ms, self._slot_of(self._damage_ms))
         return done_ms
 
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:

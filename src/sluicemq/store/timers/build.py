@@ -117,7 +117,7 @@ class _Building:
             return
         if slot_ms >= self._read_ms:
             self._add(record, slot_ms, magic)
-            self._waiting += not magic & DELETE
+            self._waiting += -1 if magic & DELETE else 1  # a mark takes one of them back
         elif magic & DELETE and not is_roll:
             self._marks.add(value_of(record.properties, DELETES) or b"")
         else:

@@ -1,0 +1,241 @@
+"""Timed messages over changes of roles: a replica that is master again delivers as one that stayed.
+
+Two disks, each with a whole broker core: one leads, the other follows its log and its state. Roles
+change in order (planned switches, or a pair whose files swap brokerRole), or the master is killed.
+"""
+
+import dataclasses
+import itertools
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from simulation.small_wheel import make_wheel_small
+from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
+from sluicemq.broker.replicas.mirror import Applier, Mirror, Places
+from sluicemq.config import BrokerConfig
+from sluicemq.model.topic import TopicConfig
+from sluicemq.record.codec import decode_records
+from sluicemq.store.timers import state
+from sluicemq.testing.files import CrashableFiles
+
+MASTER = BrokerConfig(broker_name="broker-a", metrics_enable=False)
+SLAVE = dataclasses.replace(MASTER, broker_role="SLAVE", broker_id=1)
+PLACES = Places({"config": "/store/config"})
+_lives = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel_small(monkeypatch)
+
+
+class Pair:
+    """A master and its slave on two disks; `leader` is the disk of the one that leads."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.disks = [CrashableFiles(), CrashableFiles()]
+        self.leader = 0
+        self.config = dataclasses.replace(SMALL, **options)
+        self.start()
+
+    def start(self) -> None:
+        """Start both, in the roles of now."""
+        disks, leader = self.disks, self.leader
+        self.master = self._broker(disks[leader], MASTER)
+        if "T" not in self.master.core.topics.table:
+            self.master.core.topics.put(TopicConfig("T", 4, 4))
+            self.master.core.topics.document.save()
+        self.slave = self._broker(disks[1 - leader], SLAVE)
+        self.following = self.slave.store.following()
+        self.applier = Applier(disks[1 - leader], PLACES, self.slave.store.begin_queue)
+        self.mirror = Mirror(PLACES, life=str(next(_lives)))
+        self.mirror.log_end = lambda: self.master.store.written_offset
+        self.follow()
+
+    def _broker(self, disk: CrashableFiles, config: BrokerConfig) -> SteppedBroker:
+        return SteppedBroker(files=disk, clock=self.clock, config=config, store_config=self.config)
+
+    def follow(self, *, has_state: bool = True) -> None:
+        """The slave catches up, with the master's log and with its state."""
+        following, master = self.following, self.master.store
+        at = following.end if not following.is_empty else max(master.offset_min, following.end)
+        while at < master.written_offset and (data := master.raw(at, 5000)):
+            following.append(at, data)
+            following.dispatch()
+            at += len(data)
+        if has_state:
+            found = self.mirror.snapshot(self.master.files)
+            self.applier.take(self.mirror.life, found)
+            self.applier.apply(following.end)
+
+    def switch(self) -> None:
+        """Swap the roles, in order."""
+        self.master.close()
+        self.follow_closed()
+        self.slave.store.close()
+        self.disks = [disk.kill() for disk in self.disks]
+        self.leader = 1 - self.leader
+        self.start()
+
+    def follow_closed(self) -> None:
+        """The slave has what the master wrote while it closed."""
+        found = self.mirror.snapshot(self.master.files)
+        self.applier.take(self.mirror.life, found)
+        self.applier.apply(self.following.end)
+
+    def fail_over(self) -> None:
+        """Kill the master; the slave has its log, and the state of a moment ago. The killed one
+        comes back as a slave."""
+        self.follow(has_state=False)
+        self.slave.store.tick()
+        self.slave.store.sync()
+        self.disks = [disk.kill() for disk in self.disks]
+        self.leader = 1 - self.leader
+        self.start()
+
+    def send(self, due_ms: int, **more: str) -> Any:
+        properties = {"UNIQ_KEY": f"A{due_ms}", "TIMER_DELIVER_MS": str(START_MS + due_ms), **more}
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        answer = self.master.connect().call(310, send_fields(properties=text), b"%d" % due_ms)
+        assert answer.code == 0, answer.remark
+        return answer
+
+    def run(self, seconds: float, *, saves_s: float = 1.0) -> None:
+        """Time passes on the master; it saves its timers now and then, and the slave follows."""
+        left_s = seconds
+        while left_s > 0:
+            step_s = min(saves_s, left_s)
+            self.master.run(step_s, step_s=0.1)
+            left_s -= step_s
+            if step_s == saves_s:
+                for step in self.master.core.delayed.timers.save():
+                    step()
+            self.follow()
+
+    def bodies(self) -> list[int]:
+        result = self.master.store.reader.read("T", 0, 0, 100_000, 1 << 26)
+        return [int(message.body) for message in decode_records(b"".join(result.data))]
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms() - START_MS
+
+
+Change = Callable[[Pair], None]
+CHANGES: dict[str, Change] = {"switched": Pair.switch, "killed": Pair.fail_over}
+WAYS = [way for count in (1, 2, 3) for way in itertools.product(CHANGES, repeat=count)]
+
+
+@pytest.mark.parametrize("discards", [True, False], ids=["", "undiscarded"])
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_master_that_returns_delivers_every_message_once(
+    way: tuple[str, ...],
+    discards: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As replicas/timer_lost_after_switch_back.sh, timer_lost_after_two_kills.sh and
+    timer_lost_roles_of_file.sh do it with processes. Without the slave's discarding, the
+    checkpoint of the other replica alone says that the wheel is not meant."""
+    if not discards:
+        monkeypatch.setattr("sluicemq.broker.state.discard_timer_files", lambda *_: None)
+    pair = Pair()
+    pair.send(1000)  # the first master makes its wheel
+    pair.run(3.0)
+    sent = [1000]
+    for change in way:
+        CHANGES[change](pair)
+        for _ in range(8):
+            due_ms = pair.now_ms + 20_000 + 700 * len(sent)
+            pair.send(due_ms)
+            sent.append(due_ms)
+        pair.send(pair.now_ms + 500)
+        sent.append(pair.now_ms + 500)
+        pair.run(2.0)
+    pair.run(45.0)
+    assert sorted(pair.bodies()) == sorted(sent)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING] or (
+        not discards
+    )
+
+
+@pytest.mark.parametrize("way", ["switched", "killed"])
+def test_a_slave_has_no_timer_files(way: str) -> None:
+    pair = Pair()
+    pair.send(50_000)
+    pair.run(2.0)
+    CHANGES[way](pair)
+    names = pair.disks[1 - pair.leader].names("/store")
+    assert "timerwheel" not in names
+    assert pair.disks[1 - pair.leader].names("/store/timerlog") == []
+    assert "timerwheel.identity" in names, "it says so"
+    pair.run(1.0)
+    assert pair.master.files.exists("/store/timerwheel")
+
+
+def test_what_the_killed_master_delivered_does_not_come_again() -> None:
+    """Its checkpoint does not say it, the log does: it has not been saved for two seconds."""
+    pair = Pair()
+    for due_ms in range(1000, 5000, 100):
+        pair.send(due_ms)
+    pair.run(2.0)
+    delivered = pair.bodies()
+    pair.master.run(1.55, step_s=0.05)
+    assert len(pair.bodies()) > len(delivered)
+    pair.fail_over()
+    pair.run(3.0)
+    assert sorted(pair.bodies()) == list(range(1000, 5000, 100))
+
+
+def test_a_recalled_message_stays_recalled_over_roles() -> None:
+    pair = Pair()
+    pair.master.change(recall_enable=True)
+    handle = pair.send(9400).fields["recallHandle"]
+    pair.send(9500)
+    fields = {"producerGroup": "P", "topic": "T", "recallHandle": handle}
+    assert pair.master.connect().call(370, fields).code == 0
+    pair.run(1.0)
+    for change in ("killed", "switched", "killed"):
+        CHANGES[change](pair)
+        pair.run(0.5)
+    pair.run(10.0)
+    assert pair.bodies() == [9500]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_of_roles_delivers_every_message_once(seed: int) -> None:
+    """Also messages that roll, that come too late for their second, and that were due while nobody
+    led."""
+    rng = random.Random(seed)
+    pair = Pair(timer_roll_window_slots=20)
+    sent: list[int] = []
+    for _ in range(rng.randint(3, 5)):
+        for _ in range(rng.randint(1, 8)):
+            due_ms = pair.now_ms + rng.choice([50, 900, 3000, 25_000, 70_000]) + rng.randrange(1000)
+            if due_ms not in sent:
+                pair.send(due_ms)
+                sent.append(due_ms)
+            if rng.random() < 0.2:
+                pair.clock.advance(rng.random() * 10)  # nobody sweeps meanwhile
+            pair.run(rng.random() * 3, saves_s=rng.choice([0.3, 1.0, 5.0]))
+        if rng.random() < 0.3:
+            pair.clock.advance(rng.random() * 20)
+        CHANGES[rng.choice(sorted(CHANGES))](pair)
+    pair.run(100.0, saves_s=5.0)
+    assert sorted(pair.bodies()) == sorted(sent), seed
+
+
+def test_a_slave_discards_files_of_any_size() -> None:
+    disk = CrashableFiles()
+    broker = SteppedBroker(files=disk)
+    disk.make_directory("/store/timerlog")
+    for name in ("timerwheel", "timerlog/00000000000000000000", "timerlog/5"):
+        disk.open(f"/store/{name}", create=True).truncate(77)
+    state.discard_timer_files(broker.store, disk, "/store")
+    assert not disk.exists("/store/timerwheel")
+    assert disk.names("/store/timerlog") == []
