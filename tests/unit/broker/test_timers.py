@@ -422,3 +422,19 @@ def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
     broker = restarted(broker)
     broker.run(1.0)
     assert bodies(broker) == due
+
+
+def test_a_stop_right_after_a_start_repeats_nothing(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """The second of the last delivery is not loaded again when the broker stops."""
+    due = [5_020, 60_000]
+    for due_ms in due:
+        send(client, due_ms)
+    broker.run(5.5)
+    assert bodies(broker) == due[:1]
+    for _ in range(2):
+        broker.close()
+        broker = restarted(broker)
+    broker.run(60.0)
+    assert bodies(broker) == due
