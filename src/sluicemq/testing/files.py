@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES: Final = 4096
 _ZEROS: Final = bytes(BLOCK_BYTES)
+_MANY_ZEROS: Final = bytes(256 * BLOCK_BYTES)
 SECTOR_BYTES: Final = 512
 TOTAL_BYTES: Final = 1 << 40
 MAPS: Final = 8
@@ -293,6 +294,9 @@ class CrashableFile:
         """From `offset` on: where a block begins that has data, or has none; else the end."""
         content = self._node.now
         while offset < len(content):
+            if has_data and content.startswith(_MANY_ZEROS, offset):
+                offset += len(_MANY_ZEROS)
+                continue
             block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
             block = content[offset:block_end]
             if (block != _ZEROS[: len(block)]) is has_data:

@@ -455,3 +455,19 @@ def test_a_message_sent_after_weeks_of_downtime_survives_a_second_stop(
     broker = restarted(broker)
     broker.run(3.0)
     assert bodies(broker) == [*due, later_ms]
+
+
+def test_a_stop_right_after_a_start_repeats_nothing(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """The second of the last delivery is not loaded again when the broker stops."""
+    due = [5_020, 60_000]
+    for due_ms in due:
+        send(client, due_ms)
+    broker.run(5.5)
+    assert bodies(broker) == due[:1]
+    for _ in range(2):
+        broker.close()
+        broker = restarted(broker)
+    broker.run(60.0)
+    assert bodies(broker) == due

@@ -172,6 +172,7 @@ class Timers:
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
+        self._known_offset = NONE  # of the queue: messages before it were known to that checkpoint
         self._over_until_ms = 0  # of slots before it the exact times were not read
         # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
         self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
@@ -221,6 +222,7 @@ class Timers:
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
         self._done_ms = checkpoint.done_ms if start.is_exact else 0
+        self._known_offset = self.files.queue_offset if start.is_settled else NONE
         self._floor = checkpoint.log_position if start.is_exact else 0
         self._begin_doubting()
         if start.is_settled:
@@ -267,7 +269,7 @@ class Timers:
         self.due, self._rolls, self._deleted = DueTable(), DueTable(), {}
         self._loading, self._last_skipped = None, None
         self._loaded_ms = self._load_floor_ms = self.read_ms
-        self._done_ms = done_ms
+        self._done_ms, self._known_offset = done_ms, NONE
         self._begin_rebuild(replay_offset, self.read_ms)
         self.files.old_end = self.files.position_of(replay_offset)
         self._begin_doubting()
@@ -685,6 +687,10 @@ class Timers:
         self._has_delivered = False
         now_ms = self._clock.now_ms()
         done_ms = self._done_by(now_ms)
+        if self.files.queue_offset == self._known_offset:
+            # A process that ends before it has loaded its first second, or taken in a message,
+            # knows as much as its predecessor.
+            done_ms = max(done_ms, self._done_ms)
         if self._delivered_ms <= done_ms:
             self._floor = self._store.written_offset
         is_written = False
