@@ -146,6 +146,26 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
     assert await mq.pull_consumer("g").committed(queue) == 4
 
 
+async def test_one_in_the_retry_topic_and_under_trace_is_handled_like_others() -> None:
+    async with embedded(tcp=True, trace=True, settings={"traceTopicEnable": "true"}) as mq:
+        await mq.admin.create_topic("t", queues=1)
+        seen: list[bytes] = []
+
+        async def handle(message: Any) -> None:
+            seen.append(message.body)
+
+        consumer = mq.consumer("g", handle, concurrency=1, max_reconsume_times=0).subscribe("t")
+        async with consumer:
+            await mq.send("t", b"good 0")
+            await until(lambda: seen)
+            await send_stored(mq, "%RETRY%g", BAD_ID, GARBAGE, RETRY_TOPIC="t")
+            letters = await dead_letters(mq, "g")
+            await mq.send("t", b"good 1")
+            await until(lambda: len(seen) == 2)
+        assert letters == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
+        assert consumer.failure is None
+
+
 async def test_a_poll_goes_on_behind_the_message_after_a_seek(mq: EmbeddedSluice) -> None:
     async with mq.lite_pull("g", on_undecodable="raise") as consumer:
         await consumer.subscribe("t")
