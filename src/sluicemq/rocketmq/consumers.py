@@ -19,9 +19,10 @@ from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.consuming import Start
+from sluicemq.client.core.consuming import OnUndecodable, Start
 from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
+from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.model.topic import Strategy
@@ -118,7 +119,7 @@ class Listening:
         """Raises RetryLaterError when the listener wants messages again."""
         kind = ConsumeOrderlyContext if self.is_orderly else ConsumeConcurrentlyContext
         context = kind(MessageQueue(*messages[0].queue))
-        given = [MessageExt(message.record, message.attempt) for message in messages]
+        given = [MessageExt(message.record, message.attempt, message) for message in messages]
         status = self._function(given, context) if self._takes_context else self._function(given)
         if status in _AGAIN:
             raise _later(context)
@@ -142,6 +143,11 @@ def _later(
 class _Consumer(Client[T]):
     """What all consumers have."""
 
+    on_undecodable: OnUndecodable = "deliver"
+    """What becomes of a message whose body cannot be decoded; Java's client drops it, and those
+    behind it."""
+    body_bytes_max = BODY_BYTES_MAX
+    """A compressed body that grows beyond it cannot be decoded."""
     set_consumer_group = Sets[str]("group")
     get_consumer_group = Gets[str]("group")
 
@@ -214,6 +220,8 @@ class _GroupClient(_Consumer[G]):
             "span_max": self.consume_max_span,
             "topic_count_max": None if topic_count == -1 else topic_count,
             "topic_bytes_max": None if topic_size == -1 else topic_size * MIB,
+            "on_undecodable": self.on_undecodable,
+            "body_bytes_max": self.body_bytes_max,
         }
 
 
@@ -355,7 +363,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         portal, consumer = self._on_loop()
         polling = consumer.poll(wait_ms / 1000, count_max=self.pull_batch_size)
         polled = portal.call(polling, take_back=consumer.put_back)
-        return [MessageExt(message.record, message.attempt) for message in polled]
+        return [MessageExt(message.record, message.attempt, message) for message in polled]
 
     def commit_sync(self, offsets: Mapping[Queue, int] | None = None, persist: bool = True) -> None:
         """Everything polled so far, or these offsets; returns when it is stored. Raises
@@ -413,7 +421,9 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
     set_broker_suspend_max_time_millis = Sets[int]()
 
     async def _make(self, sluice: Sluice) -> PullConsumer:
-        return sluice.pull_consumer(self.group)
+        return sluice.pull_consumer(
+            self.group, on_undecodable=self.on_undecodable, body_bytes_max=self.body_bytes_max
+        )
 
     update_consume_offset = blocking(PullConsumer.commit)
 

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final, Self, overload
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
-from sluicemq.client.aio.received import of_record
+from sluicemq.client.aio.received import ReceivedMessage, of_record
 from sluicemq.client.core.consuming import first_topic
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
@@ -298,16 +298,17 @@ def _short(body: bytes) -> str:
 class MessageExt(Strict):
     """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
 
-    __slots__ = ("_attempt", "record")
+    __slots__ = ("_attempt", "_received", "record")
 
-    def __init__(self, record: StoredMessage, attempt: int = 1) -> None:
+    def __init__(
+        self, record: StoredMessage, attempt: int = 1, received: ReceivedMessage | None = None
+    ) -> None:
         self.record = record
         self._attempt = attempt
+        self._received = received
 
     tags: str | None = of_record("tag")
-    body: bytes = of_record("body")
     raw_body: bytes = of_record("raw_body")
-    body_error: UndecodableBodyError | None = of_record("body_error")
     flag: int = of_record("flag")
     msg_id: str = of_record("message_id")
     offset_msg_id: str = of_record("offset_message_id")
@@ -319,6 +320,17 @@ class MessageExt(Strict):
     store_size: int = of_record("size_bytes")
     born_timestamp: int = of_record("born_time_ms")
     store_timestamp: int = of_record("store_time_ms")
+
+    @property
+    def body(self) -> bytes:
+        """The body that the producer sent. Raises UndecodableBodyError when it cannot be
+        decoded."""
+        return (self._received or self.record).body
+
+    @property
+    def body_error(self) -> UndecodableBodyError | None:
+        """The error that reading `body` raises, None when the body can be read."""
+        return (self._received or self.record).body_error
 
     @property
     def topic(self) -> str:

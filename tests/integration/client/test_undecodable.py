@@ -17,6 +17,8 @@ from sluicemq.client.core.transactions import question_of
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer
 from sluicemq.operate.doctor import Diagnosis, diagnose
+from sluicemq.operate.mcp import told
+from sluicemq.rocketmq import ConsumeFromWhere, DefaultMQPushConsumer
 from sluicemq.rocketmq.messages import MessageExt
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.frames import Command
@@ -45,6 +47,9 @@ def names(mq: EmbeddedSluice) -> str:
 
 
 async def dead_letters(mq: Sluice, group: str) -> list[tuple[str, bytes, int]]:
+    async with asyncio.timeout(60):
+        while f"%DLQ%{group}" not in await mq.admin.topics():
+            await asyncio.sleep(0.02)
     async with mq.subscribe(f"%DLQ%{group}", group="undertaker") as stream:
         found = await stream.receive_many(10, timeout_s=5)
         for one in found:
@@ -139,6 +144,26 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
     assert await dead_letters(mq, "g") == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
     (queue,) = await mq.queues("t")
     assert await mq.pull_consumer("g").committed(queue) == 4
+
+
+async def test_one_in_the_retry_topic_and_under_trace_is_handled_like_others() -> None:
+    async with embedded(tcp=True, trace=True, settings={"traceTopicEnable": "true"}) as mq:
+        await mq.admin.create_topic("t", queues=1)
+        seen: list[bytes] = []
+
+        async def handle(message: Any) -> None:
+            seen.append(message.body)
+
+        consumer = mq.consumer("g", handle, concurrency=1, max_reconsume_times=0).subscribe("t")
+        async with consumer:
+            await mq.send("t", b"good 0")
+            await until(lambda: seen)
+            await send_stored(mq, "%RETRY%g", BAD_ID, GARBAGE, RETRY_TOPIC="t")
+            letters = await dead_letters(mq, "g")
+            await mq.send("t", b"good 1")
+            await until(lambda: len(seen) == 2)
+        assert letters == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
+        assert consumer.failure is None
 
 
 async def test_a_poll_goes_on_behind_the_message_after_a_seek(mq: EmbeddedSluice) -> None:
@@ -239,6 +264,30 @@ def test_names_of_rocketmq_have_the_stored_bytes() -> None:
     assert message.raw_body == GARBAGE.raw
     assert message.body_error is not None
     assert "not compressed" in repr(message)
+
+
+async def test_a_listener_of_rocketmq_fails_on_it_alone(mq: EmbeddedSluice) -> None:
+    seen: list[bytes] = []
+    consumer = DefaultMQPushConsumer("g", namesrv_addr=names(mq))
+    consumer.consume_from_where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer.max_reconsume_times = 0
+    consumer.subscribe("t", "*")
+    consumer.register_message_listener(lambda messages: seen.extend(m.body for m in messages))
+    await asyncio.to_thread(consumer.start)
+    try:
+        await until(lambda: len(seen) == 3)
+        assert sorted(seen) == [b"good 0", b"good 1", b"good 2"]
+        assert await dead_letters(mq, "g") == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
+        assert consumer._client.undecodable == 1
+    finally:
+        await asyncio.to_thread(consumer.shutdown)
+
+
+def test_an_assistant_is_told_why() -> None:
+    message = told(stored(GARBAGE))
+    assert (message["body_of_the_sender"], message["body_bytes"]) == ("not compressed", 14)
+    assert "incorrect header check" in message["body_error"]
+    assert "body_error" not in told(stored(GOOD["zlib"]))
 
 
 def stored(body: StoredBody) -> Any:

@@ -19,6 +19,7 @@ from sluicemq.errors import NameServerUnreachableError, PermissionDeniedError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire import bodies
+from stored_bodies import BAD, send_stored
 
 PROBE = "\"'><script>alert(1)</script>"
 CHANGES = {
@@ -138,6 +139,23 @@ async def test_changes_are_done_and_noted_before_and_after(
     ]  # fmt: skip
     assert lines[1]["account"] == "owner"
     assert "form_token" not in (tmp_path / "audit.jsonl").read_text()
+
+
+async def test_an_undecodable_message_is_shown_as_stored_and_not_sent_again(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
+    await send_stored(mq, "flights", "BAD0", BAD["zlib, garbage"], KEYS="k")
+    page = await browser.get("/messages/flights/BAD0")
+    assert page.status_code == 200
+    assert "This body cannot be decoded" in page.text
+    assert "incorrect header check" in page.text
+    assert "not compressed" in page.text
+    assert "BAD0" in (await browser.get("/messages?topic=flights&by=time")).text
+    told = (await browser.get("/messages/flights/BAD0/explain")).text
+    assert told
+    again = await browser.submit("/messages/flights/BAD0/resend", sure="yes")
+    assert again.status_code >= 400
+    assert "cannot be decoded" in again.text
 
 
 async def test_a_message_is_found_by_key_id_time_and_properties(

@@ -1,10 +1,13 @@
 """The decoder of bodies: every compression, every kind of damage, and its limits."""
 
+import re
 import subprocess
 import sys
 import time
+import tomllib
 import tracemalloc
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +103,13 @@ def test_the_packages_are_imported_by_the_first_body_that_needs_them() -> None:
         "assert {'lz4', 'zstandard'} <= sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_packages_are_in_the_base_installation() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    names = {re.match(r"[a-z0-9-]+", one)[0] for one in project["dependencies"]}  # type: ignore[index]
+    assert {"lz4", "zstandard"} <= names
+    assert project["optional-dependencies"]["compression"] == []
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
