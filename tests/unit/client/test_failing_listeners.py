@@ -1,4 +1,4 @@
-"""Whatever listeners, hooks and callbacks of an application raise, the client goes on and says so."""
+"""Whatever listeners, hooks and callbacks raise is logged, and the client goes on."""
 
 import asyncio
 import concurrent.futures

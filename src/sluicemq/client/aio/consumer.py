@@ -312,8 +312,7 @@ class PushConsumer:
             except ClosedError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever ended the feed ends the consumer
-                self.failure = error
-                _log.error("consumer %s ends: %s", self.group, error)
+                self._fail(error)
                 return
             if self._is_closed:  # what waited is discarded: this one would overtake it
                 return
@@ -327,6 +326,11 @@ class PushConsumer:
                         message.settle()
             if current:
                 await self._handle(current)
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:  # the first worker that hears of it
+            _log.error("consumer %s ends: %s", self.group, error)
+        self.failure = error
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
         self._busy += 1
@@ -374,7 +378,8 @@ class PushConsumer:
                 await message.reject(level, suspend_s=suspend_s)
             except SluiceError as failure:
                 delay_s = retry_delay_s(message.attempt)
-                _log.warning(
+                self._groups.directory.note_outage(
+                    failure, message.queue, f"sending back for {self.group}",
                     "group %s: %s could not be sent back, it is handled again here in %g s: %s",
                     self.group, message, delay_s, failure,
                 )  # fmt: skip

@@ -155,6 +155,7 @@ class Sluice:
             on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
             connect=network.dial,
             has_thread=heartbeat_thread,
+            outages=self.cluster.directory.outages,
         )
         self._tasks = Tasks()
         self._requester = Requester(self.cluster, self._keeper)

@@ -245,6 +245,7 @@ class Inbound(Transactions):
                         credentials=self._cluster.credentials,
                         connect=Sockets(self._cluster.tls).dial,
                         on_ask=self._on_ask,
+                        outages=self._cluster.directory.outages,
                     )
             self._keeper.produce(self.group)
             self._keeper.use(self._cluster.routes.addresses([topic]))
