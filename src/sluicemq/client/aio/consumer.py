@@ -81,6 +81,7 @@ class MessageStream:
 
     async def receive(self) -> ReceivedMessage:
         """The next message; waits for one. Raises what ended the subscription."""
+        self._groups.enter()
         if self._feed is None:
             await self.start()
         assert self._feed is not None
@@ -134,6 +135,8 @@ class MessageStream:
     async def close(self) -> None:
         """Leaves; messages handed out and not acknowledged will be delivered again. Cancelling it
         does not keep it from leaving: it raises CancelledError afterwards."""
+        if self._feed is not None:
+            self._groups.enter()
         await run_to_end(self._close())
 
     async def _close(self) -> None:
@@ -439,6 +442,7 @@ class PushConsumer:
         """
         if not self._started:
             return
+        self._groups.enter()
         is_own = asyncio.current_task() in self._tasks  # A handler would wait for itself.
         self._busy_closing += is_own
         self._look_whether_quiet()

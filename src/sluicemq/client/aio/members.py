@@ -482,6 +482,10 @@ class Memberships:
         """Routes and outages of the client."""
         return self._cluster.directory
 
+    def enter(self) -> None:
+        """Raises ConfigurationError in another event loop or process than the client's."""
+        self._cluster.home.enter()
+
     def __len__(self) -> int:
         return len(self._members)
 

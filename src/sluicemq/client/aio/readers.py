@@ -65,7 +65,7 @@ class SendBack:
         self._cluster = cluster
         self._group = group
         self._times_max = times_max
-        self._sender = Sender(cluster.directory, INNER_GROUP, str)
+        self._sender = Sender(cluster.directory, INNER_GROUP, str, first_queue=cluster.first_queue)
 
     async def send_back(self, record: StoredMessage, level: int) -> None:
         """A copy comes again after `level`, or is a dead letter. Raises SluiceError."""

@@ -11,7 +11,6 @@ last longer than that.
 """
 
 import logging
-import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,13 +43,13 @@ class _Outage:
 
 
 class Outages:
-    """The outages of one client. Its methods may be called from any thread."""
+    """The outages of one client. Its methods may be called from any thread: an outage begins and
+    ends by one operation of a dictionary, of which one thread is the first."""
 
-    __slots__ = ("_clock", "_ended_s", "_guard", "open")
+    __slots__ = ("_clock", "_ended_s", "open")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._guard = threading.Lock()
         self._ended_s: dict[str, float] = {}
         self.open: dict[str, _Outage] = {}
         """By the name of what is away; empty while everything works."""
@@ -66,30 +65,27 @@ class Outages:
 
     def _is_first(self, what: str) -> bool:
         """Whether this failure is the one to be logged as a warning."""
-        with self._guard:
-            now_s = self._clock.monotonic_s()
-            known = self.open.get(what)
-            if known is None:
-                ended_s = self._ended_s.get(what)
-                is_new = ended_s is None or now_s - ended_s > FLAP_S
-                self.open[what] = _Outage(now_s, is_new)
-                return is_new
-            if not known.is_logged and now_s - known.since_s > FLAP_S:
-                known.is_logged = True
-                return True
-            known.quiet_count += 1
-            return False
+        now_s = self._clock.monotonic_s()
+        ended_s = self._ended_s.get(what)
+        new = _Outage(now_s, is_logged=ended_s is None or now_s - ended_s > FLAP_S)
+        known = self.open.setdefault(what, new)
+        if known is new:
+            return new.is_logged
+        if not known.is_logged and now_s - known.since_s > FLAP_S:
+            known.is_logged = True
+            return True
+        known.quiet_count += 1
+        return False
 
     def worked(self, what: str) -> None:
         """Note that `what` works, and log the end of its outage if there was one."""
         if what not in self.open:
             return
-        with self._guard:
-            over = self.open.pop(what, None)
-            now_s = self._clock.monotonic_s()
-            if len(self._ended_s) >= ENDED_MAX:
-                self._ended_s.clear()
-            self._ended_s[what] = now_s
+        over = self.open.pop(what, None)
+        now_s = self._clock.monotonic_s()
+        if len(self._ended_s) >= ENDED_MAX:
+            self._ended_s.clear()
+        self._ended_s[what] = now_s
         if over is not None and over.is_logged:
             _log.warning(
                 "the outage of %s is over after %.0f s; %d more failures were logged at DEBUG",

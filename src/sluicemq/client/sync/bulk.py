@@ -22,6 +22,7 @@ from typing import Final, Self
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.home import Home
 from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
 from sluicemq.model.subscription import ALL, Subscription
 from sluicemq.model.topic import MessageQueue
@@ -79,6 +80,7 @@ class BulkReader:
         self._depth = depth
         self._timeout_s = timeout_s
         self._tls = Tls.of(tls)
+        self._home = Home()
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullAnswer] = {}
 
@@ -130,6 +132,7 @@ class BulkReader:
             self._check(answer)
 
     def _send(self, offset: int, count_max: int) -> int:
+        self._home.check_process()
         command = requests.pull(
             self._group,
             self.queue,
