@@ -42,9 +42,10 @@ from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.outages import Outages
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
-from sluicemq.clock import Clock
+from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, SluiceError
 from sluicemq.model.ids import UniqueIds
 from sluicemq.net.channel import Channel, Dial, dial
@@ -94,7 +95,10 @@ class Keeper:
         period_s: float = PERIOD_S,
         connect: Dial = dial,
         has_thread: bool = True,
+        outages: Outages | None = None,
     ) -> None:
+        """`outages`: those of the client whose heartbeats these are."""
+        self._outages = outages or Outages(SYSTEM_CLOCK)
         self.client_id = client_id
         self._credentials = credentials
         self._on_ask = on_ask
@@ -254,8 +258,9 @@ class Keeper:
         except SluiceError as error:
             # Said once, and tried again after 1 s, 2 s … 30 s.
             failures = self._down.get(address, (0, 0.0))[0]
-            level = logging.DEBUG if failures else logging.WARNING
-            _log.log(level, "heartbeat to %s failed, will try again: %s", address, error.fact)
+            self._outages.failed(
+                address, "heartbeat to %s failed, will try again: %s", address, error.fact
+            )
             pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
             self._down[address] = (failures + 1, asyncio.get_running_loop().time() + pause_s)
             broken = self._channels.pop(address, None)
@@ -264,8 +269,13 @@ class Keeper:
             self._beat_in(pause_s, address)
             return error
         self._down.pop(address, None)
-        if answer.code != SUCCESS:
-            _log.warning("heartbeat refused by %s: %s %s", address, answer.code, answer.remark)
+        self._outages.worked(address)
+        own = f"the heartbeat of {self.client_id} to {address}"
+        if answer.code == SUCCESS:
+            self._outages.worked(own)
+        else:
+            text = "heartbeat refused by %s: %s %s"
+            self._outages.failed(own, text, address, answer.code, answer.remark)
         return None
 
     def _beat_in(self, seconds: float, address: str) -> None:

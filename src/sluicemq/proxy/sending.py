@@ -19,13 +19,15 @@ remember it. RocketMQ's proxy gives the bare message id and keeps the rest for 3
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from random import Random
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import write_queues
 from sluicemq.client.core.messages import Outgoing, join
 from sluicemq.client.core.requests import SUCCESS, SendStatus, expect_success, fields_of
-from sluicemq.client.core.sending import QueueChooser
+from sluicemq.client.core.sending import FIRST_BITS, QueueChooser
 from sluicemq.client.core.talks import Call as Ask
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.transactions import (
@@ -108,7 +110,7 @@ class Sending:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._clock = backend.clock
-        self._chooser = QueueChooser()
+        self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_BITS))
         self._targets: dict[str, Target] = {}
 
     # -------------------------------------------------------------------------------- sends

@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 
 from sluicemq.broker.server import SWEEP_S, Broker
@@ -41,6 +42,7 @@ POLL_LAZY_S: Final = 300.0
 """On virtual time a pull waits so long at the broker: it is answered as soon as there is something,
 and five hours of asking again every 15 s on every queue are the most of what such a test does."""
 HOST: Final = "127.0.0.1"
+RNG_SEED: Final = 0
 MEMORY_ROOT: Final = "/sluicemq"
 SMALL: Final = {
     "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
@@ -117,6 +119,7 @@ class EmbeddedSluice(Sluice):
             clock=servers.clock,
             network=servers.network,
             heartbeat_thread=False,
+            rng=servers.rng,
             **options,
         )
         self.servers = servers
@@ -151,6 +154,8 @@ class Servers:
         each broker has one beside it."""
         self.clock = clock
         self.network = network
+        self.rng: Random = Random(RNG_SEED)
+        """Of the clients: tests see the same queues in each run."""
         self.settings: dict[str, str] = dict(settings or {})
         self.brokers: dict[str, Broker] = {}
         self.files: dict[str, Files] = {}

@@ -1,4 +1,4 @@
-"""The client goes on, and logs it, whatever the callbacks of an application raise."""
+"""Whatever listeners, hooks and callbacks raise is logged, and the client goes on."""
 
 import asyncio
 import concurrent.futures

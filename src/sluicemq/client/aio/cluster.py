@@ -7,6 +7,7 @@ turn travel in one write. Heartbeats have connections of their own (`client.keep
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any, Final
 
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
@@ -16,8 +17,10 @@ from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations import topics
 from sluicemq.client.core.replies import send_reply
+from sluicemq.client.core.sending import FIRST_BITS
 from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.home import Home, running_loop
 from sluicemq.client.tasks import run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.net.channel import ChannelPool, Dial
@@ -50,7 +53,11 @@ class Cluster(AsyncioShell):
         clock: Clock = SYSTEM_CLOCK,
         connect: Dial | None = None,
         client_id: str = "",
+        rng: Random | None = None,
     ) -> None:
+        """`rng` chooses the queue that a producer begins with."""
+        self.home: Home = Home()
+        self.rng: Random = rng or Random()
         self.client_id = client_id
         """Said with requests that concern a member of a group: its heartbeats go another way."""
         self.directory = Directory(name_servers, clock)
@@ -88,6 +95,8 @@ class Cluster(AsyncioShell):
     def exchange(self, call: Call) -> Awaitable[Command]:
         """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
         Raises ConnectionLostError, RequestTimeoutError, now or later."""
+        if running_loop() is not self.home.loop:
+            self.home.enter()
         channel = self._pool.channels.get(call.address)
         if channel is None or channel.closed or call.command.flag & FLAG_ONEWAY:
             return self._exchange(call)
@@ -123,6 +132,10 @@ class Cluster(AsyncioShell):
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """`exchange` of a request to an address."""
         return await self.exchange(Call(address, command, timeout_s))
+
+    def first_queue(self) -> int:
+        """A random number for a `QueueChooser` to begin with."""
+        return self.rng.getrandbits(FIRST_BITS)
 
     async def close(self) -> None:
         """Closes the data connections."""

@@ -81,6 +81,7 @@ class MessageStream:
 
     async def receive(self) -> ReceivedMessage:
         """The next message; waits for one. Raises what ended the subscription."""
+        self._groups.enter()
         if self._feed is None:
             await self.start()
         assert self._feed is not None
@@ -138,6 +139,8 @@ class MessageStream:
     async def close(self) -> None:
         """Leaves; messages handed out and not acknowledged will be delivered again. Cancelling it
         does not keep it from leaving: it raises CancelledError afterwards."""
+        if self._feed is not None:
+            self._groups.enter()
         await run_to_end(self._close())
 
     async def _close(self) -> None:
@@ -316,8 +319,7 @@ class PushConsumer:
             except ClosedError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever ended the feed ends the consumer
-                self.failure = error
-                _log.error("consumer %s ends: %s", self.group, error)
+                self._fail(error)
                 return
             if self._is_closed:  # what waited is discarded: this one would overtake it
                 return
@@ -331,6 +333,11 @@ class PushConsumer:
                         message.settle()
             if current:
                 await self._handle(current)
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None:  # the first worker that hears of it
+            _log.error("consumer %s ends: %s", self.group, error)
+        self.failure = error
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
         self._busy += 1
@@ -378,7 +385,8 @@ class PushConsumer:
                 await message.reject(level, suspend_s=suspend_s)
             except SluiceError as failure:
                 delay_s = retry_delay_s(message.attempt)
-                _log.warning(
+                self._groups.directory.note_outage(
+                    failure, message.queue, f"sending back for {self.group}",
                     "group %s: %s could not be sent back, it is handled again here in %g s: %s",
                     self.group, message, delay_s, failure,
                 )  # fmt: skip
@@ -444,6 +452,7 @@ class PushConsumer:
         """
         if not self._started:
             return
+        self._groups.enter()
         is_own = asyncio.current_task() in self._tasks  # A handler would wait for itself.
         self._busy_closing += is_own
         self._look_whether_quiet()

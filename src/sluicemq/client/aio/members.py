@@ -34,6 +34,7 @@ from sluicemq.client.core.consuming import (
     SubscriptionRegistry,
     make_subscription,
 )
+from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import (
     GROUP_NOT_EXIST,
     SUBSCRIPTION_PARSE_FAILED,
@@ -345,9 +346,28 @@ class Member:
                     if topic in self._seen:  # deleted: if it comes back, its queues are new
                         self._seen[topic] = set()
                 except SluiceError as error:
-                    _log.warning("balance of %s in %s failed: %s", topic, self.group, error)
+                    self._note_outage(error, topic, "balance of %s in %s failed: %s")
                     complete = False
+                else:
+                    self._note_success(topic)
         return complete
+
+    def _note_outage(self, error: SluiceError, topic: str, text: str) -> None:
+        own = f"the balance of {topic} in {self.group}"
+        queue = self._any_queue(topic)
+        self._cluster.directory.note_outage(error, queue, own, text, topic, self.group, error)
+
+    def _note_success(self, topic: str) -> None:
+        queue = self._any_queue(topic)
+        if queue is not None:
+            own = f"the balance of {topic} in {self.group}"
+            self._cluster.directory.note_success(queue, own)
+
+    def _any_queue(self, topic: str) -> MessageQueue | None:
+        """A queue of the first broker of a topic: the one that is asked first."""
+        route = self._cluster.routes.known.get(topic)
+        brokers = () if route is None else route.brokers
+        return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
 
     async def _balance_topic(self, topic: str) -> bool:
         subscription = self.subscriptions[topic]
@@ -397,7 +417,10 @@ class Member:
         try:
             has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
-            _log.warning("%s cannot read %s yet: %s", self.group, queue, error)
+            self._cluster.directory.note_outage(
+                error, queue, f"the start of {queue} in {self.group}",
+                "%s cannot read %s yet: %s", self.group, queue, error,
+            )  # fmt: skip
             return False
         wanted = self.subscriptions.get(queue.topic)
         if wanted is not None:  # it may have changed while brokers were asked
@@ -478,6 +501,15 @@ class Memberships:
         self._members: dict[str, Member] = {}
         self._users: dict[tuple[str, str], int] = {}
         self._joining = asyncio.Lock()
+
+    @property
+    def directory(self) -> Directory:
+        """Routes and outages of the client."""
+        return self._cluster.directory
+
+    def enter(self) -> None:
+        """Raises ConfigurationError in another event loop or process than the client's."""
+        self._cluster.home.enter()
 
     def __len__(self) -> int:
         return len(self._members)

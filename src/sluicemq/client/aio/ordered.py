@@ -125,6 +125,7 @@ class Leases:
             return False
         for queue in held - self._asked_s.keys():
             await self._unlock(queue)  # it was given back meanwhile, and locked again by us
+        lost = []
         for queue in [queue for queue in queues if queue in self._asked_s]:
             age_s = asked_s - self._asked_s[queue]
             if queue in held and age_s < LEASE_S:
@@ -133,7 +134,14 @@ class Leases:
                     self._on_held(queue)
             else:  # not ours, or ours again after a time in which another one may have had it
                 del self._asked_s[queue]
-                self._on_lost(queue)
+                lost.append(queue)
+        if lost:
+            _log.warning(
+                "group %s: the lock of %s%s is lost; its messages go to another member",
+                self._group, lost[0], f" and of {len(lost) - 1} more queues" if lost[1:] else "",
+            )  # fmt: skip
+        for queue in lost:
+            self._on_lost(queue)
         return True
 
     async def renew_forever(self) -> None:
@@ -196,7 +204,8 @@ class OrderedReader(QueueReader):
             try:
                 await self._reading.send_back.send_copy(message.record, times, level)
             except SluiceError as error:
-                _log.warning(
+                self._cluster.directory.note_outage(
+                    error, self.queue, f"dead letters of {self.group}",
                     "group %s: %s could not be stored as a dead letter, its queue waits: %s",
                     self.group, message, error,
                 )  # fmt: skip
@@ -232,10 +241,6 @@ class OrderedReaders(Readers):
         def lose(queue: MessageQueue) -> None:
             """Another client has the queue: neither hand out nor commit."""
             if queue in self._readers:
-                _log.warning(
-                    "group %s: the lock of %s is lost; its messages go to another member",
-                    self._group, queue,
-                )  # fmt: skip
                 reader = self._stop(queue)
                 reader.drop(reader.in_flight.committable)
                 self._retire(queue, reader, is_ours=False)

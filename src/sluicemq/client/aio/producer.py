@@ -129,6 +129,7 @@ class Producer:
             compress_from_bytes=compress_from_bytes,
             delay_level_max=delay_level_max,
             trace=trace,
+            first_queue=cluster.first_queue,
         )
         self.sender.on_first = on_first
         self.group: str = self.sender.group
@@ -162,6 +163,7 @@ class Producer:
         ConfigurationError here; other errors of `send` are handed to `on_done`. What `on_done`
         raises is logged.
         """
+        self.cluster.home.enter()
         if not callable(on_done):
             raise ConfigurationError(
                 f"on_done is {on_done!r:.60}.", cure="Give a function: (result, error) -> None."
@@ -271,6 +273,7 @@ class Producer:
         the ids of those that are still open when the wait ends. Cancelling it ends the waiting: it
         raises CancelledError, and a second call returns the report.
         """
+        self.cluster.home.enter()
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
@@ -358,7 +361,12 @@ class TraceWriter:
         self.tracing = tracing
         self._cluster = cluster
         self._linger_s = linger_s
-        self._sender = Sender(cluster.directory, INNER_GROUP, unique_ids(cluster.clock).next)
+        self._sender = Sender(
+            cluster.directory,
+            INNER_GROUP,
+            unique_ids(cluster.clock).next,
+            first_queue=cluster.first_queue,
+        )
         self._work = asyncio.Event()
         self._tasks = Tasks()
         self._closed = False

@@ -295,6 +295,7 @@ class LitePullConsumer:
         )
 
     def _check_open(self) -> None:
+        self._cluster.home.enter()
         if self._closing.has_begun:
             raise ClosedError(f"the consumer of {self.group!r} is closed.", cure="Make a new one.")
 
@@ -412,6 +413,7 @@ class LitePullConsumer:
         check_number("count_max", count_max, 1)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, 0, whole=False)
+        self._cluster.home.enter()
         self._finish()
         messages: list[ReceivedMessage] = []
         try:
@@ -573,6 +575,7 @@ class LitePullConsumer:
         The last poll's messages are not done: nobody has said so. They come again. Cancelling it
         does not keep it from leaving: it raises CancelledError afterwards.
         """
+        self._cluster.home.enter()
         await self._closing.run(self._close)
 
     async def _close(self) -> None:

@@ -81,7 +81,7 @@ class SendBack:
         self._cluster = cluster
         self._group = group
         self._times_max = times_max
-        self._sender = Sender(cluster.directory, INNER_GROUP, str)
+        self._sender = Sender(cluster.directory, INNER_GROUP, str, first_queue=cluster.first_queue)
 
     async def send_back(self, record: StoredMessage, level: int) -> None:
         """A copy comes again after `level`, or is a dead letter. Raises SluiceError."""
@@ -89,10 +89,13 @@ class SendBack:
         command = requests.send_back(
             self._group, record, first_topic(record), level, self._times_max
         )
+        own = f"sending back for {self._group}"
         try:
             await self._cluster.ask_master(queue, command)
+            self._cluster.directory.note_success(queue, own)
         except SluiceError as error:
-            _log.warning(
+            self._cluster.directory.note_outage(
+                error, queue, own,
                 "group %s: message %s cannot be sent back (%s); sending a copy to the retry topic",
                 self._group, record.message_id, error.fact,
             )  # fmt: skip
@@ -147,6 +150,7 @@ class QueueReader(Placed):
         super().__init__()
         self.group: str = reading.group
         self.queue = queue
+        self._name = f"the pull of {queue} for {reading.group}"
         self.subscription: Subscription = subscription
         self.feed = feed
         self.in_flight: InFlight = InFlight(position)
@@ -407,6 +411,8 @@ class QueueReader(Placed):
                     is_same = await self._is_same(answer)
                     if is_same and is_wanted():
                         self._take(answer)
+                if self._cluster.directory.outages.open:
+                    self._cluster.directory.note_success(self.queue, self._name)
                 failures = 0
             except SluiceError as error:
                 self.identity.is_suspect = True
@@ -428,10 +434,10 @@ class QueueReader(Placed):
         if code in SUBSCRIPTION_PENDING:
             self._reading.on_pending()
         else:
-            level = logging.WARNING if failures == 1 else logging.DEBUG
-            _log.log(
-                level, "pull of %s for %s failed, will try again: %s", self.queue, self.group, error
-            )
+            self._cluster.directory.note_outage(
+                error, self.queue, self._name,
+                "pull of %s for %s failed, will try again: %s", self.queue, self.group, error,
+            )  # fmt: skip
         await asyncio.sleep(pause_s(failures))
 
     async def _wait_for_room(self) -> None:
@@ -730,20 +736,20 @@ class Readers:
         """What went wrong, which is logged."""
         if offset == reader.committed or not reader.may_commit:
             return None
+        own = f"committing for {self._group}"
         try:
             await self._offsets.write(reader.queue, offset, reader.identity.newest)
             reader.committed = offset
+            self._cluster.directory.note_success(reader.queue, own)
         except GroupNotFoundError as error:
             _log.debug("commit for %s: %s", self._group, error)  # its pulls will say it aloud
             return error
         except SluiceError as error:
-            _log.warning(
+            self._cluster.directory.note_outage(
+                error, reader.queue, own,
                 "commit of offset %d of %s for %s failed: %s",
-                offset,
-                reader.queue,
-                self._group,
-                error,
-            )
+                offset, reader.queue, self._group, error,
+            )  # fmt: skip
             return error
         return None
 

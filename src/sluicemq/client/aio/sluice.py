@@ -17,6 +17,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
+from random import Random
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from sluicemq.client.aio.broker_requests import BrokerRequests
@@ -102,7 +103,9 @@ def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concat
 
 @helpful
 class Sluice:
-    """A client of a RocketMQ-compatible cluster, for asyncio. Use it in the loop that made it.
+    """A client of a RocketMQ-compatible cluster, for asyncio. It belongs to the event loop that
+    uses it first and to the process that made it; used in another loop, or after a fork, it raises
+    ConfigurationError.
 
     `name_servers` is `host:port;host:port` or a list; None: the variable NAMESRV_ADDR, or
     127.0.0.1:9876. `credentials`: a pair (access key, secret key). `producer_group` and
@@ -130,11 +133,12 @@ class Sluice:
         instance: str = INSTANCE,
         offsets_directory: str | None = None,
         files: Files = SYSTEM_FILES,
+        rng: Random | None = None,
     ) -> None:
         """Broadcasting consumers keep offsets in `offsets_directory` (~/.rocketmq_offsets), below
-        `client_id` if one is given, else `<address>@<instance>`. `network` and
-        `heartbeat_thread=False` are for clusters in one process (testing): what carries the bytes,
-        and heartbeats from the caller's own loop.
+        `client_id` if one is given, else `<address>@<instance>`. `rng` chooses the queue that each
+        producer begins with. `network` and `heartbeat_thread=False` are for clusters in one process
+        (testing): what carries the bytes, and heartbeats from the caller's own loop.
         """
         if client_id is not None and not isinstance(client_id, str):
             raise ConfigurationError(f"client_id is {client_id!r:.60}.", cure="Give a text.")
@@ -150,14 +154,15 @@ class Sluice:
             clock=clock,
             connect=network.dial,
             client_id=self.client_id,
+            rng=rng,
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper = Keeper(
             self.client_id,
             credentials=self.cluster.credentials,
             on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
             connect=network.dial,
             has_thread=heartbeat_thread,
+            outages=self.cluster.directory.outages,
         )
         self._tasks = Tasks()
         self._requester = Requester(self.cluster, self._keeper)
@@ -230,7 +235,6 @@ class Sluice:
 
     def _introduce(self, group: str, topic: str) -> None:
         """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
-        self._loop = asyncio.get_running_loop()
         self._keeper.produce(group)
         self._keeper.use(self.cluster.routes.addresses([topic]))
         self._keeper.beat()
@@ -372,14 +376,14 @@ class Sluice:
 
     def _on_join(self) -> None:
         """Before a consumer enters a group."""
+        self.cluster.home.enter()
         self._check_open()
-        self._loop = asyncio.get_running_loop()
         self._tracing()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop that uses this client; None before its first use."""
-        return self._loop
+        return self.cluster.home.loop
 
     def member_of(self, group: str) -> Member | None:
         """This client's membership in a group. For this package."""
@@ -406,6 +410,7 @@ class Sluice:
         ends the waiting for handlers and sends: it raises CancelledError when everything is closed.
         A second call returns the same report.
         """
+        self.cluster.home.enter()
         return await self._closing.run(self._close)
 
     def _hurry(self) -> None:

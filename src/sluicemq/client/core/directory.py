@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from sluicemq.client.core import requests
+from sluicemq.client.core import outages, requests
 from sluicemq.client.core.messages import NEW_TOPIC_QUEUES
 from sluicemq.client.core.names import parse_name_servers
+from sluicemq.client.core.outages import Outages
 from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
@@ -92,9 +93,11 @@ class Routes:
     write to, the masters of brokers, and by broker where to read. Times are monotonic seconds,
     passed in."""
 
-    __slots__ = ("_learnt_s", "known", "masters", "sources", "writers")
+    __slots__ = ("_learnt_s", "known", "masters", "places", "sources", "writers")
 
     def __init__(self) -> None:
+        self.places: dict[str, str] = {}
+        """Broker name -> the last known address of its master, also while it is in no route."""
         self.known: dict[str, TopicRoute] = {}
         self.writers: dict[str, list[MessageQueue]] = {}
         self.masters: dict[str, dict[str, str]] = {}
@@ -124,6 +127,7 @@ class Routes:
             if MASTER_ID in data.addresses
         }
         self.sources[topic] = read_addresses(route)
+        self.places.update(self.masters[topic])
         return True
 
     def has_replicas(self, topic: str, broker: str | None) -> bool:
@@ -163,9 +167,32 @@ class Directory:
         self.name_servers: tuple[str, ...] = parse_name_servers(name_servers)
         self.clock = clock
         self.routes: Routes = Routes()
+        self.outages: Outages = Outages(clock)
         self.on_route: Callable[[str], None] = lambda topic: None
         # Not all clients begin with the same one.
         self._first = clock.now_ms() % len(self.name_servers)
+
+    def note_outage(
+        self, error: Exception, queue: MessageQueue | None, own: str, text: str, *arguments: object
+    ) -> None:
+        """Log a failure once: as an outage of the name servers or of the broker of `queue` if
+        `error` says so, else as one of `own`, a name for what did not work."""
+        what = own
+        if isinstance(error, NameServerUnreachableError):
+            what = outages.NAME_SERVERS
+        elif queue is not None and outages.is_outage(error):
+            what = self.place(queue)
+        self.outages.failed(what, text, *arguments)
+
+    def note_success(self, queue: MessageQueue, own: str = "") -> None:
+        """Note that the broker of `queue`, and `own`, work."""
+        if self.outages.open:
+            self.outages.worked(self.place(queue))
+            self.outages.worked(own)
+
+    def place(self, queue: MessageQueue) -> str:
+        """The address of a queue's broker as it was known last, else the broker's name."""
+        return self.routes.places.get(queue.broker, queue.broker)
 
     def ask_name_server(
         self, command: Command, is_enough: Callable[[Command], bool] = lambda _answer: True
@@ -186,6 +213,8 @@ class Directory:
             except (ConnectionLostError, RequestTimeoutError) as error:
                 failures.append((address, error))
             else:
+                if self.outages.open:
+                    self.outages.worked(outages.NAME_SERVERS)
                 if is_enough(answer):
                     self._first = index
                     return answer
@@ -244,9 +273,12 @@ class Directory:
             if found is None and create and known is None:
                 default = yield from self.find_route(DEFAULT_TOPIC)
                 found = as_created(default) if default else None
-        except NameServerUnreachableError:
+        except NameServerUnreachableError as error:
             if known is None:
                 raise
+            self.outages.failed(
+                outages.NAME_SERVERS, "%s The last known routes are used on.", error.fact
+            )
             found = None
         if self.routes.put(topic, found, self.clock.monotonic_s()):
             self.on_route(topic)

@@ -67,6 +67,8 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
+FIRST_BITS: Final = 31
+"""Of the random number that says which queue is the first one."""
 RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
 """spec/remoting.md §7.3: the answers after which another broker may do better."""
 
@@ -89,13 +91,19 @@ def avoid_s(latency_s: float) -> float:
 
 
 class QueueChooser:
-    """Round robin over queues, past the brokers to be avoided. Times are monotonic seconds."""
+    """Round robin over the queues of each topic, past the brokers to be avoided. Times are
+    monotonic seconds.
 
-    __slots__ = ("_avoid_until_s", "_next")
+    `first()` is the number of the queue that the first message of a topic goes to. It is random in
+    a client, as in Java's: many short-lived producers would else all send to one queue.
+    """
 
-    def __init__(self, start: int = 0) -> None:
+    __slots__ = ("_avoid_until_s", "_first", "_next")
+
+    def __init__(self, first: Callable[[], int] = lambda: 1) -> None:
         self._avoid_until_s: dict[str, float] = {}
-        self._next = start
+        self._first = first
+        self._next: dict[str, int] = {}
 
     def choose(
         self,
@@ -108,7 +116,11 @@ class QueueChooser:
         is no other. HOT."""
         if sharding_key:
             return choose_by_key(queues, sharding_key)
-        self._next = start = (self._next + 1) & 0x7FFFFFFF
+        topic = queues[0].topic
+        start = self._next.get(topic, -1)
+        if start < 0:
+            start = self._first()
+        self._next[topic] = start + 1
         count = len(queues)
         if not self._avoid_until_s and last_broker is None:
             return queues[start % count]
@@ -288,7 +300,9 @@ class Sender:
         compress_from_bytes: int = COMPRESS_FROM_BYTES,
         delay_level_max: int = DELAY_LEVEL_MAX,
         trace: Tracing | None = None,
+        first_queue: Callable[[], int] = lambda: 1,
     ) -> None:
+        """`first_queue`: see `QueueChooser`."""
         check_number("timeout_ms", timeout_ms, 1)
         check_number("retries", retries, 0)
         check_number("compress_from_bytes", compress_from_bytes, 0)
@@ -312,7 +326,7 @@ class Sender:
         self.unknown: list[str] = []
         """Of sends that ended after `is_closed`: what may be stored or not."""
         self.is_closed: bool = False
-        self._chooser = QueueChooser()
+        self._chooser = QueueChooser(first_queue)
         self._topics: set[str] = set()
 
     def ready(self, message: Message | Draft) -> Outgoing:

@@ -275,7 +275,8 @@ class Transactions:
             self.trace_end(place, state, address)
             answer = yield Call(address, command)
         except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
-            _log.warning(
+            self.directory.note_outage(
+                error, place.queue, f"ending transactions of {self.group}",
                 "%s of transaction %s has no answer, the broker will ask: %s",
                 state.name, place.transaction_id, error,
             )  # fmt: skip

@@ -23,6 +23,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.identity import OFFSET_RESET, RESET_ATTEMPTS
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.home import Home
 from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
 from sluicemq.model.subscription import ALL, Subscription
 from sluicemq.model.topic import MessageQueue
@@ -80,6 +81,7 @@ class BulkReader:
         self._depth = depth
         self._timeout_s = timeout_s
         self._tls = Tls.of(tls)
+        self._home = Home()
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullAnswer] = {}
         self._asked: dict[int, tuple[int, int]] = {}
@@ -132,6 +134,7 @@ class BulkReader:
             self._check(answer)
 
     def _send(self, offset: int, count_max: int) -> int:
+        self._home.check_process()
         command = requests.pull(
             self._group,
             self.queue,

@@ -8,11 +8,14 @@ own at no cost. Nothing here heartbeats; consumers, which must, live in `client.
 
 import threading
 from collections import defaultdict, deque
+from random import Random
 from typing import Final, Self
 
 from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.sending import FIRST_BITS
 from sluicemq.client.core.talks import BlockingShell, Call, operation
+from sluicemq.client.home import Forks, Home
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
 from sluicemq.net.blocking import BlockingChannel
@@ -39,8 +42,12 @@ class Cluster(BlockingShell):
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
         tls: Tls | bool | None = None,
+        rng: Random | None = None,
     ) -> None:
-        """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says."""
+        """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says. `rng`
+        chooses the queue that a producer begins with."""
+        self.home: Home = Home()
+        self.rng: Random = rng or Random()
         self.tls: Tls | None = Tls.of(tls)
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
@@ -83,12 +90,18 @@ class Cluster(BlockingShell):
         self.give(call.address, channel)
         return answer
 
+    def first_queue(self) -> int:
+        """A random number for a `QueueChooser` to begin with."""
+        return self.rng.getrandbits(FIRST_BITS)
+
     def pause(self, seconds: float) -> None:
         """Blocks the caller's thread, but not beyond `close`."""
         self._closing.wait(seconds)
 
     def take(self, address: str, timeout_s: float) -> BlockingChannel:
         """A connection of one's own until `give`: an idle one, or a new one."""
+        if self.home.forks != Forks.count:
+            self.home.check_process()
         oldest_s = self.clock.monotonic_s() - IDLE_S_MAX
         with self._lock:
             if self._closing.is_set():

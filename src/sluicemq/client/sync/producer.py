@@ -19,6 +19,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from random import Random
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from sluicemq.client.core.messages import (
@@ -109,8 +110,9 @@ class Producer(Cluster):
         trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
         tls: Tls | bool | None = None,
+        rng: Random | None = None,
     ) -> None:
-        super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls)
+        super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls, rng=rng)
         next_id = unique_ids(clock).next
         topic = trace_topic(trace)
         self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
@@ -123,6 +125,7 @@ class Producer(Cluster):
             retry_unsafe=retry_unsafe,
             delay_level_max=delay_level_max,
             trace=self.trace,
+            first_queue=self.first_queue,
         )
         self.group: str = self._sender.group
         self.timeout_ms = timeout_ms
@@ -245,6 +248,7 @@ class Inbound(Transactions):
                         credentials=self._cluster.credentials,
                         connect=Sockets(self._cluster.tls).dial,
                         on_ask=self._on_ask,
+                        outages=self._cluster.directory.outages,
                     )
             self._keeper.produce(self.group)
             self._keeper.use(self._cluster.routes.addresses([topic]))

@@ -29,6 +29,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
 from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
+from sluicemq.client.home import Home
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
@@ -47,6 +48,7 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
+        self._home = Home()
         is_ready = threading.Event()
 
         async def main() -> None:
@@ -66,7 +68,13 @@ class Portal:
         is_ready.wait()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Starts a coroutine there. Raises ClosedError after `close`."""
+        """Start a coroutine there. Raises ClosedError after `close`, ConfigurationError after a
+        fork: the thread is in the parent process."""
+        try:
+            self._home.check_process()
+        except ConfigurationError:
+            coroutine.close()
+            raise
         loop = self._loop
         if loop is None or loop.is_closed():
             coroutine.close()
@@ -97,7 +105,7 @@ class Portal:
 
         try:
             future = self.submit(work())
-        except ClosedError:
+        except (ClosedError, ConfigurationError):
             coroutine.close()
             raise
         try:
@@ -132,7 +140,9 @@ class Portal:
         return self.call(work())
 
     def soon(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Runs a function there without waiting; does nothing after `close`."""
+        """Run a function there without waiting; does nothing after `close`. Raises
+        ConfigurationError after a fork."""
+        self._home.check_process()
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function, *arguments)
