@@ -528,6 +528,10 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
     return b"".join(parts)
 
 
+BATCH_MESSAGES_MAX: Final = 32_768
+"""The most messages of a batch. 4 MiB of messages of 128 bytes are as many."""
+
+
 def decode_batch(
     body: Buffer, behind: bytes = b""
 ) -> list[tuple[int, bytes | memoryview, bytes, int]]:
@@ -566,6 +570,10 @@ def decode_batch(
             own = own + behind if own[-1:] == b"\x02" or not own else b"%b\x02%b" % (own, behind)
         messages.append((flag, source[start:body_end], own, tag_code))
         at = next_at
+        if len(messages) > BATCH_MESSAGES_MAX:
+            raise ProtocolError(
+                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", cure="Send smaller ones."
+            )
     return messages
 
 
