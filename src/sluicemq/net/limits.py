@@ -16,7 +16,7 @@ others, and has saved nothing else). So a client that asks for little waits for 
 client, however many ask for much, and a client that is alone may use everything.
 
 Sends do not wait here (`dispatch`: quick handlers), nor does work that has begun: a slice is as
-long as its handler makes it. Longer work is cut into slices by `broker.background`.
+long as its handler makes it. Longer work is cut into slices by `net.work.background`.
 """
 
 import heapq
