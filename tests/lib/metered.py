@@ -12,6 +12,7 @@ from typing import Any
 
 from simulation.stepped import SMALL, SteppedBroker
 from sluicemq.config import BrokerConfig
+from sluicemq.errors import ProtocolError
 from sluicemq.wire.frames import Command, FrameReader, encode
 
 
@@ -79,12 +80,11 @@ class MeteredBroker(SteppedBroker):
 
     def ask(self, command: Command) -> tuple[Pieces, Command | None]:
         """Feed a request and run the loop until nothing is left to do. Return what it cost, and the
-        answer."""
+        answer, None when the connection would be closed."""
         self.pieces = Pieces()
         data, peer, answers = encode(command), self._client.peer, FrameReader()
         written: list[bytes] = []
         peer._carrier.write = written.append  # type: ignore[method-assign]
-        gc.collect()
         gc.disable()
         try:
             shares = self.core.shares
@@ -96,6 +96,8 @@ class MeteredBroker(SteppedBroker):
                     self._jobs.pop(0)()
                 if used < len(data):
                     used, found = self._timed(lambda: self.dispatcher.feed(data, peer, shares))
+        except ProtocolError:  # a server closes the connection
+            return self.pieces, None
         finally:
             gc.enable()
         for chunk in (found, *written):
