@@ -24,7 +24,14 @@ NOT_MET = {
 MODULES = {
     "model.topic": set(),
     "filter.syntax": {"FLOAT_MAX", "LONG_MAX"},
-    "net.limits": {"KINDS_MAX", "ODD_BODY_BYTES_MAX", "SERVED_MAX", "WORKS_MAX"},
+    "net.limits": {
+        "KINDS_MAX",
+        "ODD_BODY_BYTES_MAX",
+        "ODD_VALUES_MAX",
+        "REFERENCED_VALUES_MAX",
+        "SERVED_MAX",
+        "WORKS_MAX",
+    },
     "proxy.limits": set(),
     "wire.frames": {"HEADER_VALUES_MAX", "LOOSE_MAX"},
     "console.sessions": {"REMEMBERED_MAX"},

@@ -114,10 +114,9 @@ class BrokerState:
         self.offsets = offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
         self.guard = guard = Guard.of(files, clock, settings.broker)
-        self.held = held = HeldBytes(settings)
-        self.access, self.producers = Access(guard), Producers(clock, held)
+        self.held = HeldBytes(settings)
+        self.access, self.producers = Access(guard), Producers(clock, self.held)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
-        # Turns, and what is worked at beside them.
         self.shares = shares or Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
         self.turns = turns = Turns(
@@ -139,7 +138,7 @@ class BrokerState:
         )
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(
-            settings, groups, self.filters, self.lanes, self.contracts, clock, held
+            settings, groups, self.filters, self.lanes, self.contracts, clock, self.held
         )
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()

@@ -37,15 +37,17 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import note_slow
+from sluicemq.net.work.background import Steps, begun
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Visible = list[tuple[str, int, int]]
@@ -84,6 +86,13 @@ class Postponed(NamedTuple):
     """A request that takes long: work in steps (`background.Steps`) that return its outcome."""
 
     steps: Generator[Callable[[], Any] | None, Any, Any]
+
+
+def in_steps(steps: Steps[T]) -> T | Postponed:
+    """Do the first step of a request's work. Return its outcome if it has ended, else a Postponed
+    that goes on with it."""
+    found = begun(steps)
+    return Postponed(found) if isinstance(found, Generator) else found
 
 
 @dataclass(slots=True, eq=False)

@@ -19,11 +19,12 @@ not pay.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sluicemq.errors import FilterError, FilterSyntaxError
 from sluicemq.filter.nodes import BLANKS, In, Literal, Node, Property
-from sluicemq.model.ids import java_hash
+from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscription
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ def try_compile(text: str) -> "Selector | FilterSyntaxError":
 _quick, _long = _Kept(), _Kept()
 
 SEPARATOR = "||"
+QUICK_TAGS: Final = 2048
+"""Characters of a tag expression that is parsed in a fraction of a millisecond."""
+LONG_TAGS_MAX: Final = 32
+_LONG_TAGS: Final[dict[str, tuple[frozenset[str], frozenset[int]]]] = {}
+"""Tags and codes of long expressions that were parsed lately, perhaps by another thread."""
 TAGS_LENGTH_MAX: Final = 65_536
 """The most characters of a tag expression. Their hashes take 3 ms."""
 
@@ -111,8 +117,23 @@ def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[i
     """
     if not expression or expression == ALL:
         return ALL, frozenset(), frozenset()
+    tags, codes = _LONG_TAGS.get(expression) or _tags_and_codes(expression)
+    return expression, tags, codes
+
+
+def _tags_and_codes(expression: str) -> tuple[frozenset[str], frozenset[int]]:
     tags = split_tags(expression)
-    return expression, tags, frozenset(map(java_hash, tags))
+    return tags, frozenset(map(tag_code, tags))
+
+
+def _keep_tags(expression: str) -> None:
+    """Parse a long tag expression and keep what was found for a while."""
+    with suppress(FilterError):
+        found = _tags_and_codes(expression)
+        while len(_LONG_TAGS) >= LONG_TAGS_MAX:
+            with suppress(StopIteration, KeyError):  # another thread has been here
+                del _LONG_TAGS[next(iter(_LONG_TAGS))]
+        _LONG_TAGS[expression] = found
 
 
 def split_tags(expression: str) -> frozenset[str]:
@@ -202,6 +223,12 @@ def preparation(expression: str, kind: str = SQL92) -> Iterator[Callable[[], Non
 
     if kind == SQL92 and not is_quick(expression):
         yield prepare
+    elif (
+        is_tag_kind(kind)
+        and QUICK_TAGS < len(expression) <= TAGS_LENGTH_MAX
+        and expression not in _LONG_TAGS
+    ):
+        yield partial(_keep_tags, expression)
 
 
 def make_filter(subscription: Subscription) -> MessageFilter | None:

@@ -16,7 +16,7 @@ others, and has saved nothing else). So a client that asks for little waits for 
 client, however many ask for much, and a client that is alone may use everything.
 
 Sends do not wait here (`dispatch`: quick handlers), nor does work that has begun: a slice is as
-long as its handler makes it. Longer work is cut into slices by `broker.background`.
+long as its handler makes it. Longer work is cut into slices by `net.work.background`.
 """
 
 import heapq
@@ -43,7 +43,10 @@ HEADER_BYTES_MAX: Final = 1 << 20
 200 kB. RocketMQ takes 16 MiB."""
 FIELDS_MAX: Final = 256
 BODY_BYTES_MAX: Final = 1 << 20
-"""Of a request that carries no messages. A heartbeat for 1,000 topics has 250 kB."""
+"""Of a request that carries no messages and is one of WITH_TABLES. A heartbeat for 1,000 topics has
+250 kB."""
+SMALL_BODY_BYTES_MAX: Final = 64 * 1024
+"""Of all other requests that carry no messages."""
 ODD_BODY_BYTES_MAX: Final = 64 * 1024
 """The most bytes of a body in JSON as only fastjson writes it: integer keys, objects as keys,
 references."""
@@ -74,6 +77,12 @@ WITH_MESSAGES: Final = frozenset({
     RequestCode.REGISTER_BROKER,
 })  # fmt: skip
 """Their bodies may fill a frame; 103 brings all topics of a broker."""
+WITH_TABLES: Final = frozenset({
+    RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ,
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+    RequestCode.BATCH_ACK_MESSAGE, RequestCode.SLUICE_COMMIT_EPOCH,
+})  # fmt: skip
+"""Their bodies name many things. They are decoded beside the loop, and worked at in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +129,12 @@ def check_request(command: Command, with_messages: Collection[int] | None) -> No
             f"The request has {len(fields)} header fields, the limit is {FIELDS_MAX}.",
         )
     size = len(command.body)
-    if size > BODY_BYTES_MAX and with_messages is not None and command.code not in with_messages:
+    most = BODY_BYTES_MAX if command.code in WITH_TABLES else SMALL_BODY_BYTES_MAX
+    if size > most and with_messages is not None and command.code not in with_messages:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The body of a request {command.code} has {size} bytes, the limit is "
-            f"{BODY_BYTES_MAX}. Split it up.",
+            f"The body of a request {command.code} has {size} bytes, the limit is {most}. "
+            "Split it up.",
         )
     if with_messages is None or command.code in WITH_MESSAGES or not size:
         return

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.properties import CARE_ON_SEND
-from sluicemq.record.codec import BATCH_FIXED_BYTES
+from sluicemq.record.codec import BATCH_FIXED_BYTES, BATCH_MESSAGES_MAX
 from sluicemq.record.layout import (
     BATCH_HEAD,
     CRC_MASK,
@@ -315,7 +315,7 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
     if first * COUNT_MIN > 2 * len(data):  # too few, if the first one is no giant
         return None
     listed = starts_of(data)
-    if listed is None or len(listed) < COUNT_MIN:
+    if listed is None or not COUNT_MIN <= len(listed) <= BATCH_MESSAGES_MAX:
         return None
     starts = np.array(listed, np.int64)
     raw = np.frombuffer(data, np.uint8)

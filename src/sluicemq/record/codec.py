@@ -463,6 +463,10 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
     return b"".join(parts)
 
 
+BATCH_MESSAGES_MAX: Final = 32_768
+"""The most messages of a batch. 4 MiB of messages of 128 bytes are as many."""
+
+
 def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
     """Return (flag, body, encoded properties, tag code) of each message of a batch. HOT.
 
@@ -496,6 +500,10 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int
         tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
         messages.append((flag, source[start:body_end], own, tag_code))
         at = next_at
+        if len(messages) > BATCH_MESSAGES_MAX:
+            raise ProtocolError(
+                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", cure="Send smaller ones."
+            )
     return messages
 
 

@@ -76,8 +76,11 @@ class Node:
     def write(self, offset: int, data: bytes) -> None:
         """Like pwrite; views of the file see it unless it grows."""
         if offset + len(data) > len(self.now):
-            self.now = bytearray(self.now)
-            resize(self.now, offset + len(data))
+            try:
+                resize(self.now, offset + len(data))
+            except BufferError:  # there are views
+                self.now = bytearray(self.now)
+                resize(self.now, offset + len(data))
         self.now[offset : offset + len(data)] = data
         self.pending.append(Write(offset, data))
 

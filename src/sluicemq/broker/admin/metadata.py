@@ -7,14 +7,14 @@ and so is what a broker cannot keep: an attribute that is taken is a promise. Th
 another broker wrote stay as they are.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics, group_fault, topic_fault
-from sluicemq.broker.turns import Announced
+from sluicemq.broker.turns import Announced, Postponed, in_steps
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
@@ -29,6 +29,7 @@ from sluicemq.model.topic import (
     pop_retry_topic,
 )
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Steps, decoding
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
@@ -47,6 +48,7 @@ from sluicemq.wire.headers import (
 )
 from sluicemq.wire.tables import group_from, topic_from
 
+T = TypeVar("T")
 QUEUES_MAX: Final = 65_536
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {
@@ -165,6 +167,25 @@ def _wrong(remark: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
+ITEMS_A_STEP: Final = 64
+
+
+def _topics_of(body: bytes | memoryview) -> list[TopicConfig]:
+    items = take_list(load_object(body, "topic list"), "topicConfigList")
+    return [topic_from(as_object(item, "A topic")) for item in items]
+
+
+def _groups_of(body: bytes | memoryview) -> list[GroupConfig]:
+    items = take_list(load_object(body, "group list"), "groupConfigList")
+    return [group_from(as_object(item, "A group")) for item in items]
+
+
+def _portions(items: list[T]) -> Iterator[list[T]]:
+    """Yield the items in portions, each of which takes a millisecond."""
+    for begin in range(0, len(items), ITEMS_A_STEP):
+        yield items[begin : begin + ITEMS_A_STEP]
+
+
 @dataclass(slots=True, eq=False)
 class Metadata:
     """The request family about topics and groups."""
@@ -187,12 +208,23 @@ class Metadata:
         self.topics.put(self._topic(config, parsed_changes(header.attributes or "")))
         return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
 
-    def create_topics(self, command: Command, peer: Peer) -> Announced:
-        """18: all or none."""
-        items = take_list(load_object(command.body, "topic list"), "topicConfigList")
-        configs = [topic_from(as_object(item, "A topic")) for item in items]
-        self.topics.put(*[self._topic(config, config.attributes.items()) for config in configs])
-        return Announced(Command(ResponseCode.SUCCESS))
+    def create_topics(self, command: Command, peer: Peer) -> Announced | Postponed:
+        """18: nothing changes if one of them cannot be."""
+
+        def steps() -> Steps[Announced]:
+            configs = yield from decoding(_topics_of, command.body)
+            checked = []
+            for number, portion in enumerate(_portions(configs)):
+                if number:
+                    yield None
+                checked += [self._topic(one, one.attributes.items()) for one in portion]
+            for number, portion in enumerate(_portions(checked)):
+                if number:
+                    yield None
+                self.topics.put(*portion)
+            return Announced(Command(ResponseCode.SUCCESS))
+
+        return in_steps(steps())
 
     def _topic(self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]) -> TopicConfig:
         """What a topic becomes. Raises RequestError for what it cannot be."""
@@ -264,16 +296,29 @@ class Metadata:
 
     def create_group(self, command: Command, peer: Peer) -> Announced:
         """200: creates or changes."""
-        self._put_groups([tables.decode_group_config(command.body)])
+        self.groups.put(*self._checked([tables.decode_group_config(command.body)]))
         return Announced(Command(ResponseCode.SUCCESS))
 
-    def create_groups(self, command: Command, peer: Peer) -> Announced:
-        """225: all or none."""
-        items = take_list(load_object(command.body, "group list"), "groupConfigList")
-        self._put_groups([group_from(as_object(item, "A group")) for item in items])
-        return Announced(Command(ResponseCode.SUCCESS))
+    def create_groups(self, command: Command, peer: Peer) -> Announced | Postponed:
+        """225: nothing changes if one of them cannot be."""
 
-    def _put_groups(self, configs: list[GroupConfig]) -> None:
+        def steps() -> Steps[Announced]:
+            configs = yield from decoding(_groups_of, command.body)
+            checked: list[GroupConfig] = []
+            for number, portion in enumerate(_portions(configs)):
+                if number:
+                    yield None
+                checked += self._checked(portion)
+            for number, portion in enumerate(_portions(checked)):
+                if number:
+                    yield None
+                self.groups.put(*portion)
+            return Announced(Command(ResponseCode.SUCCESS))
+
+        return in_steps(steps())
+
+    def _checked(self, configs: Iterable[GroupConfig]) -> list[GroupConfig]:
+        """Return what groups become. Raises RequestError for what they cannot be."""
         checked = []
         for config in configs:
             _require(group_fault(config.name))
@@ -287,7 +332,7 @@ class Metadata:
                 None if old is None else old.attributes, config.attributes.items(), OF_GROUPS
             )
             checked.append(replace(config, attributes=attributes))
-        self.groups.put(*checked)
+        return checked
 
     def delete_group(self, header: DeleteGroupRequest, command: Command, peer: Peer) -> Announced:
         """207. Its offsets stay unless the tool says otherwise."""

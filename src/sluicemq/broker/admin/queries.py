@@ -4,7 +4,9 @@ Answers follow the real broker's, odd ones included: 30 for a queue that a topic
 (spec/traffic, item 23).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from sluicemq.acl.guard import Access
@@ -14,9 +16,12 @@ from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.turns import Postponed, in_steps
 from sluicemq.errors import RequestError
 from sluicemq.files import memory_bytes
+from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Steps, decoding
 from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -38,6 +43,7 @@ from sluicemq.wire.headers import (
 
 INDEX_UNIQUE: Final = "U"
 INDEX_TAG: Final = "T"
+QUEUES_A_STEP: Final = 512
 NOTHING_FOUND: Final = "can not find message, maybe time range not correct"
 
 
@@ -181,19 +187,42 @@ class Queries:
         self.access.require_record(record, SUB)
         return Command(ResponseCode.SUCCESS, body=record)
 
-    def lock(self, command: Command, peer: Peer) -> Command:
+    def lock(self, command: Command, peer: Peer) -> Command | Postponed:
         """41."""
-        data = bodies.decode_lock_batch(command.body)
-        group = self.consumers.lanes.lock_name(data.group, data.client_id)
-        held = self.locks.lock(group, data.client_id, data.queues)
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_locked_queues(sorted(held)))
 
-    def unlock(self, command: Command, peer: Peer) -> Command:
+        def steps() -> Steps[Command]:
+            data = yield from decoding(bodies.decode_lock_batch, command.body)
+            group = self.consumers.lanes.lock_name(data.group, data.client_id)
+            held: list[MessageQueue] = []
+            for number, queues in enumerate(_portions(data.queues)):
+                if number:
+                    yield None
+                held += self.locks.lock(group, data.client_id, queues)
+            encode = partial(bodies.encode_locked_queues, sorted(set(held)))
+            body = encode() if len(held) <= QUEUES_A_STEP else (yield encode)
+            return Command(ResponseCode.SUCCESS, body=body)
+
+        return in_steps(steps())
+
+    def unlock(self, command: Command, peer: Peer) -> Command | Postponed:
         """42."""
-        data = bodies.decode_lock_batch(command.body)
-        group = self.consumers.lanes.lock_name(data.group, data.client_id)
-        self.locks.unlock(group, data.client_id, data.queues)
-        return Command(ResponseCode.SUCCESS)
+
+        def steps() -> Steps[Command]:
+            data = yield from decoding(bodies.decode_lock_batch, command.body)
+            group = self.consumers.lanes.lock_name(data.group, data.client_id)
+            for number, queues in enumerate(_portions(data.queues)):
+                if number:
+                    yield None
+                self.locks.unlock(group, data.client_id, queues)
+            return Command(ResponseCode.SUCCESS)
+
+        return in_steps(steps())
+
+
+def _portions(queues: Sequence[MessageQueue]) -> Iterator[Sequence[MessageQueue]]:
+    """Yield the queues in portions, each of which takes a millisecond."""
+    for begin in range(0, len(queues), QUEUES_A_STEP):
+        yield queues[begin : begin + QUEUES_A_STEP]
 
 
 def _offset(value: int) -> Command:

@@ -50,11 +50,12 @@ from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import EPOCH_TOPIC, Topics
-from sluicemq.broker.turns import Announced, RunSync, Turns
+from sluicemq.broker.turns import Announced, Postponed, RunSync, Turns, in_steps
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
+from sluicemq.net.work.background import Steps, decoding
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode
@@ -399,6 +400,14 @@ class Check:
         return self.error is None and (self.end is None or self.is_wanted)
 
 
+def _ranges_of(body: bytes | memoryview) -> Ranges:
+    """Return the ranges of a request. Raises RequestError."""
+    try:
+        return staging.decode_staged_ranges(body)
+    except ProtocolError as error:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+
+
 class Epochs:
     """The request family of exactly-once sinks, and what they have left to do."""
 
@@ -444,18 +453,30 @@ class Epochs:
 
     def commit(
         self, header: CommitEpochRequest, command: Command, peer: Peer
+    ) -> Command | Announced | Postponed:
+        """Answer COMMIT_EPOCH (900201). The ranges of a million rows are decoded in another
+        thread."""
+        account = self._access.account  # of this request: other requests come meanwhile
+
+        def steps() -> Steps[Command | Announced]:
+            ranges = yield from decoding(_ranges_of, command.body)
+            return self._decided(account, header, ranges)
+
+        return in_steps(steps())
+
+    def _decided(
+        self, account: str, header: CommitEpochRequest, ranges: Ranges
     ) -> Command | Announced:
-        """900201."""
         before, count = self._topics.version, staging.STAGING_QUEUES
         self._topics.ensure(EPOCH_TOPIC, 1)
         topic = self._topics.ensure(staging.STAGING_TOPIC, count)
         if topic.queues < count:  # one that was found in the store alone may have fewer
             self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
-        answer = self._answer(header, command)
+        answer = self._answer(account, header, ranges)
         return answer if self._topics.version == before else Announced(answer)
 
-    def _answer(self, header: CommitEpochRequest, command: Command) -> Command:
-        account, topics = self._access.account, frozenset(header.topics.split(","))
+    def _answer(self, account: str, header: CommitEpochRequest, ranges: Ranges) -> Command:
+        topics = frozenset(header.topics.split(","))
         known = self.table.find(account, header.query, topics)
         if known is not None and header.epoch <= known.epoch:
             return self._of_known(known, header.epoch)
@@ -464,7 +485,7 @@ class Epochs:
         try:
             staging.check_query(header.query)
             key = Key(account, header.query, header.epoch)
-            check = self._begin(key, topics, staging.decode_staged_ranges(command.body))
+            check = self._begin(key, topics, ranges)
         except ProtocolError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
         except RequestError as error:

@@ -26,7 +26,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_origin, pop_topic
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Steps
+from sluicemq.net.work.background import Background, Steps, decoding
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -77,10 +77,14 @@ class Acknowledge:
 
     def many(self, command: Command, peer: Peer) -> Any:
         """200151: those whose queue or message is not there are passed over."""
-        acks = decode_pop_acks(command.body) if command.body else []
-        if not acks:
-            return Command(ResponseCode.NO_MESSAGE)
-        return Postponed(self._acknowledge_all(acks, command))
+
+        def steps() -> Steps[Any]:
+            acks = (yield from decoding(decode_pop_acks, command.body)) if command.body else []
+            if not acks:
+                return Command(ResponseCode.NO_MESSAGE)
+            return (yield from self._acknowledge_all(acks, command))
+
+        return Postponed(steps())
 
     def change(self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer) -> Any:
         """200053."""

@@ -101,6 +101,8 @@ log = logging.getLogger(__name__)
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
 WORKS_MAX: Final = 64
+INLINE_BYTES: Final = 16 * 1024
+"""What is decoded on the loop: a millisecond of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -275,6 +277,13 @@ def _answer_of(outcome: Command | Exception, command: Command) -> Command:
     if not isinstance(outcome, SluiceError):
         log.error("request code %d failed", command.code, exc_info=outcome)
     return Command(ResponseCode.SYSTEM_ERROR, {}, remark=str(outcome))
+
+
+def decoding(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview) -> Steps[T]:
+    """Decode the body of a request: in another thread when it has more than INLINE_BYTES."""
+    if len(body) <= INLINE_BYTES:
+        return decode(body)
+    return (yield partial(decode, body))  # type: ignore[no-any-return]
 
 
 def begun(steps: Steps[T]) -> T | Steps[T]:
