@@ -18,46 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from commands import SOURCE, TIMEOUT_S, Processes
 from interrupting import interrupted
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.wire.frames import Command, decode, encode
 from waiting import wait_for
-
-SOURCE = Path(__file__).parents[2] / "src"
-TIMEOUT_S = 30
-
-
-class Processes:
-    """Starts `sluice` and leaves none behind."""
-
-    def __init__(self) -> None:
-        self.running: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sluicemq", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(SOURCE), "NAMESRV_ADDR": ""},
-        )
-        self.running.append(process)
-        return process
-
-    def ready(self, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-        process = self.start(*arguments)
-        assert process.stdout is not None
-        if not select.select([process.stdout], [], [], TIMEOUT_S)[0]:
-            process.kill()
-            raise AssertionError(f"not ready: {process.communicate()[1]}")
-        return process, process.stdout.readline()
-
-    def close(self) -> None:
-        for process in self.running:
-            process.kill()
-            process.communicate()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ making anything of it but its signature. What it does not know goes through `che
 import logging
 from binascii import b2a_base64
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hmac import compare_digest
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from sluicemq.acl.verdict import (
     identify_call,
 )
 from sluicemq.clock import Clock
-from sluicemq.config.keys import ServerConfig
+from sluicemq.config.keys import InnerAccount, ServerConfig
 from sluicemq.errors import ConfigurationError, ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
@@ -76,9 +77,20 @@ class _Sender(NamedTuple):
 class Guard:
     """Who may do what on one server. All in the thread of its loop, except `look`."""
 
-    def __init__(self, source: Source, clock: Clock | None = None) -> None:
-        """`clock` tells since when rules are in force."""
+    def __init__(
+        self,
+        source: Source,
+        clock: Clock | None = None,
+        inner_account: InnerAccount | None = None,
+    ) -> None:
+        """`clock` tells since when rules are in force. `inner_account` may do everything, is in no
+        file, and is shown to nobody."""
         self.source = source
+        self._inner = (
+            {}
+            if inner_account is None
+            else {inner_account.access_key: Account(*inner_account, is_admin=True, origin="inner")}
+        )
         self._clock = clock
         self.since_ms = 0
         self.texts: Texts | None = None
@@ -100,7 +112,9 @@ class Guard:
     @classmethod
     def of(cls, files: Files, clock: Clock, config: ServerConfig) -> "Guard | None":
         """That of a server with these settings. Raises ConfigurationError without a file."""
-        return cls(Source.of(files, config), clock) if config.acl_enable else None
+        if not config.acl_enable:
+            return None
+        return cls(Source.of(files, config), clock, config.inner_account)
 
     # --- rules
 
@@ -120,13 +134,19 @@ class Guard:
             "file": self.path,
             "files": list(self.paths),
             "sinceMs": self.since_ms,
-            "accounts": len(self.rules.accounts),
+            "accounts": len(self.accounts),
             "loads": self.loads,
             "failedLoads": self.loads_failed,
             "error": self.error,
             "warnings": list(self.warnings),
             "refused": dict(self.denied),
         }
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """The accounts of the files that are in force."""
+        known = self.rules.accounts
+        return {name: one for name, one in known.items() if name not in self._inner}
 
     def load(self) -> None:
         """At the start. Raises ConfigurationError and OSError: a server does not run without
@@ -159,6 +179,9 @@ class Guard:
     def _adopt(self, texts: Texts, read: Read) -> None:
         self.texts = texts
         self.rules, self.warnings, self.error = read.rules, read.warnings, ""
+        if self._inner:
+            accounts = {**read.rules.accounts, **self._inner}
+            self.rules = replace(read.rules, accounts=accounts)
         self._hosts.clear()
         self._senders.clear()
         self.loads += 1

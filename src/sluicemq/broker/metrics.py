@@ -257,7 +257,7 @@ OF_ACCESS_CONTROL: Final = (
            "Requests that access control refused; access_key ? is one that no account has.",
            ("access_key",), _each(lambda b: _guard(b).denied)),
     Family("sluicemq_access_accounts", "Accounts in force.", (),
-           _one(lambda b: len(_guard(b).rules.accounts)), is_gauge=True),
+           _one(lambda b: len(_guard(b).accounts)), is_gauge=True),
     Family("sluicemq_access_loads", "Access rules read, by result.", ("result",),
            _each(lambda b: {"in_force": _guard(b).loads, "refused": _guard(b).loads_failed})),
     Family("sluicemq_access_rules_stale", "1 while the newest files are not in force.", (),

@@ -127,7 +127,8 @@ class Registration:
         """Of the term, with failover: of two that say they are the master name servers believe the
         later one (spec/namesrv.md §2)."""
         self._fields = fields
-        self._credentials = credentials_of(settings.broker.inner_credentials)
+        config = settings.broker
+        self._credentials = credentials_of(config.inner_credentials) or config.inner_account
         self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
 
     def begin(self, server: NameServer) -> Callable[[], Command]:

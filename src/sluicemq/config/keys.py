@@ -123,6 +123,13 @@ class TlsConfig:
     origin: Origin = field(default=Origin(), compare=False, repr=False)
 
 
+class InnerAccount(NamedTuple):
+    """An account that is in no file: the servers of one `sluice up` sign with it."""
+
+    access_key: str
+    secret_key: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(TlsConfig):
     """Where brokers and name servers listen, and to whom."""
@@ -154,6 +161,9 @@ class ServerConfig(TlsConfig):
     frame_timeout_s: int = setting("sluiceFrameTimeoutSeconds", 60,
         "A connection whose frame is not complete after so many seconds is closed.",
         minimum=1, maximum=86_400)
+
+    inner_account: InnerAccount | None = field(default=None, compare=False, repr=False)
+    """Accepted beside the accounts of plain_acl.yml; no setting."""
 
     @property
     def listen_address(self) -> str:

@@ -18,6 +18,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
 from sluicemq.errors import SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.model.addresses import is_loopback
 from sluicemq.nameserver.requests import TABLE, Requests
 from sluicemq.nameserver.routes import RouteTable, SmallestChanged
 from sluicemq.net.accept import warn_of_protection
@@ -108,7 +109,22 @@ class NameServer:
         await self._server.start(config.listen_address, [config.listen_port])
         log.info("name server listens at %s:%d", config.listen_address, self.port)
         warn_of_protection(config)
+        self._warn_of_exposure()
         self._sweep()
+
+    def _warn_of_exposure(self) -> None:
+        """Log who could change routes, if the name server checks nothing and others reach it."""
+        config = self.requests.config
+        is_mutual = config.tls_mode == "enforcing" and config.tls_client_auth == "require"
+        is_open = not (config.acl_enable or config.is_protected or is_mutual)
+        if is_open and not is_loopback(config.listen_address):
+            log.warning(
+                "This name server is not protected: whoever reaches %s:%d can register a broker, "
+                "take write permission from one, or delete a route. Set aclEnable = true, require "
+                "client certificates, or listen on 127.0.0.1.",
+                config.listen_address,
+                self.port,
+            )
 
     async def close(self) -> None:
         """Stop; all connections are closed on return."""

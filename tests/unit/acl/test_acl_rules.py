@@ -1,6 +1,7 @@
 """Addresses, the file, the sources and the guard of access control."""
 
 import contextlib
+import json
 import re
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from sluicemq.acl.rules import Permission, numbers_of, parse_compatible, parse_p
 from sluicemq.acl.verdict import NEEDS, need_of
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
+from sluicemq.config.keys import InnerAccount
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.nameserver.requests import TABLE as NAME_SERVER_TABLE
@@ -260,3 +262,22 @@ def test_a_bug_report_has_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFix
         texts.append(guard.error)
     texts += [record.getMessage() for record in caplog.records]
     assert not [text for text in texts if "topsecretkey" in text or "notsosecretkey" in text]
+
+
+def test_an_inner_account_is_accepted_over_every_reload_and_shown_to_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(SAMPLE)
+    inner = InnerAccount("inner-key", "inner-secret")
+    guard = Guard(Source(SYSTEM_FILES, str(path)), inner_account=inner)
+    guard.load()
+    path.write_text(SAMPLE + "# an edit\n")
+    guard.settle(guard.look())
+    fields = {ACCESS_KEY: inner.access_key}
+    fields[SIGNATURE] = sign(fields, b"body", inner.secret_key)
+    assert guard.check(103, fields, b"body", 477, "10.0.0.1").is_allowed
+    fields[SIGNATURE] = sign(fields, b"body", "another-secret")
+    assert not guard.check(103, fields, b"body", 477, "10.0.0.1").is_allowed
+    assert inner.access_key not in guard.accounts
+    assert guard.status()["accounts"] == len(guard.accounts)
+    for text in (repr(guard.rules), json.dumps(guard.status())):
+        assert inner.secret_key not in text

@@ -172,3 +172,47 @@ def test_it_is_not_ready_while_routes_are_refused(tmp_path: Path, clock: HandClo
     clock.steady_s += 10
     assert server.unready() == []
     assert route_code(server) == 17
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({}, False),  # protected mode serves this machine alone
+        ({"bind_address": "127.0.0.1"}, False),
+        ({"bind_address": "0.0.0.0"}, True),
+        ({"protected_mode": False}, True),
+        ({"bind_address": "10.1.2.3"}, True),
+        ({"bind_address": "0.0.0.0", "acl_enable": True}, False),
+        (
+            {"bind_address": "0.0.0.0", "tls_mode": "enforcing", "tls_client_auth": "require"},
+            False,
+        ),
+        ({"bind_address": "0.0.0.0", "tls_mode": "enforcing"}, True),
+    ],
+)
+async def test_an_unprotected_name_server_that_others_reach_says_so(
+    settings: dict[str, object], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text("accounts:\n- accessKey: account1\n  secretKey: secret-of-it\n")
+    config = NameServerConfig(
+        kv_config_path=str(tmp_path / "kv.json"), acl_files=(str(rules),), **settings
+    )  # type: ignore[arg-type]
+    server = NameServer(config, network=MemoryNetwork())
+    await server.start()
+    await server.close()
+    assert ("can register a broker" in caplog.text) is warns
+
+
+async def test_a_sweep_and_a_look_at_the_rules_that_fail_are_tried_again(
+    server: NameServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(server.requests.table, "expire", broken)
+    for _ in range(3):
+        server._sweep()
+    assert server._timer is not None
+    await server.close()
+    assert caplog.text.count("Background job 'broker expiry' failed") == 1

@@ -65,7 +65,7 @@ class AccessAdmin:
         them all away, an empty white address too; an empty text changes nothing else.
         """
         guard = self._in_force()
-        account = guard.rules.accounts.get(header.access_key)
+        account = guard.accounts.get(header.access_key)
         place = guard.path if account is None else account.origin.rpartition(":")[0]
         lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
         values: dict[str, Any] = {
@@ -90,7 +90,7 @@ class AccessAdmin:
     def delete_account(self, header: DeleteAccountRequest, command: Command, peer: Peer) -> None:
         """51: out of every file, lest another's entry comes to light."""
         access_key = header.access_key
-        if access_key not in self._in_force().rules.accounts:
+        if access_key not in self._in_force().accounts:
             raise RequestError(DELETE_FAILED, f"there is no account {access_key}.")
 
         def change(text: str) -> str | None:
@@ -196,9 +196,9 @@ class AccessAdmin:
 
     def listed(self, command: Command, peer: Peer) -> Command:
         """54: accounts and addresses, without secrets."""
-        rules = self._in_force().rules
-        shown = []
-        for account in rules.accounts.values():
+        guard = self._in_force()
+        rules, shown = guard.rules, []
+        for account in guard.accounts.values():
             entries: dict[bool, list[str]] = {True: [], False: []}
             for name, permission in account.permissions.items():
                 entry = f"{name.removeprefix(GROUP_PREFIX)}={WORD_OF[permission]}"

@@ -28,6 +28,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Final
 
+from sluicemq.cli.servers.inner import Inner
 from sluicemq.cli.servers.logs import log_options_of
 from sluicemq.config import BrokerConfig
 from sluicemq.config.settings import SUPERVISED
@@ -121,15 +122,16 @@ def _die_with_parent() -> None:
 class Child:
     """A process that is started again whenever it ends, until it is stopped.
 
-    `await_ready(process)` returns when it serves.
+    `await_ready(process)` returns when it serves. `environment` is added to that of this process.
     """
 
     def __init__(
         self, name: str, command: Sequence[str],
         await_ready: Callable[[asyncio.subprocess.Process], Coroutine[Any, Any, None]],
-        pause_s: float,
+        pause_s: float, environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.name, self._command, self._pause_s = name, command, pause_s
+        self._environment = dict(environment or {})
         self._await_ready = await_ready
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -142,7 +144,7 @@ class Child:
     async def _launch(self) -> None:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, SUPERVISED: "1"},
+            env={**os.environ, SUPERVISED: "1"} | self._environment,
             start_new_session=True,  # Ctrl-C is for the parent, which knows the order
             preexec_fn=_die_with_parent,
         )  # fmt: skip
@@ -222,12 +224,18 @@ class ServerChild(Child):
     """A server of ours, by the command `server`. `address`: host:port, as it said."""
 
     def __init__(
-        self, name: str, server: str, options: Sequence[str], port: int, pause_s: float
+        self,
+        name: str,
+        server: str,
+        options: Sequence[str],
+        port: int,
+        pause_s: float,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.address, self._server = "", server
         command = [sys.executable, "-m", "sluicemq", server, "--port", f"{port}", *options]
         command += log_options_of(name)
-        super().__init__(name, command, self._read_address, pause_s)
+        super().__init__(name, command, self._read_address, pause_s, environment)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -296,14 +304,17 @@ def ports_of(first: int, count: int) -> list[int]:
     return [first + PORTS_APART * number for number in range(count)]
 
 
-async def await_masters(name_server: str, count: int) -> None:
+async def await_masters(
+    name_server: str, count: int, credentials: tuple[str, str] | None = None
+) -> None:
     """Until there are so many brokers to send to; says so when there are not for long."""
     from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for one broker
 
     found = 0
 
     def find() -> int:
-        with Admin(name_server, timeout_s=1.0) as admin, contextlib.suppress(SluiceError):
+        made = Admin(name_server, timeout_s=1.0, credentials=credentials)
+        with made as admin, contextlib.suppress(SluiceError):
             return len(admin.masters())
         return 0
 
@@ -323,7 +334,7 @@ async def await_masters(name_server: str, count: int) -> None:
 
 async def start_brokers(
     names: Sequence[str], root: str, name_server: str, config: BrokerConfig, path: str | None,
-    stack: contextlib.AsyncExitStack, children: list[ServerChild],
+    stack: contextlib.AsyncExitStack, children: list[ServerChild], inner: Inner | None = None,
 ) -> str:  # fmt: skip
     """Starts the `children`, with the file `path`, and for replicas etcd; the stack ends them.
 
@@ -350,7 +361,7 @@ async def start_brokers(
                 str(metrics and min(metrics + number, PORT_MAX)),
                 *(("--id", str(number)) if is_one else ("--name", name)),
             ],
-            port, pause_s,
+            port, pause_s, None if inner is None else inner.environment,
         )
         for number, (name, port) in enumerate(zip(names, ports, strict=True), 1)
     ]  # fmt: skip
@@ -364,35 +375,40 @@ async def start_brokers(
         if failure is not None:  # now that none is under way that `close` would not see
             raise failure
     children += brokers
-    await await_masters(name_server, masters)
+    await await_masters(name_server, masters, None if inner is None else inner.account)
     return " ".join([*(f"broker={broker.address}" for broker in brokers), text])
 
 
 async def start_proxy(
-    config: BrokerConfig, name_server: str, port: int, stack: contextlib.AsyncExitStack
-) -> str:
+    config: BrokerConfig, name_server: str, port: int, stack: contextlib.AsyncExitStack,
+    inner: Inner | None = None,
+) -> str:  # fmt: skip
     """Starts the proxy before the brokers of `config`; the stack ends it. Returns its address.
+    With `inner` it checks its clients by the brokers' rules, and asks brokers by that account.
     Raises ConfigurationError."""
-    if config.acl_enable:
-        raise ConfigurationError(
-            "a proxy beside brokers has access rules and an account of its own.",
-            cure="Run one: sluice proxy --help.",
-        )
     options = ["--nameserver", name_server, "--host", config.bind_address]
-    return await _start("proxy", options, port, stack)
+    environment = None if inner is None else inner.proxy_environment
+    return await _start("proxy", options, port, stack, environment)
 
 
-async def start_console(name_server: str, stack: contextlib.AsyncExitStack) -> str:
+async def start_console(
+    name_server: str, stack: contextlib.AsyncExitStack, inner: Inner | None = None
+) -> str:
     """Starts the console of a cluster at a free port; the stack ends it. Returns the link to open.
     Raises ConfigurationError."""
-    return await _start("console", ["--nameserver", name_server], 0, stack)
+    environment = None if inner is None else inner.client_environment
+    return await _start("console", ["--nameserver", name_server], 0, stack, environment)
 
 
 async def _start(
-    server: str, options: Sequence[str], port: int, stack: contextlib.AsyncExitStack
+    server: str,
+    options: Sequence[str],
+    port: int,
+    stack: contextlib.AsyncExitStack,
+    environment: Mapping[str, str] | None,
 ) -> str:
     port = port or free_ports(1)[0]  # one that it has again after a restart
-    child = ServerChild(server, server, options, port, PROXY_PAUSE_S)
+    child = ServerChild(server, server, options, port, PROXY_PAUSE_S, environment)
     stack.push_async_callback(child.close)
     await child.start()
     return child.address

@@ -31,6 +31,7 @@ from sluicemq.cli.output import (
     print_records,
     server_options,
 )
+from sluicemq.cli.servers.inner import Inner
 from sluicemq.cli.servers.logs import log_options
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
@@ -198,6 +199,8 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
     proxy = enable_proxy or keys["grpcServerPort"] is not None
     head = "brokerRole=SYNC_MASTER\n" if keys["sluiceConsensus"] else ""
     config, store = _broker_settings(path, keys, head=head)
+    if (inner := Inner.taken()) is not None:
+        config = inner.accepted(config)
     if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
     run_servers(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
@@ -240,6 +243,7 @@ def up(
     is left out when it lacks its port or its package, unless its port was given; with a broker at a
     free port it is there only when its port was given. With --brokers or --replicas, each broker,
     etcd and the proxy are processes below this one; so is the console, which listens at 127.0.0.1.
+    With aclEnable=true the name server checks signatures too, by the same plain_acl.yml.
     """
     if no_proxy and keys["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port contradict each other.")
@@ -253,6 +257,9 @@ def up(
 
     names = processes.names_of(brokers, replicas)
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
+    inner = Inner.made(config)
+    if inner is not None:
+        config = inner.accepted(config)
     processes.check_root(store.root, names)
     if names and path:
         processes.check_settings(path, parse_properties(_read_config(path)), names)
@@ -273,9 +280,9 @@ def up(
         address = await start_name_server(served, stack, read_only=read_only, shares=shares)
         if names:
             text = await processes.start_brokers(
-                names, store.root, address, config, path, stack, stack.children
+                names, store.root, address, config, path, stack, stack.children, inner
             )
-            found = processes.start_proxy(config, address, _proxy_port(config), stack)
+            found = processes.start_proxy(config, address, _proxy_port(config), stack, inner)
             text = await _with_proxy(text, proxy, found)
         else:
             here = replace(config, name_server_addresses=(address,))
@@ -283,7 +290,7 @@ def up(
                 here, store, stack, read_only=read_only, proxy=proxy, shares=shares
             )
         if console:
-            text = f"{text} console={await processes.start_console(address, stack)}"
+            text = f"{text} console={await processes.start_console(address, stack, inner)}"
         return f"nameserver={address} {text}"
 
     run_servers(start)
@@ -310,8 +317,11 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
     text = _read_file(path) if path else ""
     if keys["grpcServerPort"] == 0 and METRICS_KEY not in text and keys[METRICS_KEY] is None:
         keys = keys | {METRICS_KEY: 0}
+    inner = Inner.taken()
     config, warnings = load_proxy_config(
-        text, overrides=_given(keys) | _tls_file("", Part.PROXY), path=path or ""
+        text,
+        overrides=_given(keys) | _tls_file("", Part.PROXY) | dict(inner.overrides if inner else {}),
+        path=path or "",
     )
     _log_warnings(path, warnings)
     _warn_of_exposure(*key_files(config))
@@ -376,9 +386,9 @@ def print_proxy_clients(clients: list[dict[str, Any]], title: str) -> None:
 def name_server_of(
     config: BrokerConfig, store: StoreConfig, port: int, *, alone: bool = False
 ) -> NameServerConfig:
-    """The name server of `sluice up`: beside its broker, its files in the store's directory. The
-    broker's port answers probes for both, unless the name server is `alone` in this process: then
-    it has that port."""
+    """The name server of `sluice up`: beside its broker, its files in the store's directory, with
+    the same access rules. The broker's port answers probes for both, unless the name server is
+    `alone` in this process: then it has that port."""
     path = f"{store.root}/namesrv/{CHANGES_FILE}"
     names, warnings = load_name_server_config(
         _read_config(_changes_file(path)),
@@ -393,6 +403,10 @@ def name_server_of(
     tls = {item.name: getattr(config, item.name) for item in fields(TlsConfig) if item.compare}
     return replace(
         names,
+        acl_enable=config.acl_enable,
+        acl_files=config.acl_files,
+        acl_compatible=config.acl_compatible,
+        inner_account=config.inner_account,
         metrics_enable=alone and config.metrics_enable,
         metrics_host=config.metrics_host,
         metrics_port=config.metrics_port,
