@@ -172,7 +172,12 @@ class BrokerState:
         self.send = Send(settings, topics, self.retries, store, intake, turns, unique_ids)
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
-        # Who watches.
+        self._make_watchers()
+
+    def _make_watchers(self) -> None:
+        """Make the parts that watch the others: lag, rates, retention, runtime information."""
+        settings, store, clock, topics = self.settings, self.store, self.clock, self.topics
+        groups, offsets, consumers, turns = self.groups, self.offsets, self.consumers, self.turns
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
         self.filter_watch = FilterWatch(

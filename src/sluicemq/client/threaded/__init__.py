@@ -391,10 +391,14 @@ class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
     unsubscribe: Final = blocking(AsyncLitePullConsumer.unsubscribe)
     assign: Final = blocking(AsyncLitePullConsumer.assign)
 
-    @functools.wraps(AsyncLitePullConsumer.poll)
     def poll(
         self, timeout_s: float | None = POLL_TIMEOUT_S, *, count_max: int = 32
     ) -> list[ReceivedMessage]:
+        """Return the next messages, at most `count_max`; [] when none came within `timeout_s`.
+
+        Arguments and errors are those of `LitePullConsumer.poll` of asyncio. Messages of a call
+        that is interrupted are handed out by the next one.
+        """
         polling = self._consumer.poll(timeout_s, count_max=count_max)
         return self._portal.call(polling, take_back=self._consumer.put_back)
 
