@@ -48,16 +48,19 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
         return
     import uvicorn  # noqa: PLC0415 - comes with the extra
 
+    from sluicemq.console.doors import BoundedBody, bounds  # noqa: PLC0415 - as uvicorn
+
     accounts = Accounts(path or default_path())
     check_listening(accounts, host, "sluice mcp")
     inner = server.streamable_http_app(host=host, stateless_http=True)
-    app = SignedIn(inner, accounts, is_open=host in LOOPBACKS)
+    app = SignedIn(BoundedBody(inner), accounts, is_open=host in LOOPBACKS)
     click.echo(f"ready mcp=http://{host}:{port}/mcp")
     # Who asks is who connects: what a header says of it anybody may write.
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.run(
-            app, host=host, port=port, log_level="warning", server_header=False, proxy_headers=False
-        )
+            app, host=host, port=port, log_level="warning", server_header=False,
+            proxy_headers=False, **bounds(),
+        )  # fmt: skip
 
 
 class SignedIn:

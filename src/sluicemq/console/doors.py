@@ -1,0 +1,104 @@
+"""What bounds HTTP connections to the console and to `sluice mcp`.
+
+Both are served by uvicorn, which bounds the bytes of a request's head (64 KiB) and closes idle
+connections, but not the time that a head or a body takes, the bytes of a body, nor the number of
+connections. A connection that breaks a bound is closed; a body that is too large is answered
+with 413.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+CONNECTIONS_MAX: Final = 512
+HEAD_S: Final = 10.0
+"""A request's head has to be complete this long after the connection was made, or after the last
+answer."""
+BODY_S: Final = 60.0
+"""A request's body has to be complete this long after its head."""
+BODY_BYTES_MAX: Final = 1024 * 1024
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. A look every HEAD_S compares it with the look before."""
+
+    _alarm: asyncio.TimerHandle | None = None
+    _seen: object = None
+    """The request that the last look has seen."""
+    _seen_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+            return
+        self._seen_s = self.loop.time()
+        self._alarm = self.loop.call_later(HEAD_S, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        """Close the connection if nothing has become complete for too long."""
+        cycle = self.cycle
+        if cycle is not self._seen:
+            self._seen, self._seen_s = cycle, self.loop.time()
+        is_between = cycle is None or cycle.response_complete
+        has_body_left = not is_between and cycle.more_body
+        limit_s = HEAD_S if is_between else BODY_S
+        if (is_between or has_body_left) and self.loop.time() - self._seen_s >= limit_s:
+            self.transport.abort()
+            return
+        self._alarm = self.loop.call_later(HEAD_S, self._look)
+
+
+class BoundedBody:
+    """An ASGI application whose requests have bodies of at most `bytes_max`."""
+
+    def __init__(self, app: ASGIApp, bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._app, self._bytes_max = app, bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 413 for a larger body, before the application has answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        left = self._bytes_max
+        has_answered = False
+
+        async def bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise TooLargeError
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal has_answered
+            has_answered = True
+            await send(message)
+
+        try:
+            if not length.isdigit() or int(length) > self._bytes_max:
+                raise TooLargeError  # noqa: TRY301 - as for one that does not say its length
+            await self._app(scope, bounded, noted)
+        except TooLargeError:
+            if not has_answered:
+                text = f"A request may have {self._bytes_max} bytes.\n"
+                await PlainTextResponse(text, 413)(scope, receive, send)
+
+
+class TooLargeError(Exception):
+    """The body of a request is above its limit."""
+
+
+def bounds() -> dict[str, Any]:
+    """Return the options of uvicorn that bound its connections."""
+    return {"http": BoundedProtocol, "ws": "none", "timeout_keep_alive": 5, "backlog": 128}

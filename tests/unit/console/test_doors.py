@@ -1,0 +1,117 @@
+"""What bounds the HTTP connections of the console and of `sluice mcp`."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+
+from sluicemq.client.aio.cluster import Tasks
+from sluicemq.console import doors
+from sluicemq.console.serve import listen
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the number of bytes of the body."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"%d" % size})
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any = echo) -> AsyncIterator[int]:
+    listening = listen("127.0.0.1", 0)
+    listening.listen()
+    config = uvicorn.Config(app, log_level="error", lifespan="off", **doors.bounds())
+    server, tasks = uvicorn.Server(config), Tasks()
+    task = tasks.spawn(server._serve([listening]), "server")
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = server.force_exit = True
+        await asyncio.wait({task})
+
+
+async def ask(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET / HTTP/1.1\r\n", POST + b"content-length: 10\r\n\r\nabc"],
+    ids=["nothing", "half a head", "half a body"],
+)  # fmt: skip
+async def test_a_request_that_does_not_become_whole_is_closed(
+    monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    monkeypatch.setattr(doors, "HEAD_S", 0.05)
+    monkeypatch.setattr(doors, "BODY_S", 0.1)
+    async with serving() as port:
+        assert b"200" not in await ask(port, begin)
+
+
+async def test_a_slow_answer_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "HEAD_S", 0.02)
+    monkeypatch.setattr(doors, "BODY_S", 0.02)
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.2)
+        await echo(scope, receive, send)
+
+    async with serving(slow) as port:
+        assert b"200 OK" in await ask(
+            port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
+
+
+async def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "CONNECTIONS_MAX", 2)
+    async with serving() as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert await ask(port, POST + b"\r\n") == b""
+        for _, writer in held:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "status"),
+    [(b"content-length: 100", b"x" * 100, b"200"), (b"content-length: 101", b"x" * 101, b"413"),
+     (b"transfer-encoding: chunked", b"65\r\n" + b"x" * 101 + b"\r\n0\r\n\r\n", b"413"),
+     (b"transfer-encoding: chunked", b"64\r\n" + b"x" * 100 + b"\r\n0\r\n\r\n", b"200")],
+)  # fmt: skip
+async def test_a_body_has_so_many_bytes_whether_it_says_so_or_not(
+    head: bytes, body: bytes, status: bytes
+) -> None:
+    async with serving(doors.BoundedBody(echo, 100)) as port:
+        answer = await ask(port, POST + head + b"\r\n\r\n" + body)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_what_is_no_request_passes() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    async def nothing(*_: Any) -> Message:
+        return {}
+
+    await doors.BoundedBody(app)({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
+    assert seen == ["lifespan"]
