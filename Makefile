@@ -128,6 +128,7 @@ simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (
 	SLUICEMQ_SEEDS=11250 $(BIN)/python -m pytest -o timeout=0 tests/unit/broker/test_lane_simulation.py -k roll $(ARGS)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
+	SLUICEMQ_EXAMPLES=1 $(BIN)/python -m pytest -o timeout=0 tests/unit/client/test_cancelled.py $(ARGS)
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest -o timeout=0 tests/integration/test_pops_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)

@@ -30,6 +30,7 @@ from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations.topics import masters
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
 from sluicemq.client.core.talks import AsyncioShell, Call, Talk, Wait
+from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config.settings import ProxyConfig, host_name
 from sluicemq.errors import (
@@ -148,7 +149,7 @@ class ClusterBackend(AsyncioShell):
         self.directory = Directory(name_servers, clock)
         self.disagreements = Disagreements()
         self._cluster = cluster
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._links: set[ClusterLink] = set()
         nowhere = Host("0.0.0.0", 0)
         self._own = self.link(nowhere, nowhere, lambda _command, _answer: None)
@@ -186,10 +187,9 @@ class ClusterBackend(AsyncioShell):
         return contextlib.nullcontext()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that ends by itself, at the latest when the backend closes."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Run something that ends by itself, at the latest when the backend closes. What it raises
+        is logged."""
+        self._tasks.spawn(work, "sluicemq proxy request")
 
     def closed(self, link: "ClusterLink") -> None:
         """A client is gone."""
@@ -212,8 +212,7 @@ class ClusterBackend(AsyncioShell):
             await answers.close()
         for link in list(self._links):
             link.close()
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.wait()
 
     def _find_route(self, topic: str) -> Talk[TopicRoute]:
         found = yield from self.directory.find_route(topic)

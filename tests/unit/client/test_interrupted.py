@@ -132,3 +132,31 @@ def test_a_listener_that_exits_does_not_end_the_loop_of_a_blocking_client(fake_t
     portal.close()
     assert portal._failure is None
     assert threaded.Portal is Portal
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), StopIteration()], ids=repr)
+def test_a_handler_of_a_blocking_consumer_ends_neither_its_worker_nor_its_loop(
+    fake_thread, error, is_coroutine
+):
+    """It runs on a thread of the client, where these end nothing but the thread."""
+    seen = []
+
+    def handle(message: Any) -> None:
+        seen.append(message.body)
+        if message.body.startswith(b"bad"):
+            raise error
+
+    async def handle_on_loop(message: Any) -> None:
+        handle(message)
+
+    fake_thread.topics["t"] = 1
+    for body in (b"bad 1", b"bad 2", b"bad 3", b"good"):
+        fake_thread.broker.put("t", 0, body)
+    consumer = threaded.PushConsumer(
+        fake_thread.name_server, "g", handle_on_loop if is_coroutine else handle, concurrency=2
+    )
+    with consumer.subscribe("t"):
+        wait_for(lambda: fake_thread.broker.seen[36] == 3 and b"good" in seen)
+        assert consumer._consumer.live_workers == 2
+    assert consumer._portal._failure is None

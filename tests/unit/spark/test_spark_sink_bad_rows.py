@@ -206,3 +206,22 @@ def test_bad_rows_of_a_broker_are_kept_as_well() -> None:
     kept = [json.loads(body) for topic, body in producer.stored if topic == "kept"]
     assert kept == [{"value": "YmFk", "keys": "k3"}, {"value": "YmFk", "keys": "k17"}]
     assert (len(producer.stored), sorter.bad) == (20, 2)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), StopIteration(), GeneratorExit(), SystemExit(1)], ids=repr
+)
+def test_whatever_ends_the_thread_that_sends_comes_out_of_its_lane(error: BaseException) -> None:
+    lane = Lane()
+
+    def fail() -> None:
+        raise error
+
+    lane.send(fail)
+    with pytest.raises(type(error)):
+        lane.wait()
+    sent: list[int] = []
+    lane.send(lambda: sent.append(1))
+    lane.wait()
+    assert sent == [1], "the thread is still there"
+    lane.close()
