@@ -37,7 +37,7 @@ from sluicemq.store.timers.placing import (
     recall_key,
 )
 from sluicemq.store.timers.state import REASONS, checksum_of, details_of
-from sluicemq.store.tools.checks import ERROR, WARNING, Findings
+from sluicemq.store.tools.checks import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.layout import Run, StoreLayout
 
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
@@ -112,8 +112,11 @@ class TimerCheck:
         if found.is_discarded:
             return  # the next start builds them, and delivers what waits
         if found.reason:
+            # Without an incarnation in their checkpoint, RocketMQ has written them last: it trusts
+            # its own files, and each message that they lack is a finding of its own.
+            severity = WARNING if found.checkpoint.incarnation else NOTE
             self._findings.add(
-                WARNING, "timer-files", "timerwheel",
+                severity, "timer-files", "timerwheel",
                 f"timer wheel and timer log cannot be trusted: {found.reason}; a start of"
                 " SluiceMQ builds them again, RocketMQ may lose timed messages",
             )  # fmt: skip
