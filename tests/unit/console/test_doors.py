@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from sluicemq.client.aio.cluster import Tasks
+from sluicemq.client.tasks import Tasks
 from sluicemq.console import doors
 from sluicemq.console.serve import listen
 
