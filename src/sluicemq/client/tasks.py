@@ -50,7 +50,7 @@ class EscapedError(RuntimeError):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
-        self.error = error
+        self.error: BaseException = error
         self.__cause__ = error
 
 
@@ -157,13 +157,13 @@ class _Kept:
     __slots__ = ("began_s", "is_cancelled", "make", "name", "pause_s", "task", "timer")
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], name: str) -> None:
-        self.make = make
-        self.name = name
+        self.make: Callable[[], Coroutine[Any, Any, Any]] = make
+        self.name: str = name
         self.task: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.began_s = 0.0
-        self.pause_s = RESTART_S
-        self.is_cancelled = False
+        self.began_s: float = 0.0
+        self.pause_s: float = RESTART_S
+        self.is_cancelled: bool = False
 
     def cancel(self) -> None:
         """End the task for good."""
@@ -185,8 +185,8 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._kept: set[_Kept] = set()
-        self._ended = asyncio.Event()
-        self.is_closing = False
+        self._ended: asyncio.Event = asyncio.Event()
+        self.is_closing: bool = False
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start a task that lives until it ends or `close` cancels it; an exception that ends it is
