@@ -331,7 +331,8 @@ class QueueReader(Placed):
     def warn(self) -> None:
         """Another reader has found that the topic was deleted and created again: look at once
         whether this queue is still the same."""
-        self.is_warned, self.identity.is_suspect = True, bool(self.identity.proven)
+        self.is_warned: bool = True
+        self.identity.is_suspect = bool(self.identity.proven)
         self._interrupt()
 
     def pause(self, *, is_paused: bool) -> None:
