@@ -18,7 +18,7 @@ from sluicemq.model.ids import Host, encode_host, offset_message_id, parse_host
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_batch, decode_record, encode_batch, encode_record
 from sluicemq.record.layout import BATCH_HEAD, RECORD_HEAD
-from sluicemq.store.timers import TimerCheckpoint, TimerLog
+from sluicemq.store.timers.files import TimerCheckpoint, TimerLog
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.declare import as_integer, decode_header, encode_header
 from sluicemq.wire.frames import BINARY, Command, decode, encode
