@@ -134,9 +134,6 @@ class Store:
         self._durable = DurableMark(files, f"{config.root}/checkpoint", checkpoint)
         self.recovered = recovery.run(self._durable.distrust_queues)
         self.incarnation = incarnation or Incarnation(files, config.root)
-        self.incarnation.begin(
-            is_empty=log.written_offset <= log.start, is_synced=config.flush_sync
-        )
         self.keys = KeyIndex(config, files, clock, log, self._durable, after_crash=after_crash)
         self.writer = Writer(
             log, queues, config, clock, self.recovered.store_time_ms, self.keys.known
@@ -163,6 +160,9 @@ class Store:
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
         self._settle_recovery(after_crash=after_crash, was_followed=was_followed)
+        self.incarnation.begin(
+            is_empty=log.written_offset <= log.start, is_synced=config.flush_sync
+        )
         if confirmed is not None:
             self.hide(confirmed)
 
