@@ -37,7 +37,6 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
@@ -97,10 +96,8 @@ class BrokerState:
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
-        self.steady = steady = steady or SteadyClock(clock)
-        """The clock of everything that waits. What is stored and shown has the time of `clock`."""
+        self.steady = steady = steady or SteadyClock(clock)  # of what waits
         self.jobs = jobs or Supervisor(clock, log)
-        self.kept_clock = KeptClock(files, settings.store.root, clock, steady)
         self.behind: Behind = lambda: (None, None)
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
@@ -217,7 +214,6 @@ class BrokerState:
                 self.offsets.cut(
                     lambda *key: store.end_offset(*key) if store.queue_exists(*key) else None
                 )
-            self.kept_clock.load()
             for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
                 worker.load()
             if is_read_only:
@@ -238,7 +234,7 @@ class BrokerState:
             *self.journaled, self.offsets.document, self.offsets.resets_document,
             self.checkpoints.document, self.order.document, self.assignments.document,
             self.locks.document, self.lanes.document, self.filters.document,
-            self.epochs.table.document, self.kept_clock.document, *self.delayed.documents,
+            self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 
     # ---------------------------------------------------------------------- answers for later
@@ -336,7 +332,7 @@ class BrokerState:
     def _look_at_clock(self) -> None:
         """Log that the wall clock was set back, once for each time."""
         lead_ms = self.steady.lead_ms
-        self.kept_clock.look()
+        self.delayed.kept_clock.look()
         if lead_ms > self._lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Messages that wait are delivered as if it "
