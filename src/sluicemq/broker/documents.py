@@ -302,13 +302,13 @@ class Document:
         if not self.changed:
             return None
         self.changed = False
+        self._edition += 1
+        edition = self._edition
         try:
-            text = self._render()
+            text = self._render()  # which may ask for the edition
         except BaseException:
             self.changed = True
             raise
-        self._edition += 1
-        edition = self._edition
         forget = self._journal.begin(self._version())
 
         def write() -> None:
