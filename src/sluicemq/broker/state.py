@@ -122,13 +122,10 @@ class BrokerState:
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
         self.polls = LongPolls(turns.write, turns.hold, turns.flush, polls_max, self.shares)
-        turns.wake = self.polls.wake
-        self.order = ConsumerOrder(
-            settings, topics, groups, offsets, files, steady, self.polls.wake, call_later
-        )
-        self.lanes = Lanes(
-            settings, topics, offsets, store, files, steady, self.polls.wake, call_soon, offload
-        )
+        turns.wake = wake = self.polls.wake
+        common, waking = (settings, topics, groups, offsets), (files, steady, wake)
+        self.order = ConsumerOrder(*common, *waking, call_later)
+        self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, offload)
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(
             settings, groups, self.filters, self.lanes, self.contracts, clock
@@ -136,8 +133,8 @@ class BrokerState:
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
-            settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
-            self.background, self.delivered, self.request_filters, self.shares,
+            *common, consumers, self.polls, store, clock, call_soon, self.background,
+            self.delivered, self.request_filters, self.shares,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)
