@@ -305,7 +305,7 @@ class Document:
         self._edition += 1
         edition = self._edition
         try:
-            text = self._render()
+            text = self._render()  # which may ask for the edition
         except BaseException:
             self.changed = True
             raise

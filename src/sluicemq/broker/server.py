@@ -587,7 +587,7 @@ class Broker:
 
         def save_delayed() -> Awaitable[None]:
             delayed.clean()
-            return save(*delayed.documents, core.epochs.table.document, core.kept_clock.document)
+            return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
             filters.clean()

@@ -37,7 +37,6 @@ from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
@@ -101,10 +100,8 @@ class BrokerState:
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
-        self.steady = steady = steady or SteadyClock(clock)
-        """The clock of everything that waits. What is stored and shown has the time of `clock`."""
+        self.steady = steady = steady or SteadyClock(clock)  # of what waits
         self.jobs = jobs or Supervisor(clock, log)
-        self.kept_clock = KeptClock(files, settings.store.root, clock, steady)
         self.behind: Behind = lambda: (None, None)
         self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
         settings.move(host)
@@ -129,13 +126,10 @@ class BrokerState:
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
         self.polls = LongPolls(turns.write, turns.hold, turns.flush, polls_max, self.shares)
-        turns.wake = self.polls.wake
-        self.order = ConsumerOrder(
-            settings, topics, groups, offsets, files, steady, self.polls.wake, call_later
-        )
-        self.lanes = Lanes(
-            settings, topics, offsets, store, files, steady, self.polls.wake, call_soon, offload
-        )
+        turns.wake = wake = self.polls.wake
+        common, waking = (settings, topics, groups, offsets), (files, steady, wake)
+        self.order = ConsumerOrder(*common, *waking, call_later)
+        self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, offload)
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(
             settings, groups, self.filters, self.lanes, self.contracts, clock, self.held
@@ -143,8 +137,8 @@ class BrokerState:
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
-            settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
-            self.background, self.delivered, self.request_filters, self.shares,
+            *common, consumers, self.polls, store, clock, call_soon, self.background,
+            self.delivered, self.request_filters, self.shares,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)
@@ -263,7 +257,6 @@ class BrokerState:
                 self.offsets.cut(
                     lambda *key: store.end_offset(*key) if store.queue_exists(*key) else None
                 )
-            self.kept_clock.load()
             for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
                 worker.load()
             if is_read_only:
@@ -286,7 +279,7 @@ class BrokerState:
             *self.journaled, self.offsets.document, self.offsets.resets_document,
             self.checkpoints.document, self.order.document, self.assignments.document,
             self.locks.document, self.lanes.document, self.filters.document,
-            self.epochs.table.document, self.kept_clock.document, *self.delayed.documents,
+            self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 
     # ---------------------------------------------------------------------- answers for later
@@ -388,7 +381,7 @@ class BrokerState:
     def _look_at_clock(self) -> None:
         """Log that the wall clock was set back, once for each time."""
         lead_ms = self.steady.lead_ms
-        self.kept_clock.look()
+        self.delayed.kept_clock.look()
         if lead_ms > self._lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Messages that wait are delivered as if it "

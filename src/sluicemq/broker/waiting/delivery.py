@@ -23,6 +23,7 @@ from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_rec
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
+from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers, Waiting
 from sluicemq.clock import SteadyClock
@@ -443,6 +444,7 @@ class Delayed:
         self._store = store
         self._clock = clock
         self._worker = Worker(self.run, clock, call_soon)
+        self.kept_clock = KeptClock(files, settings.store.root, clock)
         self.call_later = call_later
         self.redelivery = Redelivery(store, turns, intake.elsewhere)
         self.levels = DelayLevels(settings, store, self.redelivery, files, clock, jobs)
@@ -465,6 +467,7 @@ class Delayed:
 
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
+        self.kept_clock.load()
         self.levels.load()
         self.metrics.load()  # first: timers that are built again are counted again
         self.timers.load()
@@ -474,6 +477,7 @@ class Delayed:
     def documents(self) -> tuple[Document, ...]:
         return (
             self.levels.document, self.levels.cancellations, self.metrics.document,
+            self.kept_clock.document,
         )  # fmt: skip
 
     # --- when
@@ -566,7 +570,8 @@ class Delayed:
             self._worker.failed(f"the timer log cannot be written: {error}")
 
     def stop(self) -> None:
-        """Deliver no more."""
+        """Deliver no more; how the clocks differ now is saved with the documents."""
+        self.kept_clock.document.changed = True
         self._worker.is_on = False
         if self._alarm is not None:
             self._alarm.cancel()

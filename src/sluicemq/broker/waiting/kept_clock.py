@@ -2,7 +2,8 @@
 
 Whatever waits is due at a time of the broker's clock (`clock.SteadyClock`), which is ahead of the
 wall clock once that was set back. The next start has to go on from there, or messages would wait
-for that long again. The file is written while the two clocks differ, and holds both readings:
+for that long again. The file is written while the two clocks differ, and at each orderly stop. It
+holds both readings:
 
     {"steady": 1700000305000, "wall": 1699996705000}
 """
@@ -10,7 +11,7 @@ for that long again. The file is written while the two clocks differ, and holds 
 from typing import Final
 
 from sluicemq.broker.documents import Document
-from sluicemq.clock import Clock, SteadyClock
+from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import load_object, take_integer
@@ -19,12 +20,11 @@ _NAME: Final = "sluiceClock.json"
 
 
 class KeptClock:
-    """The file, and the clocks whose readings it keeps."""
+    """The file, and the clock whose readings it keeps."""
 
-    def __init__(self, files: Files, root: str, clock: Clock, steady: SteadyClock) -> None:
+    def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
         """`root` is the store's directory."""
         self._clock = clock
-        self._steady = steady
         self._lead_ms = 0
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
 
@@ -42,14 +42,18 @@ class KeptClock:
         kept = self.document.load(parse)
         if kept is not None:
             steady_ms, wall_ms = kept
-            self._steady.raise_to(steady_ms + max(self._clock.now_ms() - wall_ms, 0))
-        self._lead_ms = self._steady.lead_ms
+            self._clock.raise_to(steady_ms + max(self._wall_ms - wall_ms, 0))
+        self._lead_ms = self._clock.lead_ms
 
     def look(self) -> None:
         """Note whether the file has to be written: while the clocks differ, and when they meet."""
-        lead_ms = self._steady.lead_ms
+        lead_ms = self._clock.lead_ms
         self.document.changed |= lead_ms > 0 or self._lead_ms > 0
         self._lead_ms = lead_ms
 
     def _render(self) -> str:
-        return fastjson.dumps_file({"steady": self._steady.now_ms(), "wall": self._clock.now_ms()})
+        return fastjson.dumps_file({"steady": self._clock.now_ms(), "wall": self._wall_ms})
+
+    @property
+    def _wall_ms(self) -> int:
+        return self._clock.now_ms() - self._clock.lead_ms
