@@ -159,7 +159,8 @@ class TimerFiles:
         is_there = self.wheel.exists or not self.log.is_empty
         is_own = self.checkpoint.incarnation == self._store.incarnation.text
         is_discarded = found is not None and found.state is State.DISCARDED
-        is_planned = is_discarded or not (is_there or is_own)
+        is_new = not self.checkpoint.time_ms and not self.wheel.exists
+        is_planned = is_new or is_discarded or not (is_there or is_own)
         log.log(
             logging.INFO if is_planned else logging.WARNING,
             "timer wheel and timer log of %s are built again from the commit log: %s%s",
