@@ -190,3 +190,12 @@ def test_nothing_is_early_or_repeated_by_a_clock_that_was_wrong() -> None:
     deliver(history, "t", 2)
     history.has_true_clocks = False
     assert not check(history)
+
+
+def test_a_timer_comes_once_where_that_is_promised() -> None:
+    history = timed_history()
+    deliver(history, "t", 1)
+    history.timers_come_once = True
+    assert not check(history), "a delay level may be repeated"
+    history.timed[0].kind = "TIMER_DELAY_MS"
+    assert kinds(history) == {"repeated"}

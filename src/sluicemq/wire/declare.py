@@ -67,13 +67,8 @@ class HeaderError(ProtocolError):
     Then: the request was not carried out.
     Cure: correct the client; the text names the field.
 
-<<<<<<< ours
-        the custom field <queueId> is not an integer of 32 bits: 'abc'. Send a whole number from
-        -2147483648 to 2147483647.
-=======
         the custom field <queueId> is not an integer of 32 bits: '5000000000'. Send a whole \
 number from -2147483648 to 2147483647.
->>>>>>> ranges
     """
 
 

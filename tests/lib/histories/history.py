@@ -170,6 +170,8 @@ class History:
     """How far a delivery may be before its time because clocks are read once for several things."""
     has_true_clocks: bool = True
     """Whether the replicas' clocks were right throughout, so that an early delivery is an error."""
+    timers_come_once: bool = False
+    """Whether a message with a timer property is delivered once, whatever masters there were."""
     returns: int = 0
     """How often a former master became master again because the history made it."""
     terms: list[TermSeen] = field(default_factory=list)

@@ -76,8 +76,8 @@ def list_pending(topic: str) -> Asking:
 def take_back(history: History, topic: str, rng: random.Random, now_ms: Any) -> Asking:
     """Take back one of the pending messages of `topic` that the history has sent.
 
-    The message counts as taken back when the broker says so before the message is due by
-    `now_ms()`. Raises SluiceError.
+    The message counts as taken back when the broker says so before the message may be delivered:
+    `early_ms` of the history before it is due by `now_ms()`. Raises SluiceError.
     """
     found = yield from list_pending(topic)
     by_value = {timed.value: timed for timed in history.timed}
@@ -87,7 +87,7 @@ def take_back(history: History, topic: str, rng: random.Random, now_ms: Any) -> 
     timed = by_value[waiting.unique_id]
     timed.recall = timed.recall or Outcome.UNSURE
     answer = yield requests.cancel_delayed(handle=waiting.handle)
-    if answer.code == ResponseCode.SUCCESS and now_ms() < timed.due_ms:
+    if answer.code == ResponseCode.SUCCESS and now_ms() < timed.due_ms - history.early_ms:
         timed.recall = Outcome.OK
 
 

@@ -395,14 +395,46 @@ class Dialler(Protocol):
     async def dial_stream(self, address: str, user: StreamUser) -> Stream: ...
 
 
+class Connection:
+    """One connection of a follower, until it ends.
+
+    The end of a connection that the follower has given up may be told much later, when another one
+    is open already: a socket with unsent bytes ends when the kernel gives up. It must not end the
+    connection of now.
+    """
+
+    __slots__ = ("_follower", "_is_over")
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._is_over = False
+
+    def received(self, data: bytes) -> None:
+        """Pass on bytes of the master. Raises SluiceError."""
+        if not self._is_over:
+            self._follower.received(data)
+
+    def writable(self) -> None:
+        """Pass on that most of what was unsent has left."""
+        if not self._is_over:
+            self._follower.writable()
+
+    def lost(self) -> None:
+        """Tell the follower, once, that this connection is over."""
+        if not self._is_over:
+            self._is_over = True
+            self._follower.lost()
+
+
 async def follow(network: Dialler, follower: Follower, address: Callable[[], str]) -> None:
     """Keeps a follower connected to the master's HA address, which may change or be unknown (""),
     and gives it its time; until cancelled."""
     while True:
         target = address()
         if target:
+            connection = Connection(follower)
             try:
-                stream = await network.dial_stream(target, follower)
+                stream = await network.dial_stream(target, connection)
             except SluiceError as error:
                 follower.fault = str(error)
             else:
@@ -413,4 +445,5 @@ async def follow(network: Dialler, follower: Follower, address: Callable[[], str
                         follower.run()
                 finally:
                     stream.close()
+                    connection.lost()
         await asyncio.sleep(RETRY_S)

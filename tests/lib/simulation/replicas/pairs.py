@@ -17,7 +17,7 @@ from simulation.cluster.processes import Process
 from simulation.replicas.brokers import BrokerReplica, quieten, stretch
 from simulation.replicas.node import ReplicaNode
 from simulation.replicas.timed import TIMED_WEIGHTS, TimedWorld
-from sluicemq.broker.replicas.sides import SlaveSide
+from sluicemq.broker.replicas.sides import MasterSide, SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import load_broker_config
 from sluicemq.testing.embedded import InlineExecutor
@@ -103,12 +103,15 @@ class PairWorld(TimedWorld):
         """Whether the slave has the log and the state of its master."""
         if not all(node.is_up for node in self.nodes):
             return False
-        one, other = self.nodes
-        broker = other.broker if one.is_master else one.broker
-        assert broker is not None
-        side = broker.side
-        assert isinstance(side, SlaveSide)
-        return side.follows() and side.state.applier.is_whole and one.log_end == other.log_end
+        master, slave = sorted(self.nodes, key=lambda node: not node.is_master)
+        assert master.broker is not None
+        assert slave.broker is not None
+        side, other = master.broker.side, slave.broker.side
+        assert isinstance(side, MasterSide)
+        assert isinstance(other, SlaveSide)
+        mirror = side._mirror
+        has_state = other.state.applier.is_whole and mirror.number_of(1) == mirror.number
+        return other.follows() and has_state and master.log_end == slave.log_end
 
     async def _crash(self, rng: random.Random, how: str) -> str:
         node, away_s = self._one(rng), rng.choice((0.0, 0.3, 3.0))

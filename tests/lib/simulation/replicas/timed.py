@@ -46,6 +46,7 @@ class TimedWorld(ReplicaWorld):
         super().__init__(rng)
         now_ms, now_s = self.clock.now_ms(), self.clock.monotonic_s()
         self.history.epoch_ms = now_ms - now_s * 1000
+        self.history.timers_come_once = True
 
     def close(self) -> None:
         """End the history and give back the memory of its disks: a timer wheel has 38 MB."""
