@@ -48,6 +48,7 @@ TURN: Final = struct.Struct("=dQ")
 """In the file that the broker's process shares: longest turn (CPU s), turns above 5 ms."""
 LONG_TURN_S: Final = 0.005
 AFTER_S: Final = 5.0
+SETTLE_S: Final = 60.0
 P99_MAX_MS: Final = 20.0
 LEFT_MAX_MIB: Final = 48.0
 MIB: Final = 1 << 20
@@ -124,6 +125,13 @@ class Server:
         found = re.search(r"metrics at http://([0-9.:]+)/", (directory / "log.txt").read_text())
         assert found is not None, "the log says where the metrics are"
         self.addresses["metrics"] = found[1]
+
+    def settle(self) -> None:
+        """Wait until what the first requests have begun is done: its memory stays the same."""
+        before, end_s = 0, time.monotonic() + SETTLE_S
+        while abs((now := self.memory_bytes()) - before) > MIB and time.monotonic() < end_s:
+            before = now
+            time.sleep(AFTER_S)
 
     def memory_bytes(self) -> int:
         """Resident memory."""
@@ -414,6 +422,7 @@ def main() -> int:
                 f" {'turn cpu ms':>10} {'>5ms':>6} {'asked':>8} {'cores':>6} {'MiB more':>8}"
                 f" {'left':>8}"
             )
+            server.settle()
             rows = [
                 run(server, name, options.seconds, options.abusers)
                 for name in (*ABUSES, *ATTACKS)

@@ -118,7 +118,7 @@ def _group_list() -> bytes:
 
 def _batch(fields: dict[str, str]) -> bytes:
     message = struct.pack(">iiiiih", 22, 0, 0, 0, 0, 0)
-    return _request(Code.SEND_BATCH_MESSAGE, message * 32_000, fields)
+    return _request(Code.SEND_BATCH_MESSAGE, message * 16_000, fields)
 
 
 # -------------------------------------------------------------------------------------- HTTP/2
@@ -284,7 +284,7 @@ def attacks(batch_fields: dict[str, str]) -> dict[str, Attack]:
                 Code.UPDATE_BROKER_CONFIG, "\n".join(f"k{n}=v" for n in range(5000)).encode()
             ),
         ),
-        "batch: 32,000 empty messages": ("broker", lambda: _batch(batch_fields)),
+        "batch: 16,000 empty messages": ("broker", lambda: _batch(batch_fields)),
         "header: 1 MiB of lists": (
             "broker",
             lambda: struct.pack(">II", 4 + 1_000_013, 1_000_013)

@@ -140,14 +140,18 @@ def _is_brief(body: bytes) -> bool:
 
 
 def _decode_registration(
-    command: Command, header: h.RegisterBrokerRequest, bytes_max: int
+    command: Command,
+    header: h.RegisterBrokerRequest,
+    bytes_max: int,
+    is_wanted: Callable[[], bool],
 ) -> RegisterBody:
     """Return what a broker registers. Raises ProtocolError."""
     if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
         raise ProtocolError("crc32 not match")
     return decode_register_body(
-        command.body, compressed=header.compressed, version=command.version, bytes_max=bytes_max
-    )
+        command.body, compressed=header.compressed, version=command.version, bytes_max=bytes_max,
+        is_wanted=is_wanted,
+    )  # fmt: skip
 
 
 class Requests:
@@ -197,7 +201,10 @@ class Requests:
     def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> Steps[Command]:
         """103. A broker's topics are decoded in another thread and taken over in slices."""
         command, peer, now_ms = call
-        decode = partial(_decode_registration, command, header, self.config.registration_bytes_max)
+        decode = partial(
+            _decode_registration, command, header, self.config.registration_bytes_max,
+            lambda: not peer.closed,
+        )  # fmt: skip
         body = decode() if _is_brief(bytes(command.body)) else (yield decode)
         known, timeout_ms = self.table.broker(header.broker), header.heartbeat_timeout_ms
         fields = command.fields or {}

@@ -140,6 +140,7 @@ class SmallestChanged(NamedTuple):
 
 SLICE: Final = 256
 """How many topics are changed at a step: about a third of a millisecond."""
+SHRUNK_FROM: Final = 10_000
 BROKERS_MAX: Final = 4096
 """The most addresses that may be registered."""
 Slices = Generator[None, None, T]
@@ -256,6 +257,10 @@ class RouteTable:
             if entry.acting_master_enable and MASTER_ID not in left:
                 yield from self._changing(broker, lambda perm: perm & ~PERM_WRITE)
             return
+        yield from self._dropping(broker)
+
+    def _dropping(self, broker: str) -> Slices[None]:
+        """Forget a broker whose last address is gone, and its topics in steps."""
         del self._brokers[broker]
         self._drained.discard(broker)
         for name in self._clusters_of.pop(broker, ()):
@@ -268,6 +273,8 @@ class RouteTable:
                 self._drop_queues(topic, broker)
             if count % SLICE == 0:
                 yield
+        if len(served) > SHRUNK_FROM and len(self._topics) < len(served) // 4:
+            self._topics = dict(self._topics)  # a dict keeps the room that it once needed
 
     def refresh(self, cluster: str, address: str, now_ms: int) -> None:
         """A sign of life without news."""

@@ -47,6 +47,8 @@ BODY_BYTES_MAX: Final = 1 << 20
 250 kB."""
 SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 """Of all other requests that carry no messages."""
+INLINE_BYTES: Final = 16 * 1024
+"""What is decoded on the loop: a millisecond of it."""
 ODD_BODY_BYTES_MAX: Final = 64 * 1024
 """The most bytes of a body in JSON as only fastjson writes it: integer keys, objects as keys,
 references."""
@@ -154,6 +156,14 @@ def check_json(code: int, body: bytes) -> None:
             f"The body of a request {code} has more than {JSON_VALUES_MAX} values, or more than "
             f"{JSON_CONTAINERS_MAX} objects and lists. Split it up.",
         )
+    if code not in WITH_TABLES or len(body) <= INLINE_BYTES:
+        check_plain(body)
+
+
+def check_plain(body: bytes) -> None:
+    """Raise RequestError if `body` is JSON that only the tolerant parser reads, or has references,
+    and more than a little of it. For a body of WITH_TABLES this is done where it is decoded."""
+    values = fastjson.weigh(body).values
     if len(body) <= ODD_BODY_BYTES_MAX and values <= ODD_VALUES_MAX:
         return
     try:

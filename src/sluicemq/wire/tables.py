@@ -550,6 +550,8 @@ PLAIN_BYTES_MAX: Final = 1024 * 1024
 """The most bytes of a registration in JSON beside its table of topics, and of the whole where that
 table is not laid out as Java's and our brokers write it."""
 FILTER_SERVERS_MAX: Final = 4096
+ASKED_EVERY: Final = 1024
+"""Topics of a registration that are decoded before it is asked whether it is still wanted."""
 ODD_VALUES_MAX: Final = 262_144
 """The most values of such a registration."""
 _INTEGER: Final = struct.Struct(">i")
@@ -588,9 +590,11 @@ def decode_register_body(
     compressed: bool = False,
     version: int = VERSION,
     bytes_max: int = REGISTRATION_BYTES_MAX,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> RegisterBody:
     """Decode 103's body; an empty one means no topics. `version` is that of the request's header,
-    `bytes_max` bounds the body, after decompression where it is compressed. Raises ProtocolError.
+    `bytes_max` bounds the body, after decompression where it is compressed. When `is_wanted` says
+    no, decoding ends with an error. Raises ProtocolError.
 
     Nothing that is called here takes more than a few milliseconds at a time, so that another thread
     may decode the 100,000 topics of a broker beside a loop.
@@ -601,10 +605,10 @@ def decode_register_body(
     if not data:
         return RegisterBody(TopicTable())
     if (compressed or data[0] == ZLIB_FIRST_BYTE) and version > BARE_VERSION_MAX:
-        return _decode_compressed(data, bytes_max)
+        return _decode_compressed(data, bytes_max, is_wanted)
     if len(data) > bytes_max:
         raise ProtocolError(f"The registration has {len(data)} bytes, the limit is {bytes_max}.")
-    data, topics = _cut_out_topics(bytes(data))
+    data, topics = _cut_out_topics(bytes(data), is_wanted)
     if len(data) > PLAIN_BYTES_MAX or fastjson.weigh(data).values > ODD_VALUES_MAX:
         raise ProtocolError(
             f"The registration has {len(data)} bytes beside a table of topics that is written as "
@@ -634,7 +638,9 @@ _TOPIC: Final = re.compile(
 and whether another one follows."""
 
 
-def _cut_out_topics(data: bytes) -> tuple[bytes, dict[str, TopicConfig]]:
+def _cut_out_topics(
+    data: bytes, is_wanted: Callable[[], bool]
+) -> tuple[bytes, dict[str, TopicConfig]]:
     """Take the topics out of a registration in JSON, one by one: orjson would not let another
     thread run while it reads 16 MiB. Return what is left, with an empty table, and the topics.
 
@@ -657,6 +663,8 @@ def _cut_out_topics(data: bytes) -> tuple[bytes, dict[str, TopicConfig]]:
         topics[name] = read(values)
         if len(topics) > REGISTRATION_TOPICS_MAX:
             raise _too_many_topics()
+        if len(topics) % ASKED_EVERY == 0 and not is_wanted():
+            raise _unwanted()
         position = member.end()
         if not member[3]:
             break
@@ -724,14 +732,18 @@ class _Inflated:
         return piece
 
 
-def _decode_compressed(data: bytes | memoryview, bytes_max: int) -> RegisterBody:
+def _decode_compressed(
+    data: bytes | memoryview, bytes_max: int, is_wanted: Callable[[], bool]
+) -> RegisterBody:
     inflated = _Inflated(data, bytes_max)
     version = inflated.sized()
     topics: dict[str, TopicConfig] = {}
     count = inflated.number()
     if count > REGISTRATION_TOPICS_MAX:
         raise _too_many_topics()
-    for _ in range(count):
+    for number in range(count):
+        if number % ASKED_EVERY == 0 and not is_wanted():
+            raise _unwanted()
         topic = _topic_of(inflated.sized())
         topics[topic.name] = topic
     servers = inflated.sized()
@@ -744,6 +756,10 @@ def _decode_compressed(data: bytes | memoryview, bytes_max: int) -> RegisterBody
         TopicTable(topics, decode_data_version(version) if version else DataVersion()),
         kind_of(tuple[str, ...]).read(fastjson.loads(servers or b"[]"), "servers"),
     )
+
+
+def _unwanted() -> ProtocolError:
+    return ProtocolError("The connection of the registration is closed.")
 
 
 def _too_many_topics() -> ProtocolError:

@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol, TypeVar
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.limits import Shares, note_slow
+from sluicemq.net.limits import INLINE_BYTES, Shares, check_plain, note_slow
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -101,8 +101,6 @@ log = logging.getLogger(__name__)
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
 WORKS_MAX: Final = 64
-INLINE_BYTES: Final = 16 * 1024
-"""What is decoded on the loop: a millisecond of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -280,10 +278,16 @@ def _answer_of(outcome: Command | Exception, command: Command) -> Command:
 
 
 def decoding(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview) -> Steps[T]:
-    """Decode the body of a request: in another thread when it has more than INLINE_BYTES."""
+    """Decode the body of a request: in another thread when it has more than INLINE_BYTES. Raises
+    RequestError for JSON that is too dear there too."""
     if len(body) <= INLINE_BYTES:
         return decode(body)
-    return (yield partial(decode, body))  # type: ignore[no-any-return]
+
+    def job() -> T:
+        check_plain(bytes(body))
+        return decode(body)
+
+    return (yield job)  # type: ignore[no-any-return]
 
 
 def begun(steps: Steps[T]) -> T | Steps[T]:
