@@ -332,12 +332,10 @@ def attack(
         except OSError:
             time.sleep(0.1)
             continue
-        channel.settimeout(1.0)
+        channel.setblocking(False)
         with contextlib.suppress(OSError):
             for chunk in what.chunks():
-                channel.sendall(chunk)
-                sent[0] += len(chunk)
-                if over.is_set() or (what.reads and _is_ended(channel)):
+                if not _send(channel, chunk, what, over, sent):
                     break
         closed[0] += 1
         held.append(channel)
@@ -347,9 +345,17 @@ def attack(
         channel.close()
 
 
-def _is_ended(channel: socket.socket) -> bool:
-    """Read what is there. Return whether that was the end."""
-    while select.select([channel], [], [], 0)[0]:
-        if not channel.recv(1 << 18):
-            return True
-    return False
+def _send(
+    channel: socket.socket, chunk: bytes, what: Attack, over: threading.Event, sent: list[int]
+) -> bool:
+    """Send a chunk, and read what comes meanwhile. Return whether the connection goes on."""
+    left = memoryview(chunk)
+    while left:
+        readable, writable, _ = select.select([channel] if what.reads else [], [channel], [], 0.1)
+        if over.is_set() or (readable and not channel.recv(1 << 18)):
+            return False
+        if writable:
+            count = channel.send(left[: 1 << 18])
+            sent[0] += count
+            left = left[count:]
+    return True

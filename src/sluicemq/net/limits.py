@@ -387,18 +387,20 @@ class Shares:
         account.slices.append(run)
         self._stand(account)
 
-    def begin_work(self, who: Hashable) -> None:
-        """Something is under way; the requests behind it need not wait, up to WORKS_MAX."""
+    def begin_work(self, who: Hashable, weight: int = 1) -> None:
+        """A work is under way. The requests behind it need not wait, as long as the works of the
+        connection weigh less than WORKS_MAX together."""
         account = self._accounts[who]
-        account.works += 1
+        account.works += weight
         if account.works >= WORKS_MAX:
             self._full.add(who)
             self.is_tight = True
 
-    def end_work(self, who: Hashable) -> None:
+    def end_work(self, who: Hashable, weight: int = 1) -> None:
+        """A work of this weight has ended."""
         account = self._accounts.get(who)
         if account is not None:
-            account.works -= 1
+            account.works -= weight
             if account.works < WORKS_MAX:
                 self._full.discard(who)
                 self.is_tight = self._is_over or bool(self._full)

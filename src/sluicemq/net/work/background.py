@@ -111,6 +111,7 @@ class _Work:
     peer: Peer | None
     on_end: Callable[[Any], None]
     outcome: Any = None
+    weight: int = 1
 
 
 class Background:
@@ -164,8 +165,9 @@ class Background:
             raise found[0]
         return found[0]
 
-    def take(self, steps: Steps[Any], command: Command, peer: Peer) -> None:
-        """A request whose handler needs steps; what they return is its outcome."""
+    def take(self, steps: Steps[Any], command: Command, peer: Peer, weight: int = 1) -> None:
+        """Do the steps of a request; what they return is its outcome. `weight`: see
+        `Shares.begin_work`."""
         begin_s = self._clock.monotonic_s()
 
         def ended(outcome: Any) -> None:
@@ -177,7 +179,7 @@ class Background:
             elif outcome is not None and self._settle is not None:
                 self._settle(outcome, command, peer)
 
-        self._begin(_Work(steps, peer, ended))
+        self._begin(_Work(steps, peer, ended, weight=weight))
 
     def add(self, steps: Steps[None], peer: Peer | None = None) -> None:
         """Work that nobody waits for, in the share of `peer`; what it raises is logged."""
@@ -195,7 +197,7 @@ class Background:
 
     def _begin(self, work: _Work) -> None:
         self._works.add(work)
-        self._shares.begin_work(work.peer)
+        self._shares.begin_work(work.peer, work.weight)
         if len(self._works) == 1:
             self._run(work)
         else:
@@ -239,7 +241,7 @@ class Background:
 
     def _end(self, work: _Work, outcome: object, *, is_wanted: bool = True) -> None:
         self._works.discard(work)
-        self._shares.end_work(work.peer)
+        self._shares.end_work(work.peer, work.weight)
         if is_wanted:
             work.on_end(outcome)
 
