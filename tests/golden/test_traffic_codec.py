@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sluicemq.wire import bodies, fastjson, tables
-from sluicemq.wire import tables as registration
+from sluicemq.wire import bodies, fastjson, registration, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import BINARY, JSON, Command, FrameReader, decode, encode

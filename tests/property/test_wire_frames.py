@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.wire import bodies, fastjson, tables
-from sluicemq.wire import tables as registration
+from sluicemq.wire import bodies, fastjson, registration, tables
 from sluicemq.wire.declare import HeaderError, decode_header, wire_names
 from sluicemq.wire.frames import (
     BINARY,

@@ -48,6 +48,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
 from sluicemq.net.work.background import quick_switches
 from sluicemq.wire import bodies, tables
+from sluicemq.wire import registration as registered
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
@@ -139,8 +140,8 @@ class Registration:
 
         def request() -> Command:
             topics = {name: self._registered(topic) for name, topic in configs.items()}
-            body = tables.encode_register_body(
-                tables.RegisterBody(tables.TopicTable(topics, version))
+            body = registered.encode_register_body(
+                registered.RegisterBody(tables.TopicTable(topics, version))
             )
             header = RegisterBrokerRequest(
                 broker=config.broker_name,

@@ -357,7 +357,7 @@ def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
 
 # --------------------------------------------------------------------------- reading values
 
-HINTED_MAX: Final = 20
+HINTED_MAX: Final = 5
 """Unknown keys that are named, each with the known key that is nearest."""
 HINTED_LENGTH_MAX: Final = 100
 

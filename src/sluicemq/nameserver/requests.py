@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from sluicemq.acl.loading import Source
 from sluicemq.config import (
@@ -25,7 +25,7 @@ from sluicemq.config import (
 from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolError
 from sluicemq.files import Files, edit_text, load_text, read_text, replace_text
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
-from sluicemq.model.topic import ORDER_TOPICS, BrokerData
+from sluicemq.model.topic import ORDER_TOPICS, BrokerData, TopicConfig
 from sluicemq.nameserver.routes import (
     TIMEOUT_MS,
     Origin,
@@ -44,12 +44,11 @@ from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
+from sluicemq.wire.registration import RegisterBody, decode_register_body
 from sluicemq.wire.replicas import BrokerHeartbeatRequest, GetBrokerMemberGroupRequest
 from sluicemq.wire.tables import (
-    RegisterBody,
     decode_data_version,
     decode_kv_config_file,
-    decode_register_body,
     encode_data_version,
     encode_kv_config_file,
 )
@@ -140,14 +139,18 @@ def _is_brief(body: bytes) -> bool:
 
 
 def _decode_registration(
-    command: Command, header: h.RegisterBrokerRequest, bytes_max: int
+    command: Command,
+    header: h.RegisterBrokerRequest,
+    bytes_max: int,
+    is_wanted: Callable[[], bool],
 ) -> RegisterBody:
     """Return what a broker registers. Raises ProtocolError."""
     if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
         raise ProtocolError("crc32 not match")
     return decode_register_body(
-        command.body, compressed=header.compressed, version=command.version, bytes_max=bytes_max
-    )
+        command.body, compressed=header.compressed, version=command.version, bytes_max=bytes_max,
+        is_wanted=is_wanted,
+    )  # fmt: skip
 
 
 class Requests:
@@ -164,6 +167,8 @@ class Requests:
         self.key_values = KeyValues(files, config.kv_config_path)
         self._files = files
         self._started_ms = started_ms
+        self.drop: Callable[[dict[str, TopicConfig]], None] = dict.clear
+        """Frees topics that were not taken over: a server does it in slices."""
         self._logged: set[tuple[str, str]] = set()  # replaced addresses
 
     def answer(self, command: Command, peer: Peer, now_ms: int) -> Command:
@@ -196,9 +201,26 @@ class Requests:
 
     def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> Steps[Command]:
         """103. A broker's topics are decoded in another thread and taken over in slices."""
-        command, peer, now_ms = call
-        decode = partial(_decode_registration, command, header, self.config.registration_bytes_max)
+        command, peer, _ = call
+        decode = partial(
+            _decode_registration, command, header, self.config.registration_bytes_max,
+            lambda: not peer.is_gone,
+        )  # fmt: skip
         body = decode() if _is_brief(bytes(command.body)) else (yield decode)
+        topics = cast(dict[str, TopicConfig], body.table.topics)  # of this registration alone
+        try:
+            return (yield from self._take_over(header, call, body, topics))
+        finally:
+            self.drop(topics)
+
+    def _take_over(
+        self,
+        header: h.RegisterBrokerRequest,
+        call: Call,
+        body: RegisterBody,
+        topics: dict[str, TopicConfig],
+    ) -> Steps[Command]:
+        command, peer, now_ms = call
         known, timeout_ms = self.table.broker(header.broker), header.heartbeat_timeout_ms
         fields = command.fields or {}
         interfaces = (part.strip() for part in fields.get(INTERFACES_FIELD, "").split(","))
@@ -212,7 +234,7 @@ class Requests:
                 timeout_ms=TIMEOUT_MS if timeout_ms is None else timeout_ms,
                 acting_master_enable=header.acting_master_enable,
                 zone=header.zone,
-                topics=body.table.topics,
+                topics=topics,
                 is_complete=self.config.delete_topic_with_registration,
                 version=body.table.data_version,
                 origin=Origin(

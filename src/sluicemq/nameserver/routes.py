@@ -41,7 +41,7 @@ The port is kept. What cannot be known here (ports published by docker under ano
 between the client and us) is what brokerIP1 is for.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -120,7 +120,7 @@ class Registration:
     timeout_ms: int = TIMEOUT_MS
     acting_master_enable: bool | None = None
     zone: str | None = None
-    topics: Mapping[str, TopicConfig] = field(default_factory=dict)
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
     is_complete: bool = False
     version: DataVersion = field(default_factory=DataVersion)
     origin: Origin | None = None
@@ -140,6 +140,7 @@ class SmallestChanged(NamedTuple):
 
 SLICE: Final = 256
 """How many topics are changed at a step: about a third of a millisecond."""
+SHRUNK_FROM: Final = 10_000
 BROKERS_MAX: Final = 4096
 """The most addresses that may be registered."""
 Slices = Generator[None, None, T]
@@ -152,6 +153,14 @@ def all_at_once(slices: Slices[T]) -> T:
             next(slices)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def drained(topics: dict[str, TopicConfig]) -> Slices[None]:
+    """Empty a table of topics in steps: to free a hundred thousand objects takes time."""
+    while topics:
+        topics.popitem()
+        if topics and len(topics) % SLICE == 0:
+            yield
 
 
 class RouteTable:
@@ -256,6 +265,10 @@ class RouteTable:
             if entry.acting_master_enable and MASTER_ID not in left:
                 yield from self._changing(broker, lambda perm: perm & ~PERM_WRITE)
             return
+        yield from self._dropping(broker)
+
+    def _dropping(self, broker: str) -> Slices[None]:
+        """Forget a broker whose last address is gone, and its topics in steps."""
         del self._brokers[broker]
         self._drained.discard(broker)
         for name in self._clusters_of.pop(broker, ()):
@@ -263,11 +276,15 @@ class RouteTable:
             if not self._clusters[name]:
                 del self._clusters[name]
         served = self._served.pop(broker, {})
-        for count, (topic, queue) in enumerate(served.items(), 1):
+        number = len(served)
+        while served:  # emptied in steps: to free a hundred thousand objects takes time, too
+            topic, queue = served.popitem()
             if self._topics.get(topic, {}).get(broker) is queue:  # it has not come back
                 self._drop_queues(topic, broker)
-            if count % SLICE == 0:
+            if served and len(served) % SLICE == 0:
                 yield
+        if number > SHRUNK_FROM and len(self._topics) < number // 4:
+            self._topics = dict(self._topics)  # a dict keeps the room that it once needed
 
     def refresh(self, cluster: str, address: str, now_ms: int) -> None:
         """A sign of life without news."""
@@ -414,7 +431,8 @@ class RouteTable:
 
     def _taking_topics(self, new: Registration, *, changed: bool, read_only: bool) -> Slices[None]:
         """Take over the topics of a registration, after those that an earlier one of the same
-        broker has left; stop when the broker is gone."""
+        broker has left; stop when the broker is gone. The topics of the registration are taken out
+        of it."""
         before = self._unfinished.get(new.broker)
 
         def steps() -> Slices[None]:
@@ -431,7 +449,15 @@ class RouteTable:
 
     def _putting(self, new: Registration, *, changed: bool, read_only: bool) -> Slices[None]:
         is_wiped = read_only and bool(new.acting_master_enable)
-        for count, (topic, config) in enumerate(new.topics.items(), 1):
+        if new.is_complete:
+            for count, topic in enumerate(list(self._served.get(new.broker, ())), 1):
+                if topic not in new.topics:
+                    self._drop_queues(topic, new.broker)
+                if count % SLICE == 0:
+                    yield
+        topics = new.topics
+        while topics:
+            topic, config = topics.popitem()
             held = self._topics.get(topic, {}).get(new.broker)
             if changed or held is None:
                 allowed = ~PERM_WRITE if is_wiped else self._allowed(new.broker)
@@ -440,16 +466,10 @@ class RouteTable:
                     config.sys_flag,
                 )  # fmt: skip
                 self._put_queues(topic, queue)
-            if count % SLICE == 0:
+            if topics and len(topics) % SLICE == 0:
                 yield
                 if new.broker not in self._brokers:
                     return
-        if new.is_complete:
-            for count, topic in enumerate(list(self._served.get(new.broker, ())), 1):
-                if topic not in new.topics:
-                    self._drop_queues(topic, new.broker)
-                if count % SLICE == 0:
-                    yield
 
     def _allowed(self, broker: str) -> int:
         return ~PERM_WRITE if broker in self._drained else ~0

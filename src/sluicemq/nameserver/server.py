@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -20,11 +21,11 @@ from sluicemq.errors import SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.model.addresses import is_loopback
 from sluicemq.nameserver.requests import TABLE, Requests
-from sluicemq.nameserver.routes import RouteTable, SmallestChanged
+from sluicemq.nameserver.routes import RouteTable, SmallestChanged, drained
 from sluicemq.net.accept import warn_of_protection
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import WITH_MESSAGES, ServerLimits, Shares
+from sluicemq.net.limits import WITH_MESSAGES, WORKS_MAX, ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.work.background import Background, in_executor
 from sluicemq.supervision import Supervisor
@@ -66,13 +67,15 @@ class NameServer:
         call_soon: CallSoon = lambda run: asyncio.get_running_loop().call_soon(run)  # noqa: E731
         self._shares = shares or Shares(clock.monotonic_s, call_soon)
         self._background = Background(clock, self._shares)
+        self.requests.drop = lambda topics: self._background.add(drained(topics))
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
         self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
             dict.fromkeys(
                 TABLE, lambda command, peer: self.requests.begin(command, peer, self._now_ms())
             ),
-            deferred=self._background.take,
+            # One at a time of a connection: a hundred thousand topics may wait in each.
+            deferred=partial(self._background.take, weight=WORKS_MAX),
             shares=self._shares,
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,

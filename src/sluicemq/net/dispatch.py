@@ -27,6 +27,7 @@ request to the client, whose answer carries its opaque and the response flag (sp
 """
 
 import logging
+import socket
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -65,6 +66,9 @@ log = logging.getLogger(__name__)
 
 NOWHERE: Final = Host("0.0.0.0", 0)
 """An address that is not known."""
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
+_ENDED: Final = (7, 8)
+"""Linux's TCP_CLOSE and TCP_CLOSE_WAIT, the first byte of `struct tcp_info`."""
 _IPV4_IN_IPV6: Final = "::ffff:"
 
 
@@ -110,6 +114,22 @@ class Peer:
         self.idle_sweeps = 0
         self.is_trusted = False
         self.refused = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the other end has closed the connection. What it had sent before may wait to be
+        read. Any thread may ask; where the system does not tell, only a close that was seen
+        counts."""
+        if self.closed:
+            return True
+        about = getattr(self._carrier, "get_extra_info", None)
+        connected = None if about is None else about("socket")
+        if connected is None or _TCP_INFO is None:
+            return False
+        try:
+            return connected.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _ENDED
+        except OSError:
+            return True
 
     def speak_for(self, remote: Host) -> None:
         """What comes is from there, whoever passes it on. Raises ValueError for what is no

@@ -47,6 +47,8 @@ BODY_BYTES_MAX: Final = 1 << 20
 250 kB."""
 SMALL_BODY_BYTES_MAX: Final = 64 * 1024
 """Of all other requests that carry no messages."""
+INLINE_BYTES: Final = 16 * 1024
+"""What is decoded on the loop: a millisecond of it."""
 ODD_BODY_BYTES_MAX: Final = 64 * 1024
 """The most bytes of a body in JSON as only fastjson writes it: integer keys, objects as keys,
 references."""
@@ -154,6 +156,14 @@ def check_json(code: int, body: bytes) -> None:
             f"The body of a request {code} has more than {JSON_VALUES_MAX} values, or more than "
             f"{JSON_CONTAINERS_MAX} objects and lists. Split it up.",
         )
+    if code not in WITH_TABLES or len(body) <= INLINE_BYTES:
+        check_plain(body)
+
+
+def check_plain(body: bytes) -> None:
+    """Raise RequestError if `body` is JSON that only the tolerant parser reads, or has references,
+    and more than a little of it. For a body of WITH_TABLES this is done where it is decoded."""
+    values = fastjson.weigh(body).values
     if len(body) <= ODD_BODY_BYTES_MAX and values <= ODD_VALUES_MAX:
         return
     try:
@@ -377,18 +387,20 @@ class Shares:
         account.slices.append(run)
         self._stand(account)
 
-    def begin_work(self, who: Hashable) -> None:
-        """Something is under way; the requests behind it need not wait, up to WORKS_MAX."""
+    def begin_work(self, who: Hashable, weight: int = 1) -> None:
+        """A work is under way. The requests behind it need not wait, as long as the works of the
+        connection weigh less than WORKS_MAX together."""
         account = self._accounts[who]
-        account.works += 1
+        account.works += weight
         if account.works >= WORKS_MAX:
             self._full.add(who)
             self.is_tight = True
 
-    def end_work(self, who: Hashable) -> None:
+    def end_work(self, who: Hashable, weight: int = 1) -> None:
+        """A work of this weight has ended."""
         account = self._accounts.get(who)
         if account is not None:
-            account.works -= 1
+            account.works -= weight
             if account.works < WORKS_MAX:
                 self._full.discard(who)
                 self.is_tight = self._is_over or bool(self._full)

@@ -7,7 +7,8 @@ two of them separate properties.
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Final
 
 from sluicemq.client.core import names
@@ -33,6 +34,83 @@ _controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
 _GZIP: Final = int(m.Encoding.GZIP)
 _GZIP_OR_ZLIB: Final = 47
 """As zlib's window bits: whichever of the two heads is there."""
+
+
+REQUEST_BYTES_MAX: Final = 256 * 1024
+"""Of a request that carries no bodies of messages."""
+SENT_FIELDS_MAX: Final = 8192
+"""Fields of a request that sends, its messages and their fields."""
+SENT_REST_BYTES_MAX: Final = 1024 * 1024
+"""Of the messages of a request without their bodies."""
+_BODY_FIELD: Final = 4
+"""The number of `Message.body`."""
+_LENGTH_DELIMITED: Final = 2
+
+
+def check_shape(data: bytes, *, has_bodies: bool) -> None:
+    """Raise StatusError if decoding a request could take longer than a few milliseconds: 16 MiB may
+    hold eight million empty fields. `has_bodies`: it sends messages, whose bodies are passed over.
+
+    What is not protobuf passes: its decoder says so.
+    """
+    if not has_bodies:
+        if len(data) > REQUEST_BYTES_MAX:
+            raise StatusError(
+                Code.PAYLOAD_TOO_LARGE,
+                f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
+            )
+        return
+    if len(data) <= SENT_FIELDS_MAX:
+        return
+    fields, rest = count(), 0
+    for _, begin, end in _fields(data, 0, len(data), fields):
+        for number, start, stop in _fields(data, begin, end, fields):
+            rest += 0 if number == _BODY_FIELD else stop - start
+        if rest > SENT_REST_BYTES_MAX:
+            raise StatusError(
+                Code.PAYLOAD_TOO_LARGE,
+                f"the messages have more than {SENT_REST_BYTES_MAX} bytes beside their bodies.",
+            )
+
+
+def _fields(
+    data: bytes, begin: int, end: int, counted: Iterator[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield number, begin and end of the length-delimited fields of a protobuf message, until it is
+    none. Raises StatusError when `counted` has come to SENT_FIELDS_MAX."""
+    while begin < end:
+        if next(counted) > SENT_FIELDS_MAX:
+            raise StatusError(
+                Code.PAYLOAD_TOO_LARGE,
+                f"the request has more than {SENT_FIELDS_MAX} messages and fields of messages.",
+            )
+        tag, begin = _varint(data, begin, end)
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            size, begin = _varint(data, begin, end)
+            if begin + size > end:
+                return
+            yield tag >> 3, begin, begin + size
+            begin += size
+        elif kind == 0:
+            _, begin = _varint(data, begin, end)
+        elif kind in (1, 5):
+            begin += 8 if kind == 1 else 4
+        else:
+            return
+
+
+def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Return a number and where it ends; `end` where it is none."""
+    value = shift = 0
+    while begin < end and shift < 64:
+        byte = data[begin]
+        begin += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, begin
+        shift += 7
+    return 0, end
 
 
 def topic_of(resource: m.Resource) -> str:

@@ -36,6 +36,7 @@ from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, Statu
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Answered, Conversation
 from sluicemq.proxy.clients import Client, Clients, StatusError
+from sluicemq.proxy.limits import check_shape
 from sluicemq.proxy.messages import Code
 from sluicemq.wire.codes import ResponseCode
 
@@ -249,6 +250,11 @@ class Calls:
         dialogue.heard(data, call)
 
     def _begin(self, method: Method, call: Call, done: Callable[[Any], None], data: bytes) -> None:
+        try:
+            check_shape(data, has_bodies=method.request is m.SendMessageRequest)
+        except StatusError as error:
+            done(error)
+            return
         try:
             request = method.request.FromString(data)
         except Exception:  # noqa: BLE001 - protobuf has several

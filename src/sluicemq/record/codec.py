@@ -463,8 +463,9 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
     return b"".join(parts)
 
 
-BATCH_MESSAGES_MAX: Final = 32_768
-"""The most messages of a batch. 4 MiB of messages of 128 bytes are as many."""
+BATCH_MESSAGES_MAX: Final = 16_384
+"""The most messages of a batch, which are stored in one piece. 1 MiB of messages of 64 bytes are as
+many."""
 
 
 def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:

@@ -14,8 +14,8 @@ from sluicemq.wire import bodies
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import RegisterBrokerRequest
+from sluicemq.wire.registration import decode_register_body
 from sluicemq.wire.replicas import BrokerHeartbeatRequest
-from sluicemq.wire.tables import decode_register_body
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
 

@@ -14,7 +14,8 @@ from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.nameserver.requests import Requests
 from sluicemq.wire.frames import Command
-from sluicemq.wire.tables import RegisterBody, TopicTable, encode_register_body
+from sluicemq.wire.registration import RegisterBody, encode_register_body
+from sluicemq.wire.tables import TopicTable
 
 Ask = Callable[..., Command]
 EDITION = DataVersion(1, 100)

@@ -11,7 +11,8 @@ from sluicemq.nameserver.server import NameServer
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.network import MemoryNetwork
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
-from sluicemq.wire.tables import RegisterBody, TopicTable, encode_register_body
+from sluicemq.wire.registration import RegisterBody, encode_register_body
+from sluicemq.wire.tables import TopicTable
 
 
 class Wire:

@@ -17,7 +17,14 @@ from sluicemq.model.addresses import is_loopback
 from sluicemq.model.ids import Host
 from sluicemq.net import limits
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import AddressLimit, LogLimit, Pending, ServerLimits, check_request
+from sluicemq.net.limits import (
+    AddressLimit,
+    LogLimit,
+    Pending,
+    ServerLimits,
+    check_plain,
+    check_request,
+)
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command, FrameReader, encode, encode_answer
@@ -242,16 +249,27 @@ def test_only_requests_that_bring_messages_have_large_bodies() -> None:
     check_request(Command(RequestCode.HEART_BEAT, {}, body), None)
     with pytest.raises(RequestError, match="has 1048577 bytes, the limit is 1048576"):
         check_request(Command(RequestCode.HEART_BEAT, {}, body), codes)
+    small = bytes(limits.SMALL_BODY_BYTES_MAX + 1)
+    check_request(Command(RequestCode.HEART_BEAT, {}, small), codes)
+    with pytest.raises(RequestError, match="has 65537 bytes, the limit is 65536"):
+        check_request(Command(RequestCode.CHECK_CLIENT_CONFIG, {}, small), codes)
 
 
 def test_odd_json_may_be_small_only() -> None:
-    odd = b"{" + b",".join(b"%d:0" % number for number in range(20_000)) + b"}"
+    odd = b"{" + b",".join(b"%d:0" % number for number in range(6000)) + b"}"
     codes = limits.WITH_MESSAGES
-    assert len(odd) > limits.ODD_BODY_BYTES_MAX
-    with pytest.raises(RequestError, match="is not plain JSON"):
-        check_request(Command(RequestCode.HEART_BEAT, {}, odd), codes)
-    plain = orjson.dumps({str(number): 0 for number in range(20_000)})
-    check_request(Command(RequestCode.HEART_BEAT, {}, plain), codes)
+    assert len(odd) < limits.SMALL_BODY_BYTES_MAX
+    with pytest.raises(RequestError, match="is not plain JSON; such bodies may have 65536 bytes"):
+        check_request(Command(RequestCode.CHECK_CLIENT_CONFIG, {}, odd), codes)
+    with pytest.raises(RequestError, match="is not plain JSON; such bodies may have 65536 bytes"):
+        check_plain(odd)  # where a heartbeat is decoded
+    check_request(Command(RequestCode.HEART_BEAT, {}, odd), codes)
+    plain = orjson.dumps({str(number): 0 for number in range(5000)})
+    check_request(Command(RequestCode.CHECK_CLIENT_CONFIG, {}, plain), codes)
+    with pytest.raises(RequestError, match="has references and more than 8192 values"):
+        check_plain(b'{"a":{"$ref":"$"},"b":[' + b"1," * 10_000 + b"1]}")
+    with pytest.raises(RequestError, match="more than 250000 values, or more than 32768 objects"):
+        check_request(Command(RequestCode.HEART_BEAT, {}, b"[" + b"[]," * 33_000 + b"[]]"), codes)
     check_request(Command(RequestCode.REGISTER_BROKER, {}, odd), codes)
     check_request(Command(RequestCode.SEND_MESSAGE, {}, odd), codes)
 

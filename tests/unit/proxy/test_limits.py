@@ -1,5 +1,6 @@
 """What a call may say: each limit of spec/grpc.md §3, at it and beyond."""
 
+import contextlib
 import gzip
 import zlib
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ pytest.importorskip("google.protobuf")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost import cpu_s
 from sluicemq.model.properties import HIDDEN_PROPERTIES
+from sluicemq.proxy import limits
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import StatusError
 from sluicemq.proxy.limits import (
@@ -175,3 +178,61 @@ def test_names() -> None:
     assert code_of(group_of, m.Resource(name="CID_RMQ_SYS_x")) == Code.ILLEGAL_CONSUMER_GROUP
     assert code_of(check_lite_topic, "l" * 64) is None
     assert code_of(check_lite_topic, "l" * 65) == Code.ILLEGAL_LITE_TOPIC
+
+
+# ------------------------------------------------------------------------- what decoding may cost
+
+
+def sent(*messages: m.Message) -> bytes:
+    return m.SendMessageRequest(messages=messages).SerializeToString()
+
+
+def with_properties(number: int, size: int = 1) -> m.Message:
+    message = m.Message(topic=m.Resource(name="t"))
+    message.user_properties.update({f"k{at}": "v" * size for at in range(number)})
+    return message
+
+
+def with_keys(number: int) -> m.Message:
+    message = m.Message(topic=m.Resource(name="t"))
+    message.system_properties.keys.extend([""] * number)
+    return message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x0a\x00" * 8_000_000, sent(with_properties(10_000)), sent(*[with_keys(60_000)] * 20),
+     sent(*[with_properties(128, 16_000)])],
+    ids=["messages", "properties", "keys", "large properties"],
+)  # fmt: skip
+def test_a_request_of_millions_of_fields_is_refused_before_it_is_decoded(data: bytes) -> None:
+    with pytest.raises(StatusError) as caught:
+        limits.check_shape(data, has_bodies=True)
+    assert caught.value.code == Code.PAYLOAD_TOO_LARGE
+    assert cpu_s(refused, lambda: data) < 0.1
+
+
+def refused(data: bytes) -> None:
+    with contextlib.suppress(StatusError):
+        limits.check_shape(data, has_bodies=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [sent(m.Message(body=bytes(4_000_000))), sent(*[with_properties(127, 100)] * 60), b"",
+     b"\xff" * 10_000, b"\x0a\xff\xff\xff\x7f" + bytes(10_000), sent(with_keys(1000))],
+    ids=["a large body", "many properties", "nothing", "no protobuf", "cut off", "keys"],
+)  # fmt: skip
+def test_what_clients_send_and_what_is_no_protobuf_passes(data: bytes) -> None:
+    limits.check_shape(data, has_bodies=True)
+
+
+def test_the_number_of_the_body_is_that_of_the_protocol() -> None:
+    fields = m.Message.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]
+    assert fields["body"].number == limits._BODY_FIELD
+
+
+def test_a_request_without_bodies_is_small() -> None:
+    limits.check_shape(bytes(limits.REQUEST_BYTES_MAX), has_bodies=False)
+    with pytest.raises(StatusError, match="has 262145 bytes, the limit is 262144"):
+        limits.check_shape(bytes(limits.REQUEST_BYTES_MAX + 1), has_bodies=False)

@@ -20,8 +20,7 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.wire import bodies, tables
-from sluicemq.wire import tables as registration
+from sluicemq.wire import bodies, registration, tables
 
 VERSION = DataVersion(counter=3, timestamp_ms=1795226971780, state_version=1)
 TOPIC = TopicConfig("T", 4, 4, 6)
@@ -115,7 +114,7 @@ def test_a_large_registration_says_the_same_topic_by_topic(is_spaced: bool, is_o
         data = json.dumps(json.loads(data), indent=1).encode()
     if is_odd:  # what only the tolerant parser reads stands beside the table
         data = data.replace(b'"topicQueueMappingInfoMap"', b'"odd":{1:{2:3}},"other"')
-    assert len(data) > tables.INFLATE_BYTES
+    assert len(data) > registration.INFLATE_BYTES
     assert registration.decode_register_body(data) == body
 
 
@@ -132,7 +131,7 @@ def test_a_large_registration_that_is_no_table_of_topics_is_refused(
 
 
 def test_a_registration_has_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "REGISTRATION_TOPICS_MAX", 800)
+    monkeypatch.setattr(registration, "REGISTRATION_TOPICS_MAX", 800)
     topics = {f"topic-{at:0100}": TOPIC for at in range(801)}
     body = registration.RegisterBody(tables.TopicTable(topics, VERSION))
     for compressed in (True, False):

@@ -39,7 +39,6 @@ from sluicemq.broker.consume.held import (
     PRODUCER_BYTES,
     TEXT_BYTES,
     HeldBytes,
-    subscribed_bytes,
 )
 from sluicemq.broker.lanes.rules import difference, normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import LaneReader, Lanes
@@ -454,11 +453,8 @@ class Consumers:
         compiled already. Return whether the fingerprint was another before.
 
         Raises ContractError when the group takes no such subscription: then the client is not a
-        member. Raises RequestError when its connection, or all, take too much memory: then nothing
-        has changed.
+        member. The caller has counted in `held` what the member takes.
         """
-        size = subscribed_bytes(data.subscriptions)
-        self.held.take(member.peer, (CONSUMER, data.group), size)
         group = self.groups.get(data.group) or ConsumerGroup(data.group)
         known = group.members.get(member.peer) or member
         joined = member.peer not in group.members
@@ -650,8 +646,8 @@ class Consumers:
         for name in self.held.groups(peer, CONSUMER):
             group = self.groups.get(name)
             member = group.members.get(peer) if group is not None else None
+            self.unregister(name, peer)
             if group is not None and member is not None:
-                self.unregister(name, peer)
                 if member.client_id not in group.client_ids:
                     self.contracts.lost(name, member.client_id, member.key, member.seen_s)
                 yield None

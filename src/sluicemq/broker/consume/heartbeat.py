@@ -24,6 +24,7 @@ from sluicemq.broker.consume.clients import (
     Producers,
     Standing,
 )
+from sluicemq.broker.consume.held import CONSUMER, subscribed_bytes
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import UNIT_SYS_FLAG, Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
@@ -39,7 +40,7 @@ from sluicemq.filter.subscriptions import (
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import Steps, decoding
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -60,8 +61,6 @@ QUICK_GROUPS_MAX: Final = 16
 """A heartbeat of more waits for its turn, as other requests do."""
 OPAQUE_MAX: Final = 0x7FFFFFFF
 _PREFIX: Final = struct.Struct(">II")
-BODY_INLINE_BYTES: Final = 16 * 1024
-"""Larger heartbeats, of 60 topics, take a millisecond to read."""
 PRODUCERS_A_STEP: Final = 256
 
 
@@ -123,8 +122,7 @@ class Heartbeats:
 
     def _take_in(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
         """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
-        decode = partial(bodies.decode_heartbeat, command.body)
-        data = (yield decode) if len(command.body) > BODY_INLINE_BYTES else decode()
+        data, sizes = yield from decoding(_sized, command.body)
         member = partial(
             Member,
             data.client_id,
@@ -135,7 +133,7 @@ class Heartbeats:
         )
         standings: list[Standing | None] = []
         changed, creates, refusal = False, False, ""
-        for consumer in data.consumers:
+        for consumer, size in zip(data.consumers, sizes, strict=True):
             yield from self._compile(consumer.subscriptions)
             config = self.groups.find(consumer.group)
             if config is None:
@@ -154,6 +152,7 @@ class Heartbeats:
                 short = self.consumers.short_heartbeat
                 known = short(consumer.group, member(), data.fingerprint)
             else:
+                self.consumers.held.take(peer, (CONSUMER, consumer.group), size)
                 made = yield from self.consumers.making(consumer)
                 try:
                     known = self.consumers.heartbeat(consumer, member(), data.fingerprint, made)
@@ -273,6 +272,12 @@ class Heartbeats:
             return Command(ResponseCode.SUCCESS)
 
         return Postponed(steps())
+
+
+def _sized(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list[int]]:
+    """Decode a heartbeat. Return it, and how many bytes a member of each of its groups takes."""
+    data = bodies.decode_heartbeat(body)
+    return data, [subscribed_bytes(consumer.subscriptions) for consumer in data.consumers]
 
 
 @cache

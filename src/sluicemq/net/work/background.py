@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol, TypeVar
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.limits import Shares, note_slow
+from sluicemq.net.limits import INLINE_BYTES, Shares, check_plain, note_slow
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -101,8 +101,6 @@ log = logging.getLogger(__name__)
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
 WORKS_MAX: Final = 64
-INLINE_BYTES: Final = 16 * 1024
-"""What is decoded on the loop: a millisecond of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +111,7 @@ class _Work:
     peer: Peer | None
     on_end: Callable[[Any], None]
     outcome: Any = None
+    weight: int = 1
 
 
 class Background:
@@ -166,8 +165,9 @@ class Background:
             raise found[0]
         return found[0]
 
-    def take(self, steps: Steps[Any], command: Command, peer: Peer) -> None:
-        """A request whose handler needs steps; what they return is its outcome."""
+    def take(self, steps: Steps[Any], command: Command, peer: Peer, weight: int = 1) -> None:
+        """Do the steps of a request; what they return is its outcome. `weight`: see
+        `Shares.begin_work`."""
         begin_s = self._clock.monotonic_s()
 
         def ended(outcome: Any) -> None:
@@ -179,7 +179,7 @@ class Background:
             elif outcome is not None and self._settle is not None:
                 self._settle(outcome, command, peer)
 
-        self._begin(_Work(steps, peer, ended))
+        self._begin(_Work(steps, peer, ended, weight=weight))
 
     def add(self, steps: Steps[None], peer: Peer | None = None) -> None:
         """Work that nobody waits for, in the share of `peer`; what it raises is logged."""
@@ -197,7 +197,7 @@ class Background:
 
     def _begin(self, work: _Work) -> None:
         self._works.add(work)
-        self._shares.begin_work(work.peer)
+        self._shares.begin_work(work.peer, work.weight)
         if len(self._works) == 1:
             self._run(work)
         else:
@@ -241,7 +241,7 @@ class Background:
 
     def _end(self, work: _Work, outcome: object, *, is_wanted: bool = True) -> None:
         self._works.discard(work)
-        self._shares.end_work(work.peer)
+        self._shares.end_work(work.peer, work.weight)
         if is_wanted:
             work.on_end(outcome)
 
@@ -280,10 +280,16 @@ def _answer_of(outcome: Command | Exception, command: Command) -> Command:
 
 
 def decoding(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview) -> Steps[T]:
-    """Decode the body of a request: in another thread when it has more than INLINE_BYTES."""
+    """Decode the body of a request: in another thread when it has more than INLINE_BYTES. Raises
+    RequestError for JSON that is too dear there too."""
     if len(body) <= INLINE_BYTES:
         return decode(body)
-    return (yield partial(decode, body))  # type: ignore[no-any-return]
+
+    def job() -> T:
+        check_plain(bytes(body))
+        return decode(body)
+
+    return (yield job)  # type: ignore[no-any-return]
 
 
 def begun(steps: Steps[T]) -> T | Steps[T]:
