@@ -82,21 +82,28 @@ async def run_application_code(awaitable: Awaitable[T]) -> T:
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:
-        result = await awaitable
-    except asyncio.CancelledError as error:
-        if task is None or task.cancelling() > before:
-            raise
-        raise EscapedError(error) from error
-    except GeneratorExit as error:
-        if task is None or _current_task() is not task:
-            raise  # The coroutine is being closed by the garbage collector, outside of its loop.
-        raise EscapedError(error) from error
+        return await awaitable
     except BaseException as error:
-        failure = as_failure(error)
-        if failure is error or ends_program(error):
+        failure = failure_of(error, task, before)
+        if failure is None or failure is error:
             raise
         raise failure from error
-    return result
+
+
+def failure_of(
+    error: BaseException, task: "asyncio.Task[Any] | None", before: int
+) -> Exception | None:
+    """Return the failure that an error of awaited application code is, as an Exception; None if
+    `error` has to pass because it ends the program or `task`.
+
+    `task` is the task that awaited, and `before` what its `cancelling()` was then: a number that
+    has grown since tells the cancellation of the task from a CancelledError of what it awaited.
+    """
+    if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > before):
+        return None
+    if isinstance(error, GeneratorExit) and (task is None or _current_task() is not task):
+        return None  # the coroutine is being closed by the garbage collector, outside of its loop
+    return None if ends_program(error) else as_failure(error)
 
 
 def _current_task() -> "asyncio.Task[Any] | None":

@@ -116,9 +116,7 @@ def test_other_brokers_are_not_looked_at_when_a_connection_ends() -> None:
 def test_topics_and_brokers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     table = RouteTable(entries_max=3000)
     table.register(registration(), 0)
-    with pytest.raises(
-        ProtocolError, match="The other brokers have 2048 topics, this one has"
-    ):
+    with pytest.raises(ProtocolError, match="The other brokers have 2048 topics, this one has"):
         table.register(registration("b"), 0)
     table.register(registration(queues=5), 0)  # its own do not count twice
     monkeypatch.setattr(routes, "BROKERS_MAX", 2)

@@ -27,6 +27,7 @@ from sluicemq.client.tasks import (
     Closing,
     EscapedError,
     Tasks,
+    failure_of,
     run_application_code,
     run_on_thread,
     run_to_end,
@@ -212,6 +213,9 @@ class PushConsumer:
         self._handler = handler
 
         self._is_blocking = not inspect.iscoroutinefunction(handler)
+        self._call: Callable[[Any], Awaitable[Any]] = handler
+        if self._is_blocking:
+            self._call = lambda given: run_on_thread(self._pool, handler, given)
         self.concurrency = self._concurrency = concurrency
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
@@ -340,29 +344,28 @@ class PushConsumer:
         self.failure = error
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
+        """Call the handler, and acknowledge or reject. HOT: `run_application_code`, without a
+        coroutine of its own."""
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
         self._busy += 1
         try:
             await self._call(messages if self.batch_max is not None else messages[0])
-        except asyncio.CancelledError as error:
+        except BaseException as error:
+            failure = failure_of(error, task, before)
+            if failure is not None:
+                await self._failed(messages, failure)
+                return
             # Closing cancels a handler, and its message comes again to another member. Else the
-            # task was cancelled from outside: it has to end, and is started again by its owner.
-            if not self._tasks.is_closing:
+            # task was cancelled from outside: it has to end, and its owner starts it again.
+            if isinstance(error, asyncio.CancelledError) and not self._tasks.is_closing:
                 await self._failed(messages, EscapedError(error))
             raise
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            await self._failed(messages, error)
         else:
             messages[0].origin.done(messages)
         finally:
             self._busy -= 1
             self._look_whether_quiet()
-
-    async def _call(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
-        """Call the handler. Raises CancelledError only when the current task is cancelled."""
-        if self._is_blocking:
-            await run_on_thread(self._pool, self._handler, given)
-        else:
-            await run_application_code(self._handler(given))
 
     def _look_whether_quiet(self) -> None:
         if self._busy <= self._busy_closing:
@@ -442,7 +445,7 @@ class PushConsumer:
     async def call_handler(self, message: ReceivedMessage) -> None:
         """Call the handler with a message that an operator has chosen (309). Raises what the
         handler raises, as an Exception."""
-        await self._call(message if self.batch_max is None else [message])
+        await run_application_code(self._call(message if self.batch_max is None else [message]))
 
     async def close(self, timeout_s: float = 30.0) -> None:
         """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves.
