@@ -394,18 +394,11 @@ class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
     def poll(
         self, timeout_s: float | None = POLL_TIMEOUT_S, *, count_max: int = 32
     ) -> list[ReceivedMessage]:
-<<<<<<< ours
-        """Return the next messages, at most `count_max`; [] when none came within `timeout_s`.
-
-        Arguments and errors are those of `LitePullConsumer.poll` of asyncio. Messages of a call
-        that is interrupted are handed out by the next one.
-=======
         """Return up to `count_max` messages: wait up to `timeout_s` seconds (None: for ever) for
         the first, and return [] if none came. 0 takes what is there.
 
         What earlier polls returned counts as done from now on; what an interrupted one (Ctrl-C)
         took is handed out again. Raises what ended the reading.
->>>>>>> theirs
         """
         polling = self._consumer.poll(timeout_s, count_max=count_max)
         return self._portal.call(polling, take_back=self._consumer.put_back)
