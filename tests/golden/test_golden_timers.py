@@ -123,7 +123,7 @@ def test_the_checkpoint_has_the_real_brokers_fields(golden: Path) -> None:
 
 def test_the_tables_are_written_as_the_real_broker_writes_them(golden: Path) -> None:
     broker = opened(golden)
-    offsets, _, _ = broker.core.delayed.documents
+    offsets, *_ = broker.core.delayed.documents
     offsets.changed = True
     written = golden / "config" / "delayOffset.json"
     theirs = written.read_text()

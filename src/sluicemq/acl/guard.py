@@ -35,6 +35,7 @@ from sluicemq.files import Files
 from sluicemq.model.ids import Host
 from sluicemq.model.message import REAL_TOPIC
 from sluicemq.record.codec import parse_head, value_of
+from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_names
@@ -324,6 +325,12 @@ class Guard:
         if access_key and access_key not in self.rules.accounts:
             access_key = "?"  # else whoever invents keys fills memory and metrics
         self.denied[access_key] = self.denied.get(access_key, 0) + 1
+
+
+def access_status(guard: Guard | None) -> Command:
+    """Return the answer to SLUICE_ACCESS_STATUS of a server with this guard."""
+    body = {"enabled": False} if guard is None else {"enabled": True, **guard.status()}
+    return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 
 
 class Access:

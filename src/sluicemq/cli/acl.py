@@ -125,18 +125,20 @@ def lint_files(
 @acl.command()
 @admin_options
 def status(admin: Admin, as_json: bool) -> None:
-    """Show how the rules of each running broker stand: since when they are in force, what is wrong
-    with the newest files, who was refused. Needs an admin account."""
+    """Show how the rules of each running broker, and of each protected name server, stand: since
+    when they are in force, what is wrong with the newest files, who was refused. Needs an admin
+    account."""
     for address, state in sorted(admin.access_status().items()):
         if as_json:
-            print_json({"broker": address, **state})
+            print_json({"address": address, **state})
             continue
         if not state.get("enabled"):
-            click.echo(f"{address}: no access control (aclEnable=false)")
+            click.echo(f"{state['server']} {address}: no access control (aclEnable=false)")
             continue
         since = show_time(state.get("sinceMs") or 0)
         click.echo(
-            f"{address}: {state['accounts']} accounts of {state['file']}, in force since {since}"
+            f"{state['server']} {address}: {state['accounts']} accounts of {state['file']}, "
+            f"in force since {since}"
         )
         if state.get("error"):
             click.echo(f"  the newest files are NOT in force: {state['error']}")

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,7 +112,8 @@ def produce(
 
     when_interrupted(tell)
     try:
-        asyncio.run(run())
+        with contextlib.closing(chunks):  # a send that fails leaves it before its end
+            asyncio.run(run())
     except SluiceError:
         if stored and not as_json:
             click.echo(tell())
@@ -145,16 +146,22 @@ async def _all_of(sends: list[Coroutine[Any, Any, T]], note: Callable[[T], None]
         raise failures[0]
 
 
-def _chunks(body: str | None, path: Path | None, count: int) -> Iterator[list[bytes]]:
-    """What is to be sent, IN_FLIGHT_MAX bodies at most in each list."""
+def _chunks(body: str | None, path: Path | None, count: int) -> Generator[list[bytes], None, None]:
+    """Return what is to be sent, at most IN_FLIGHT_MAX bodies in each list."""
     if (body is None) == (path is None):
         raise click.UsageError("Give BODY (or - for stdin) or --file, one of the two.")
     if path is not None:
-        return _lines(path.open("rb"))
+        return _lines(partial(path.open, "rb"))
     if body == "-":
-        return _lines(sys.stdin.buffer)
-    numbered = (str(body).replace("{}", str(number)).encode() for number in range(count))
-    return iter(lambda: list(itertools.islice(numbered, IN_FLIGHT_MAX)), [])
+        return _lines(lambda: sys.stdin.buffer)
+    return _numbered(str(body), count)
+
+
+def _numbered(body: str, count: int) -> Generator[list[bytes], None, None]:
+    """Yield `body` `count` times, with its number for each {} in it."""
+    bodies = (body.replace("{}", str(number)).encode() for number in range(count))
+    while some := list(itertools.islice(bodies, IN_FLIGHT_MAX)):
+        yield some
 
 
 def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
@@ -170,10 +177,11 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _lines(stream: Any) -> Iterator[list[bytes]]:
-    """Lines as they come, for whoever writes them may take his time: IN_FLIGHT_MAX at most."""
+def _lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, None]:
+    """Yield the lines of a stream as soon as they can be read, at most IN_FLIGHT_MAX at a time: a
+    pipe may be written slowly. The stream is opened by the first `next`, and closed at the end."""
     rest = b""
-    with stream:
+    with open_stream() as stream:
         for data in itertools.chain(iter(partial(stream.read1, BLOCK_BYTES), b""), (b"\n",)):
             *found, rest = (rest + data).split(b"\n")
             lines = [line for one in found if (line := one.rstrip(b"\r"))]
@@ -182,11 +190,18 @@ def _lines(stream: Any) -> Iterator[list[bytes]]:
 
 
 def _arrived(chunks: Iterator[list[bytes]]) -> list[bytes]:
-    """The next; Ctrl-C ends the wait for it, which the loop's own handler would not."""
+    """Return the next bodies, or none at the end. Blocks the loop until they have come.
+
+    Ctrl-C ends the wait: the handler of asyncio, which only cancels the task at its next await, is
+    replaced meanwhile. Raises CancelledError if that handler was called before it was replaced.
+    """
     handler = signal.getsignal(signal.SIGINT)
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
         return next(chunks, [])
     finally:
         with contextlib.suppress(ValueError):

@@ -22,7 +22,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError as ThreadCancelledError
 from concurrent.futures import Executor
 from contextvars import ContextVar
@@ -327,6 +327,27 @@ async def run_to_end(
     if not task.cancelled() and (failure := task.exception()) is not None:
         _log.error("%s failed while its caller was cancelled", task.get_name(), exc_info=failure)
     raise cancelled
+
+
+async def run_each(steps: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Await every step, in order, whatever the steps before raised; then raise the first error.
+    The other errors are logged. A coroutine that the garbage collector closes ends at once, which
+    that of an `AsyncExitStack` does not."""
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            await step()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised or logged
+            if first is None:
+                first = error
+            else:
+                _log.error("%s failed too", _name_of(step), exc_info=error)
+    if first is not None:
+        raise first
+
+
+def _name_of(step: Callable[..., object]) -> str:
+    return getattr(step, "__qualname__", None) or repr(step)
 
 
 def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

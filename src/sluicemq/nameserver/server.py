@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from sluicemq.acl.guard import Guard
+from sluicemq.acl.guard import Guard, access_status
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
 from sluicemq.errors import SluiceError
@@ -71,9 +71,12 @@ class NameServer:
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
         self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
-            dict.fromkeys(
-                TABLE, lambda command, peer: self.requests.begin(command, peer, self._now_ms())
-            ),
+            {
+                **dict.fromkeys(
+                    TABLE, lambda command, peer: self.requests.begin(command, peer, self._now_ms())
+                ),
+                RequestCode.SLUICE_ACCESS_STATUS: lambda _command, _peer: access_status(self.guard),
+            },
             # One at a time of a connection: a hundred thousand topics may wait in each.
             deferred=partial(self._background.take, weight=WORKS_MAX),
             shares=self._shares,

@@ -171,6 +171,8 @@ async def test_members_share_the_queues_and_take_over_from_one_that_leaves(clust
             first = group.create_task(consume(one, "one"))
             second = group.create_task(consume(two, "two"))
             async with asyncio.timeout(10):
+                while len(await one.admin.members("g")) != 2:
+                    await asyncio.sleep(0.05)
                 while [len(m.queues) for m in (await one.admin.group("g")).members] != [2, 2]:
                     await asyncio.sleep(0.1)
                 await asyncio.sleep(0.3)

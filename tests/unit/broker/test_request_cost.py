@@ -249,7 +249,7 @@ def test_a_handler_that_looks_at_all_of_them_for_each_is_found(
 
     def slow(self: QueueLocks, group: str, client_id: str, queues: Any) -> Any:
         for each in queues:
-            assert sum(each == other for _ in range(3) for other in queues) == 3
+            assert sum(each == other for _ in range(20) for other in queues) == 20
         return lock_queues(self, group, client_id, queues)
 
     monkeypatch.setattr(QueueLocks, "lock", slow)

@@ -17,6 +17,7 @@ from sluicemq.client.tasks import (
     call_listener,
     notify,
     run_application_code,
+    run_each,
     run_on_thread,
     run_to_end,
 )
@@ -309,3 +310,41 @@ async def test_a_worker_that_closes_its_own_owner_does_not_wait_for_itself(clock
     await clock.advance(seconds=1)
     assert not tasks
     assert closing.has_begun
+
+
+# ------------------------------------------------------------------------------ run_each
+
+
+async def test_every_step_is_awaited_and_the_first_error_raised(caplog):
+    done = []
+
+    async def step(name, error=None):
+        done.append(name)
+        if error is not None:
+            raise error
+
+    steps = [
+        lambda: step("a"),
+        lambda: step("b", ValueError("first")),
+        lambda: step("c", asyncio.CancelledError()),
+        lambda: step("d"),
+    ]
+    with pytest.raises(ValueError, match="first"):
+        await run_each(steps)
+    assert done == ["a", "b", "c", "d"]
+    assert "failed too" in caplog.text
+
+
+def test_steps_that_the_garbage_collector_closes_end_at_once():
+    """As when a loop is thrown away in the middle of a close(), which tests do."""
+    begun = []
+
+    class Waiting:
+        def __await__(self):
+            begun.append(1)
+            yield
+
+    work = run_each([Waiting, Waiting])
+    work.send(None)
+    work.close()  # RuntimeError if it awaited another step
+    assert begun == [1]

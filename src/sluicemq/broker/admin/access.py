@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sluicemq.acl import loading as edit
-from sluicemq.acl.guard import Guard
+from sluicemq.acl.guard import Guard, access_status
 from sluicemq.acl.loading import Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
 from sluicemq.broker.settings import Settings
@@ -219,9 +219,7 @@ class AccessAdmin:
 
     def status(self, command: Command, peer: Peer) -> Command:
         """900121: ours."""
-        guard = self.guard
-        body = {"enabled": False} if guard is None else {"enabled": True, **guard.status()}
-        return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
+        return access_status(self.guard)
 
     def _in_force(self) -> Guard:
         if self.guard is None:

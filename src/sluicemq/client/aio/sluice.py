@@ -12,7 +12,6 @@ leaves the groups.
 """
 
 import asyncio
-import contextlib
 import functools
 import os
 import weakref
@@ -56,7 +55,7 @@ from sluicemq.client.core.sending import (
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
-from sluicemq.client.tasks import Closing, Tasks
+from sluicemq.client.tasks import Closing, Tasks, run_each
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
@@ -421,23 +420,31 @@ class Sluice:
 
     async def _close(self) -> CloseReport:
         reports: list[CloseReport] = []
-        async with contextlib.AsyncExitStack() as stack:  # all of it, whatever fails
-            stack.push_async_callback(self.cluster.close)
-            stack.push_async_callback(self._keeper.end)
-            if self._trace_writer is not None:
-                stack.push_async_callback(self._trace_writer.close)
-            stack.push_async_callback(self._tasks.close)
-            for producer in self._producers:
-                stack.push_async_callback(self._close_producer, producer, reports)
-            stack.push_async_callback(self._members.close)
-            stack.callback(setattr, self, "_closed", True)
-            for consumer in list(self._consumers):
-                stack.push_async_callback(consumer.close)
+
+        async def close_producer(producer: Producer) -> None:
+            reports.append(await producer.close())
+
+        async def refuse_further_use() -> None:
+            self._closed = True
+
+        writer = self._trace_writer
+        await run_each(
+            [
+                *(consumer.close for consumer in reversed(list(self._consumers))),
+                refuse_further_use,
+                self._members.close,
+                *(
+                    functools.partial(close_producer, producer)
+                    for producer in reversed(self._producers)
+                ),
+                self._tasks.close,
+                *([] if writer is None else [writer.close]),
+                self._keeper.end,
+                self.cluster.close,
+            ]
+        )
         unknown = tuple(message_id for report in reports for message_id in report.unknown)
         return CloseReport(sum(report.settled for report in reports), unknown)
-
-    async def _close_producer(self, producer: Producer, reports: list[CloseReport]) -> None:
-        reports.append(await producer.close())
 
     async def __aenter__(self) -> Self:
         self._check_open()

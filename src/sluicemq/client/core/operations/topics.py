@@ -20,7 +20,7 @@ from sluicemq.client.core.requests import (
     request_error,
 )
 from sluicemq.client.core.talks import Call, Talk
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.model.topic import (
     MASTER_ID,
     MESSAGE_TYPE,
@@ -109,10 +109,21 @@ def runtime(directory: Directory, address: str) -> Talk[dict[str, str]]:
 
 
 def access_status(directory: Directory) -> Talk[dict[str, dict[str, Any]]]:
-    """How the access rules of each broker stand, by its address: `enabled`, since when they are in
-    force (`sinceMs`), `accounts`, the last `error`, requests `refused` by access key."""
-    answers = yield from ask_masters(directory, requests.access_status())
-    return {address: fastjson.loads(answer.body) for _, address, answer in answers}
+    """Return how the access rules of each broker and of each protected name server stand, by
+    address: `enabled`, since when they are in force (`sinceMs`), `accounts`, the last `error`,
+    requests `refused` by access key. `server` is "broker" or "nameserver"; one process may be both,
+    at two addresses."""
+    found: dict[str, dict[str, Any]] = {}
+    for server in directory.name_servers:
+        try:
+            answer = yield Call(server, requests.access_status())
+        except (ConnectionLostError, RequestTimeoutError):
+            continue  # another one answers below, or none does
+        if answer.code == SUCCESS and (state := fastjson.loads(answer.body)).get("enabled"):
+            found[server] = {"server": "nameserver", **state}
+    for _, address, answer in (yield from ask_masters(directory, requests.access_status())):
+        found[address] = {"server": "broker", **fastjson.loads(answer.body)}
+    return found
 
 
 # ---------------------------------------------------------------------------------- topics
