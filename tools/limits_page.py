@@ -113,7 +113,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("... of which are objects and lists", "net.limits:JSON_CONTAINERS_MAX", "1 SYSTEM_ERROR", ("Split it up.", "net/limits.py")),
         Row("Values of a header above 32 KiB", "net.limits:HEADER_VALUES_MAX", _CLOSED),
         Row("What the groups and subscriptions of a connection take in memory", "sluiceClientBytesMax", "1 SYSTEM_ERROR", ("The groups and subscriptions of this connection would take", "broker/consume/held.py")),
-        Row("... of all connections", "sluiceClientsBytesMax", "2 SYSTEM_BUSY", ("The groups and subscriptions of all clients take", "broker/consume/held.py")),
+        Row("... of all connections", "sluiceClientsBytesMax", "2 SYSTEM_BUSY", ("The groups and subscriptions of all clients would take", "broker/consume/held.py")),
         Row("Incomplete frames of all connections", "sluicePendingBytesMax", "the connection that exceeds it is closed"),
         Row("Answers that a connection does not take", "sluiceWriteBufferBytesMax", "it is not read until it takes them"),
         Row("Requests without rights, before the first with", "net.limits:REFUSED_MAX", _CLOSED),

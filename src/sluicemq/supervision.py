@@ -1,13 +1,14 @@
-"""Supervision of background jobs: a job that fails is retried, and never stops another one.
+"""Supervision of background jobs: a job that fails is retried and never stops another one.
 
-A server does many things that no request asks for: it delivers delayed messages, expires long
-polls, saves tables, registers with name servers. Each of them is a *job* with a name. A job that
-raises is logged once, with its traceback unless the error is one of ours, counted in `failures`,
-and tried again after a pause that doubles from `PAUSE_S` to `PAUSE_MAX_S`. The first success resets
-the pause and is logged, so that a log tells when the trouble was over.
+A server does much work that no request asks for: it delivers delayed messages, expires long polls,
+saves tables, registers with name servers. Each kind of work is a *job* with a name. When a job
+raises, the failure is counted in `failures`, and the job is tried again after a pause that doubles
+from `PAUSE_S` to `PAUSE_MAX_S`. The failure is logged unless its text equals that of the failure
+before; a SluiceError is logged without a traceback. The first success resets the pause and is
+logged, so the log shows when the trouble ended.
 
-Cancellation of the task that runs a job passes through. A `CancelledError` that the job raised by
-itself, from a future that somebody else has cancelled, is a failure like any other.
+Cancelling the task that runs a job cancels the job. A `CancelledError` that the job raises by
+itself, because a future that it awaits was cancelled, is a failure like any other.
 """
 
 import asyncio
@@ -28,7 +29,9 @@ Work = Callable[[], object]
 
 @dataclass(slots=True)
 class _Job:
-    """The state of one job: `resume_s` is the monotonic time before which it is not tried."""
+    """The state of one job: its next pause in seconds, the monotonic time `resume_s` before which
+    it is not tried, the last failure that was logged (`complaint`), and the number of failures
+    since the last success."""
 
     pause_s: float = PAUSE_S
     resume_s: float = 0.0
@@ -37,7 +40,7 @@ class _Job:
 
 
 class Supervisor:
-    """The background jobs of one server, by name."""
+    """Runs the background jobs of one server and keeps the state of each by name."""
 
     def __init__(self, clock: Clock, log: logging.Logger) -> None:
         """Measure pauses by `clock`, and log failures to `log`."""
@@ -48,14 +51,16 @@ class Supervisor:
         """How often each job has failed since the start."""
 
     def run(self, name: str, work: Work) -> bool:
-        """Call `work` unless the job `name` is pausing after a failure.
+        """Call `work`, unless the job `name` is pausing after a failure.
 
-        Return whether `work` was called and succeeded. Nothing that `work` raises is passed on.
+        Return whether `work` was called and succeeded. An Exception that `work` raises is counted
+        and logged, not raised.
         """
         return self._clock.monotonic_s() >= self.resume_s(name) and self.attempt(name, work)
 
     def attempt(self, name: str, work: Work) -> bool:
-        """Call `work` as `run` does, but even while the job pauses: for work that must be done."""
+        """Call `work`, even while the job `name` pauses. Return whether it succeeded. An Exception
+        that `work` raises is counted and logged, not raised."""
         job = self._jobs.setdefault(name, _Job())
         try:
             work()
@@ -76,9 +81,9 @@ class Supervisor:
         period_s: Callable[[], float],
         work: Callable[[], Awaitable[object] | None],
     ) -> None:
-        """Do `work` again and again, `period_s()` after its last end, until cancelled.
+        """Sleep for `period_s()` seconds, then `do` the job once; repeat until cancelled.
 
-        After a failure the pause is at least that of the supervisor.
+        After a failure, sleep at least until the pause of the job is over.
         """
         job = self._jobs.setdefault(name, _Job())
         while True:
@@ -87,7 +92,8 @@ class Supervisor:
             await self.do(name, work)
 
     async def keep(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
-        """Await what `begin` returns, and begin again after each failure, until it returns."""
+        """Await `begin()` and return when it returns. When it fails, wait for the pause of the job
+        and call `begin` again."""
         job = self._jobs.setdefault(name, _Job())
         while True:
             if await self.do(name, begin):
@@ -97,10 +103,11 @@ class Supervisor:
     async def do(
         self, name: str, work: Callable[[], Awaitable[object] | None], *, is_last: bool = False
     ) -> bool:
-        """Do `work` once, and await what it returns, even while the job `name` pauses.
+        """Call `work` once and await what it returns, even while the job `name` pauses.
 
-        `is_last`: it will not be tried again. Return whether it succeeded. Only the cancellation
-        of this task is passed on.
+        Return whether it succeeded. An Exception is counted and logged; only the cancellation of
+        the current task is raised. `is_last` says that the job is not tried again, so the log
+        promises no retry.
         """
         job, task = self._jobs.setdefault(name, _Job()), asyncio.current_task()
         try:
@@ -130,7 +137,7 @@ class Supervisor:
         self._log.error(
             "Background job %r failed%s: %s",
             name,
-            "" if is_last else " and is retried",
+            "" if is_last else "; it is retried after a pause",
             error if is_ours else complaint,
             exc_info=None if is_ours else error,
         )

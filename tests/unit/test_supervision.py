@@ -30,7 +30,10 @@ def test_a_failure_is_logged_once_with_its_traceback_and_counted(
     (record,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
-    assert record.getMessage() == "Background job 'a' failed and is retried: ZeroDivisionError: no"
+    assert (
+        record.getMessage()
+        == "Background job 'a' failed; it is retried after a pause: ZeroDivisionError: no"
+    )
 
 
 def test_an_error_of_ours_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,12 +20,12 @@ _BROKER_LOGGER: Final = logging.getLogger("sluicemq")
 
 
 async def start_refusal(store: StoreConfig, *, files: Files = SYSTEM_FILES) -> SluiceError | None:
-    """Start a read-only broker on the store below `store.root`, stop it, and return the error that
-    prevents the start; return None if the broker starts.
+    """Start a read-only broker on the store in `store.root`, stop it, and return the SluiceError
+    that prevents the start; return None if the broker starts. Other errors are raised.
 
-    Nothing is written to the disk, no port is opened and no lock is taken. The sizes of the files
-    are found from the files. Log lines of the trial are dropped: `verify` reports what it finds
-    itself.
+    Nothing is written to disk, no port is opened and no lock is taken. The segment sizes are those
+    of the files on disk, not those of `store`. Log lines of the trial are dropped, because `verify`
+    reports what it finds itself.
     """
     config = BrokerConfig(
         listen_port=0, metrics_enable=False, bind_address="127.0.0.1", broker_ip1="127.0.0.1"
@@ -42,7 +42,8 @@ async def start_refusal(store: StoreConfig, *, files: Files = SYSTEM_FILES) -> S
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Drop everything that loggers of this package log."""
+    """Keep log lines of this package from the handlers of the root logger. Handlers of the
+    package's own loggers still get them."""
     drop, propagates = logging.NullHandler(), _BROKER_LOGGER.propagate
     _BROKER_LOGGER.addHandler(drop)  # without a handler, logging prints warnings to stderr
     _BROKER_LOGGER.propagate = False

@@ -1,12 +1,12 @@
-"""The process and the event loop that a client belongs to, and how it refuses any other.
+"""The process and the event loop that a client belongs to, and the errors for using it elsewhere.
 
-A connection, a lock and an id belong to one process: after a fork, parent and child would write
-into one connection, and send messages with equal ids. A future belongs to one event loop: awaited
-in another one it is never woken. Both look like a hang or a lost message, so every client notes
-where it is at home and raises an error that says what to do.
+A connection, a lock and a message id belong to one process. After a fork, parent and child would
+write into one connection and send messages with equal ids. A future belongs to one event loop;
+awaited in another one, it never wakes the waiter. Both mistakes look like a hang or a lost message.
+So every client notes its process and its event loop, and raises an error that says what to do.
 
-Forks are counted by a hook of the interpreter: comparing a number costs next to nothing where
-asking for the process id is a system call.
+Forks are counted by `os.register_at_fork`: comparing two integers is cheaper than a system call for
+the process id.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from typing import Final
 from sluicemq.errors import ConfigurationError
 
 running_loop: Final = asyncio._get_running_loop
-"""The event loop of this thread, or None. Of a forked child it is None. HOT."""
+"""Returns the event loop that runs in this thread, or None; None also in a forked child. HOT."""
 
 
 class Forks:
-    """`count` is the number of forks between the first process and this one."""
+    """A counter of forks: `count` is the number of forks that lie between the first process and
+    this one."""
 
     count = 0
 
@@ -34,7 +35,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Home:
-    """Where one client was made, and the event loop that uses it first."""
+    """The process that made one client, and the event loop in which the client was used first."""
 
     __slots__ = ("_pid", "forks", "loop")
 
@@ -44,7 +45,7 @@ class Home:
         self._pid = os.getpid()
 
     def check_process(self) -> None:
-        """Raises ConfigurationError in another process than that which made the client."""
+        """Raise ConfigurationError if the process has been forked since it made the client."""
         if self.forks != Forks.count:
             raise ConfigurationError(
                 f"this client was made in process {self._pid} and is used after a fork, in process "
@@ -55,7 +56,8 @@ class Home:
 
     def enter(self) -> None:
         """Make the running event loop the client's own if it has none yet. Raises
-        ConfigurationError in another process and in another event loop."""
+        ConfigurationError in a forked process, in another event loop, and outside of any event loop
+        once the client has one."""
         self.check_process()
         loop = running_loop()
         if self.loop is None:

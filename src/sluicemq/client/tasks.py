@@ -1,21 +1,22 @@
-"""Background tasks with an owner, code of the application, and work that ends however its caller
-ends.
+"""Background tasks of a client, calls of application code, and cleanup that a cancelled caller
+cannot interrupt.
 
-A `TaskGroup` cancels the body of its `async with` when a task fails, which is right for a function
-and wrong for a client that lives beside the application's code. `Tasks` owns what it started: a
-task that fails is logged with its traceback, a *kept* one (a handler's worker, a reader, a balance)
-is started again after a pause, and `close` returns when all have ended.
+A `TaskGroup` cancels the body of its `async with` when a task fails. That is right for a function
+and wrong for a client that lives beside the application's code. `Tasks` owns the tasks that it
+starts and logs a task that fails, with its traceback. It starts a *kept* task (a handler's worker,
+a reader, a rebalance) again after a pause. `close` cancels the tasks and returns when all have
+ended.
 
-asyncio uses an exception, CancelledError, for two things: "this task is cancelled" and "what this
-task awaits is cancelled" (a future of the application, a call of a pool that is being closed). Only
-the first may end a task of ours. `run_application_code` is the one place where code of the
-application is awaited; it tells them apart, and turns what is no Exception (CancelledError,
-GeneratorExit …) into an `EscapedError`, so that `except Exception` sees every failure of the
-application, and no failure of the application looks like the end of a task.
+asyncio raises CancelledError in two cases: the current task is cancelled, or the future that it
+awaits is cancelled (a future of the application, a call on a pool that is being closed). Only the
+first case may end a task of the client. `failure_of` tells the two apart, and
+`run_application_code` awaits application code by that rule. An error that does not derive from
+Exception (CancelledError, GeneratorExit …) is wrapped in an `EscapedError`. So `except Exception`
+catches every failure of the application, and no such failure looks like the end of a task.
 
-A coroutine that is cancelled gets one CancelledError, and must still give back what it took.
-`run_to_end` awaits cleaning up in a task of its own, which no cancellation of the caller reaches;
-`Closing` is a close() that runs once, however many callers wait for it or are cancelled.
+A cancelled coroutine gets one CancelledError and must still release what it holds. `run_to_end`
+runs that cleanup in a task of its own, which a cancellation of the caller does not reach. `Closing`
+is a close() that runs once, however many callers wait for it or are cancelled.
 """
 
 import asyncio
@@ -45,8 +46,9 @@ _owner: ContextVar["Tasks | None"] = ContextVar("sluicemq_task_owner", default=N
 
 
 class EscapedError(RuntimeError):
-    """An exception of the application that is no Exception, or that has another meaning to asyncio
-    or to generators. `error` is the exception as it was raised."""
+    """An application error that cannot be raised as it is, because it does not derive from
+    Exception or its type means something else to asyncio or to generators. `error` is the original
+    exception."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -55,9 +57,10 @@ class EscapedError(RuntimeError):
 
 
 def as_failure(error: BaseException) -> Exception:
-    """Return `error`, or an `EscapedError` that holds it if raising it in a coroutine would not
-    look like a failure: what is no Exception, StopIteration, and the CancelledError of threads,
-    which asyncio turns into its own."""
+    """Return `error`, or wrap it in an `EscapedError` if a coroutine that raises it would not look
+    failed. That holds for errors that do not derive from Exception, for StopIteration and
+    StopAsyncIteration, and for concurrent.futures.CancelledError, which asyncio turns into its own.
+    """
     if isinstance(error, Exception) and not isinstance(
         error, StopIteration | StopAsyncIteration | ThreadCancelledError
     ):
@@ -66,18 +69,19 @@ def as_failure(error: BaseException) -> Exception:
 
 
 def ends_program(error: BaseException) -> bool:
-    """Return whether `error` asks for the end of the program and can have it: KeyboardInterrupt or
-    SystemExit on the main thread. On any other thread Python only ends that thread."""
+    """Return whether `error` ends the program: KeyboardInterrupt or SystemExit, raised on the main
+    thread. On any other thread, Python ends only that thread."""
     is_request = isinstance(error, KeyboardInterrupt | SystemExit)
     return is_request and threading.current_thread() is threading.main_thread()
 
 
 async def run_application_code(awaitable: Awaitable[T]) -> T:
-    """Await code of the application and return its result.
+    """Await `awaitable`, which is application code, and return its result.
 
-    Raises CancelledError only if the current task is cancelled; a CancelledError that `awaitable`
-    raises by itself, and everything else that is no Exception, comes out as `EscapedError`.
-    KeyboardInterrupt and SystemExit on the main thread pass, because they end the program.
+    Raises CancelledError only if the current task is cancelled. Raises `EscapedError` for a
+    CancelledError that `awaitable` raises by itself, and for any other error that does not derive
+    from Exception. KeyboardInterrupt and SystemExit on the main thread pass unchanged, and so does
+    the GeneratorExit of a coroutine that the garbage collector closes.
     """
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
@@ -93,11 +97,14 @@ async def run_application_code(awaitable: Awaitable[T]) -> T:
 def failure_of(
     error: BaseException, task: "asyncio.Task[Any] | None", before: int
 ) -> Exception | None:
-    """Return the failure that an error of awaited application code is, as an Exception; None if
-    `error` has to pass because it ends the program or `task`.
+    """Return the Exception that stands for `error`, which awaited application code raised; return
+    None if the caller has to re-raise `error` itself.
 
-    `task` is the task that awaited, and `before` what its `cancelling()` was then: a number that
-    has grown since tells the cancellation of the task from a CancelledError of what it awaited.
+    `task` is the task that awaited, and `before` its `cancelling()` before the await: a larger
+    number now means that the task itself was cancelled. The result is None for that cancellation,
+    for an error that ends the program (`ends_program`), and for the GeneratorExit of a coroutine
+    that the garbage collector closes. Without a task it is None for every CancelledError and
+    GeneratorExit.
     """
     if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > before):
         return None
@@ -116,9 +123,10 @@ def _current_task() -> "asyncio.Task[Any] | None":
 async def run_on_thread(
     executor: Executor | None, function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Call `function` of the application on a thread of `executor` and return its result, awaited
-    on the loop if it is awaitable. Raises as `run_application_code`; KeyboardInterrupt and
-    SystemExit of a thread end nothing and come out as `EscapedError`."""
+    """Call `function(*arguments)`, which is application code, on a thread of `executor` (None: the
+    event loop's default). Return its result; if that is awaitable, await it on the event loop and
+    return what it yields. Raises as `run_application_code` does. KeyboardInterrupt and SystemExit
+    that the thread raises come out as `EscapedError`."""
 
     def call() -> tuple[Any, BaseException | None]:
         try:
@@ -134,18 +142,19 @@ async def run_on_thread(
 
 
 def call_listener(listener: Callable[..., Any], *arguments: Any) -> None:
-    """Call `listener` of the application. What it raises is logged and has no other effect, unless
-    it ends the program (`ends_program`)."""
+    """Call `listener(*arguments)`, which is application code. Log what it raises and return
+    normally; only an error that ends the program is raised (`ends_program`)."""
     try:
         listener(*arguments)
     except BaseException as error:
         if ends_program(error):
             raise
-        _log.error("the listener %r failed", listener, exc_info=error)
+        _log.error("the listener %r raised an error, which is ignored", listener, exc_info=error)
 
 
 def notify(listener: Callable[..., Any], *arguments: Any) -> None:
-    """Call `listener` of the application as `call_listener` does, in the next turn of the loop."""
+    """Schedule `call_listener(listener, *arguments)` for the next iteration of the running event
+    loop. Raises RuntimeError if none runs."""
     asyncio.get_running_loop().call_soon(call_listener, listener, *arguments)
 
 
@@ -159,11 +168,19 @@ def is_shutting_down() -> bool:
 
 
 class _Kept:
-    """A task that is started again when it ends unexpectedly."""
+    """A task that `Tasks` starts again when it ends unexpectedly: its coroutine function, its
+    current task, and the pause in seconds before the next start."""
 
-    __slots__ = ("began_s", "is_cancelled", "make", "name", "pause_s", "task", "timer")
+    __slots__ = ("_forget", "began_s", "is_cancelled", "make", "name", "pause_s", "task", "timer")
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]], name: str) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Coroutine[Any, Any, Any]],
+        name: str,
+        forget: Callable[["_Kept"], object],
+    ) -> None:
+        """Call `forget` with this object when it is cancelled between two runs of its task."""
+        self._forget = forget
         self.make: Callable[[], Coroutine[Any, Any, Any]] = make
         self.name: str = name
         self.task: asyncio.Task[Any] | None = None
@@ -173,10 +190,11 @@ class _Kept:
         self.is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """End the task for good."""
+        """Cancel the task or the timer of its next start; it is not started again."""
         self.is_cancelled = True
         if self.timer is not None:
             self.timer.cancel()
+            self._forget(self)
         if self.task is not None:
             self.task.cancel()
 
@@ -196,8 +214,8 @@ class Tasks:
         self.is_closing: bool = False
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start a task that lives until it ends or `close` cancels it; an exception that ends it is
-        logged. Raises ClosedError after `close`."""
+        """Start `coroutine` as a task called `name` and return the task. `close` cancels it. An
+        exception that ends it is logged. Raises ClosedError after `close`."""
         task = self._start(coroutine, name)
 
         def ended(task: asyncio.Task[Any]) -> None:
@@ -210,11 +228,16 @@ class Tasks:
         return task
 
     def keep(self, make: Callable[[], Coroutine[Any, Any, Any]], name: str) -> KeptTask:
-        """Start a task for `make()`, and another one after a pause when it ends in any other way
-        than by returning, by `cancel` of the result, or by `close`: by an exception, which is
-        logged with its traceback, or because code outside of this client cancelled it. Raises
-        ClosedError after `close`."""
-        kept = _Kept(make, name)
+        """Start `make()` as a task called `name`, and start it again after a pause whenever it ends
+        unexpectedly.
+
+        A task ends unexpectedly by an exception, which is logged with its traceback, or because
+        code outside of this client cancelled it. Returning, `cancel` of the result and `close` end
+        it for good. The pause doubles from `RESTART_S` to `RESTART_MAX_S` seconds; a run of
+        `STEADY_S` seconds resets it. Return the handle of the task. Raises ClosedError after
+        `close`.
+        """
+        kept = _Kept(make, name, self._forget)
         self._run(kept)
         self._kept.add(kept)
         return kept
@@ -222,7 +245,9 @@ class Tasks:
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         if self.is_closing:
             coroutine.close()
-            raise ClosedError(f"the owner of the task {name!r} is closed.")
+            raise ClosedError(
+                f"cannot start the task {name!r}: its client is closed.", cure="Make a new client."
+            )
         outer = _owner.set(self)
         try:
             task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -230,6 +255,10 @@ class Tasks:
             _owner.reset(outer)
         self._tasks.add(task)
         return task
+
+    def _forget(self, kept: _Kept) -> None:
+        self._kept.discard(kept)
+        self._ended.set()
 
     def _run(self, kept: _Kept) -> None:
         kept.timer = None
@@ -241,8 +270,7 @@ class Tasks:
         self._tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None or kept.is_cancelled or self.is_closing:
-            self._kept.discard(kept)
-            self._ended.set()
+            self._forget(kept)
             if error is not None and not isinstance(error, asyncio.CancelledError):
                 _log.error("background task %s failed", kept.name, exc_info=error)
             return
@@ -259,7 +287,7 @@ class Tasks:
         kept.pause_s = min(2 * kept.pause_s, RESTART_MAX_S)
 
     def _run_again(self, kept: _Kept, was_cancelled: bool) -> None:
-        if was_cancelled:  # Said now: at the end of a program nobody wants to know.
+        if was_cancelled:  # Logged this late, so that the end of a program logs nothing.
             _log.error(
                 "background task %s was cancelled by code outside of this client and is started "
                 "again", kept.name,
@@ -279,14 +307,14 @@ class Tasks:
         return task in self._tasks
 
     async def wait(self) -> None:
-        """Return when every task has ended and none will be started again."""
+        """Wait until every task has ended and none will be started again."""
         while self:
             self._ended.clear()
             await self._ended.wait()
 
     async def close(self) -> None:
-        """Cancel all tasks but the current one and return when they have ended. Safe to call
-        twice."""
+        """Cancel all tasks but the current one, and wait until they have ended. Kept tasks are not
+        started again; `spawn` and `keep` raise ClosedError from now on. Safe to call twice."""
         self.is_closing = True
         for kept in tuple(self._kept):
             if kept.timer is not None:
@@ -306,11 +334,12 @@ class Tasks:
 async def run_to_end(
     work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = bool
 ) -> T:
-    """Await `work` in a task of its own and return its result, also when the caller is cancelled.
+    """Run `work` in a task of its own, wait until it has ended, and return its result.
 
-    A cancellation calls `on_cancel`, and CancelledError is raised when `work` has ended; what
-    `work` raised then is logged. A task that its own `Tasks` cancels does not wait: `work` may be
-    what closes them.
+    If the caller is cancelled meanwhile, call `on_cancel`, go on waiting, log what `work` raised,
+    and raise CancelledError instead of returning the result. A caller whose own `Tasks` is being
+    closed does not go on waiting, because `work` may be what closes it: CancelledError is raised at
+    once and `work` runs on. Raises what `work` raises.
     """
     task = work if isinstance(work, asyncio.Task) else _task_of(work)
     cancelled: asyncio.CancelledError | None = None
@@ -330,9 +359,10 @@ async def run_to_end(
 
 
 async def run_each(steps: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Await every step, in order, whatever the steps before raised; then raise the first error.
-    The other errors are logged. A coroutine that the garbage collector closes ends at once, which
-    that of an `AsyncExitStack` does not."""
+    """Await every step in order, even after one has raised; then raise the first error and log the
+    others. A CancelledError counts as an error of its step, so a cancelled caller still awaits the
+    remaining steps. GeneratorExit ends the function at once, so that the garbage collector can
+    close the coroutine, unlike one that uses an `AsyncExitStack`."""
     first: BaseException | None = None
     for step in steps:
         try:
@@ -356,10 +386,10 @@ def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 class Closing(Generic[T]):
-    """The one run of a close(): each caller waits for it and gets its result.
+    """A close() that runs once, although many callers may await it; every caller gets its result.
 
-    A caller that is cancelled ends the waiting for others (`patience`), and gets its CancelledError
-    when the run has ended. A run that failed is repeated by the next caller.
+    When a caller is cancelled, `hurry` is called; the caller gets its CancelledError when the run
+    has ended. If a run fails, the next caller starts another one.
     """
 
     def __init__(self, on_hurry: Callable[[], object] = bool) -> None:
@@ -369,24 +399,27 @@ class Closing(Generic[T]):
 
     @property
     def has_begun(self) -> bool:
-        """Whether close() was called."""
+        """Whether `run` was called."""
         return self._run is not None
 
     def hurry(self) -> None:
-        """Let the run wait for others no more, also one that has not begun."""
+        """End every present and later wait in `patience`, and call `on_hurry`. This works before
+        the run has begun, too."""
         self._hurried.set()
         self._on_hurry()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Begin `work()` if it has not begun, and return its result when it has ended."""
+        """Start `work()`, unless a run is in progress or has succeeded; wait until it has ended and
+        return its result. If the caller is cancelled, call `hurry` and raise CancelledError when
+        the run has ended. Raises what `work` raises."""
         run = self._run
         if run is None or (run.done() and (run.cancelled() or run.exception() is not None)):
             run = self._run = _task_of(work())
         return await run_to_end(run, self.hurry)
 
     async def patience(self, awaited: asyncio.Event, timeout_s: float) -> bool:
-        """Wait until the event is set and return True; return False after `timeout_s` seconds, or
-        as soon as a caller is cancelled."""
+        """Wait until `awaited` is set, `timeout_s` seconds have passed, or `hurry` is called.
+        Return whether `awaited` is set."""
         waits = [_task_of(event.wait()) for event in (awaited, self._hurried)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
-"""What bounds HTTP connections to the console and to `sluice mcp`.
+"""Limits for HTTP connections to the console and to `sluice mcp`.
 
-Both are served by uvicorn, which bounds the bytes of a request's head (64 KiB) and closes idle
-connections, but not the time that a head or a body takes, the bytes of a body, nor the number of
-connections. A connection that breaks a bound is closed; a body that is too large is answered
-with 413.
+uvicorn serves both. It limits the bytes of a request's head (64 KiB) and closes idle connections.
+It does not limit the time that a head or a body takes, the bytes of a body, or the number of
+connections; this module does. A connection that exceeds a limit is closed, and a body that is too
+large is answered with 413.
 """
 
 import asyncio
@@ -23,11 +23,12 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. A look every HEAD_S compares it with the look before."""
+    """An HTTP connection that is closed if a head or a body takes too long, or if there are more
+    than CONNECTIONS_MAX. It is checked every HEAD_S seconds."""
 
     _alarm: asyncio.TimerHandle | None = None
-    _seen: object = None
-    """The request that the last look has seen."""
+    _seen: tuple[object, bool] = (None, True)
+    """The request that was current at the last check, and whether it was answered by then."""
     _seen_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -44,11 +45,12 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Close the connection if nothing has become complete for too long."""
+        """Close the connection if its head or body has been incomplete for too long, counted from
+        the check that saw the present state first; else schedule the next check."""
         cycle = self.cycle
-        if cycle is not self._seen:
-            self._seen, self._seen_s = cycle, self.loop.time()
         is_between = cycle is None or cycle.response_complete
+        if (cycle, is_between) != self._seen:
+            self._seen, self._seen_s = (cycle, is_between), self.loop.time()
         has_body_left = not is_between and cycle.more_body
         limit_s = HEAD_S if is_between else BODY_S
         if (is_between or has_body_left) and self.loop.time() - self._seen_s >= limit_s:
@@ -58,13 +60,16 @@ class BoundedProtocol(H11Protocol):
 
 
 class BoundedBody:
-    """An ASGI application whose requests have bodies of at most `bytes_max`."""
+    """An ASGI application that passes requests on to `app` and refuses those whose body has more
+    than `bytes_max` bytes."""
 
     def __init__(self, app: ASGIApp, bytes_max: int = BODY_BYTES_MAX) -> None:
         self._app, self._bytes_max = app, bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 413 for a larger body, before the application has answered."""
+        """Pass a request on to the application. Answer 413 if its body is too large or its
+        Content-Length is not a number. If the application has begun to answer, send nothing more.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -91,7 +96,7 @@ class BoundedBody:
             await self._app(scope, bounded, noted)
         except TooLargeError:
             if not has_answered:
-                text = f"A request may have {self._bytes_max} bytes.\n"
+                text = f"The request body is too large: the limit is {self._bytes_max} bytes.\n"
                 await PlainTextResponse(text, 413)(scope, receive, send)
 
 

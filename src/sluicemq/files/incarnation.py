@@ -1,7 +1,7 @@
-"""Incarnation of a store: which life of its disk it is in.
+"""Incarnation of a store: an id that changes whenever acknowledged data may have been lost.
 
-`Store.open` keeps it for every store. With sluiceConsensus it says which disk a member of the
-in-sync set has; identity files (`store.identity`) say with it in which store they were written.
+`Store.open` keeps it for every store. With sluiceConsensus it identifies the disk of a member of
+the in-sync set. Identity files (`store.identity`) name the incarnation in which they were written.
 """
 
 import json
@@ -16,18 +16,18 @@ INCARNATION_FILE: Final = "replica.json"
 
 
 class Incarnation:
-    """One life of a store's disk: the file `replica.json` in its root.
+    """The incarnation of a store, kept in the file `replica.json` in its root.
 
-    `text` stays the same as long as everything that was acknowledged is still there: after an
-    orderly stop, after a killed process (what was written is the kernel's), and after a power loss
-    if everything was synced before it was acknowledged. Otherwise, and when the file or the log is
-    gone, `begin` makes a new one. (A log that is wiped alone, within a second of its first message,
-    is not noticed.)
+    `text`, the id, stays the same as long as every acknowledged message is still there. That is so
+    after a clean shutdown, after a killed process (the kernel writes what it was given), and after
+    a power loss if every message was synced before it was acknowledged. Otherwise, and when the
+    file or the log is gone, `begin` makes a new id. One case is not noticed: the log alone is
+    deleted within a second of its first message.
     """
 
     def __init__(self, files: Files, root: str, *, boot: str | None = None) -> None:
-        """Take the incarnation file below `root` (storePathRootDir). `boot` names the boot of the
-        machine and changes with each of its starts; None: ask the machine."""
+        """Use the incarnation file in `root` (storePathRootDir). `boot` is the id of the machine's
+        present boot; None: ask the machine."""
         self._files = files
         self._path = f"{root}/{INCARNATION_FILE}"
         self._boot = boot_id() if boot is None else boot
@@ -39,10 +39,10 @@ class Incarnation:
         """The store had no log when it was opened, and `grown` was not called since."""
 
     def begin(self, *, is_empty: bool, is_synced: bool) -> str:
-        """Return the incarnation of a store that has been opened; it is durable on return.
+        """Return the id of a store that has been opened, and write it durably.
 
-        `is_empty`: the store has no log. `is_synced`: nothing will be acknowledged before it is
-        synced. A second call in the same process keeps the text. Raises OSError.
+        `is_empty`: the store has no log. `is_synced`: from now on nothing is acknowledged before it
+        is synced. A second call in the same process keeps the id. Raises OSError.
         """
         if not self.text:
             found = _load_incarnation(self._files, self._path)
@@ -58,14 +58,15 @@ class Incarnation:
         return self.text
 
     def grown(self) -> None:
-        """Note that the store has a log now. Raises OSError."""
+        """Write that the store has a log now. Do nothing if that is written already. Raises
+        OSError."""
         with self._lock:
             if self.is_empty:
                 self.is_empty = False
                 self._write()
 
     def end(self) -> None:
-        """Note that the store has been closed in order, so everything is synced. Raises OSError."""
+        """Write that the store was shut down cleanly, so everything is synced. Raises OSError."""
         with self._lock:
             self._is_synced = True
             self._write()
@@ -81,7 +82,8 @@ class Incarnation:
 
 
 def read_incarnation(files: Files, root: str) -> str:
-    """Return the incarnation of the store below `root`; "" when it has none that can be read."""
+    """Return the id of the store in `root`; "" if its file is missing or damaged. Change nothing.
+    Raises OSError."""
     text = _load_incarnation(files, f"{root}/{INCARNATION_FILE}").get("incarnation")
     return text if isinstance(text, str) else ""
 

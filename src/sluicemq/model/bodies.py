@@ -1,4 +1,4 @@
-"""Bodies as they are stored and as their producers sent them: compression, and the one decoder.
+"""Compress message bodies, and decode stored ones as their producers sent them.
 
 A record says in its sys flag whether its body is compressed and with what (spec/remoting.md §10).
 Consumers, CLI, Spark, archive and console decode bodies here and nowhere else.
@@ -7,17 +7,17 @@ Consumers, CLI, Spark, archive and console decode bodies here and nowhere else.
     type 1      LZ4 frames
     type 2      Zstandard frames
 
-RocketMQ's Java client decides what counts as whole: bytes behind the end of zlib data are ignored;
-further frames of LZ4 or Zstandard are appended, and other bytes behind a frame are an error. An
-empty body is never decompressed.
+Bytes behind the first frame are treated as by RocketMQ's Java client: behind zlib data they are
+ignored; further LZ4 or Zstandard frames are decompressed and appended; anything else is an error.
+An empty body is never decompressed.
 
 A body that cannot be decoded is a value (`Undecodable`), not an exception: one bad message must not
 stop the decoding of others.
 
-Memory: a body is decompressed in pieces, and given up as soon as it exceeds its limit, so output
-never exceeds the limit by more than one piece. On top of that come the decoder's own buffers: at
-most 8 MiB for LZ4, and for Zstandard the window of the frame, which the library limits to 128 MiB
-and the system provides only as far as it is written to.
+Memory: a body is decompressed in pieces, and decoding stops as soon as it exceeds its limit, so the
+output exceeds the limit by one piece at most. The decoder's own buffers come on top of that: up to
+8 MiB for LZ4, and for Zstandard the window of the frame. The library limits a window to 128 MiB,
+and the system allocates only the part of it that is written to.
 """
 
 import importlib
@@ -57,7 +57,7 @@ class Undecodable(NamedTuple):
 
 
 class _UndecodableError(Exception):
-    """Leaves a decoder with its result."""
+    """Ends a decoder; `decode_body` returns `found`."""
 
     def __init__(self, reason: str, cure: str) -> None:
         super().__init__(reason)
@@ -65,9 +65,10 @@ class _UndecodableError(Exception):
 
 
 def compress(body: Buffer, kind: int) -> bytes:
-    """Compress `body` as the compression bits of the sys flag `kind` say (0 means zlib).
+    """Compress `body` and return the result. The compression bits of the sys flag `kind` choose LZ4
+    or Zstandard; every other value, 0 included, means zlib.
 
-    Raises ImportError when the package for it is not installed.
+    Raises ImportError if the package of the algorithm is not installed.
     """
     kind &= COMPRESSION_MASK
     if kind == COMPRESSION_LZ4:
@@ -115,7 +116,8 @@ class _Output:
 
     @property
     def room(self) -> int:
-        """The most that the next piece may have: enough to show that the limit is exceeded."""
+        """The largest size in bytes that the next piece may have: one byte more than the limit
+        leaves, so that exceeding the limit shows."""
         return min(_PIECE_BYTES, self._bytes_max + 1 - self.size)
 
     def add(self, piece: bytes) -> None:
@@ -132,7 +134,7 @@ class _Output:
         self._all.write(piece)
 
     def whole(self) -> bytes:
-        """All of it."""
+        """Return all bytes that were added."""
         return self._first if self._all is None else self._all.getvalue()
 
 
@@ -154,7 +156,8 @@ def _cut_off(name: str) -> _UndecodableError:
 
 
 def _package(name: str) -> Any:
-    """Import the package that reads a compression when the first body needs it."""
+    """Import and return the package `name`, when the first body needs it. Raises _UndecodableError
+    if it cannot be imported."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -232,6 +235,7 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
 
 
 def _next_frame(frames: int, name: str) -> int:
+    """Return `frames` + 1. Raises _UndecodableError if the body has more than FRAMES_MAX frames."""
     if frames == FRAMES_MAX:
         raise _damaged(name, f"more than {FRAMES_MAX:,} frames")
     return frames + 1

@@ -8,12 +8,14 @@ reserved name what a broker does with it when a message arrives from outside:
     KEPT      stored as sent; nothing acts on the value beyond the message itself
     REMOVED   never stored: only a broker writes it, and a reader believes it
     FILLED    stored as sent, or filled in by the broker when it is missing
-    OBEYED    asks the broker for a delay or a transaction; a batch that has it is refused
+    OBEYED    asks the broker for a delay, a recall or a transaction; refused in a batch
 
 The rule is the same for every way in: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310),
 SEND_BATCH_MESSAGE (320), staged rows of an exactly-once sink, replies (324, 325), and
-CONSUMER_SEND_MSG_BACK (36). Two more rules depend on where a message goes, because RocketMQ's own
-clients send these names for good reasons:
+CONSUMER_SEND_MSG_BACK (36). Three more rules depend on where a message goes, because clients
+send these names for good reasons:
+
+- `LANE` stays in a message to a retry topic, where a client of the group may set it.
 
 - RETRY_TOPIC and ORIGIN_MESSAGE_ID say where a failed message came from. They count in a retry or
   dead-letter topic, where only members of the group write, and nowhere else (`forget_origin`).
@@ -61,7 +63,7 @@ TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 FIRST_HALF_OFFSET: Final = "SLUICE_FIRST_HALF"
-"""Our own, in copies of a prepared message: the queue offset of the first one."""
+"""Our own, in copies of a prepared message: the queue offset of the original."""
 POP_NEXT_OFFSET: Final = "SLUICE_NEXT"
 """Our own, in checkpoints of POP."""
 LANE: Final = "SLUICE_LANE"
@@ -88,8 +90,9 @@ class OnSend(Enum):
 
 
 class Reserved(NamedTuple):
-    """A reserved name. `is_refused`: our client refuses it among the user's own properties;
-    `is_hidden`: the proxy refuses it there, and does not show it to gRPC clients."""
+    """A reserved name. `on_send`: what a broker does with it; `is_refused`: our client refuses it
+    among the user's own properties; `is_hidden`: the proxy refuses it from gRPC clients and does
+    not show it to them."""
 
     name: str
     on_send: OnSend = OnSend.KEPT
@@ -196,7 +199,7 @@ REMOVED_ON_SEND: Final = _named(_REMOVED)
 FILLED_ON_SEND: Final = _named(_FILLED)
 REFUSED_IN_BATCH: Final = _named(_OBEYED)
 CARE_ON_SEND: Final = _named(_REMOVED, _FILLED, _OBEYED)
-"""The fast ways in leave a message that has one of these to the ordinary way."""
+"""The fast paths of a send hand a message that has one of these to the ordinary path."""
 COPIED: Final = frozenset(
     {
         SHARDING_KEY,
@@ -225,33 +228,40 @@ HIDDEN_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.i
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether our client keeps users from setting the property `name`."""
+    """Return whether our client refuses `name` among the user's own properties: it is in
+    RESERVED_PROPERTIES or begins with TRANSIENT_PREFIX. Other names of the table RESERVED give
+    False."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
 
 
 def is_copied(name: str) -> bool:
-    """Return whether a new message takes over the property `name` of the stored one it copies."""
+    """Return whether a stored message that is written again as a new one keeps its property `name`.
+    That holds for names in COPIED, and for all that are not reserved and do not begin with
+    TRANSIENT_PREFIX."""
     if name in RESERVED:
         return name in COPIED
     return not name.startswith(TRANSIENT_PREFIX)
 
 
 def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that the producer gave itself, without reserved names."""
+    """Return the properties that our client lets users set (`is_reserved` is False). Names of
+    RESERVED that it does not refuse, such as TIMER_OUT_MS, are among them."""
     return {name: text for name, text in properties.items() if not is_reserved(name)}
 
 
 def remove_on_send(properties: dict[str, str], *, is_retry: bool = False) -> None:
-    """Take off what no sender may write. `is_retry`: the message goes to a retry topic, where a
-    client of the group may say which lane it belongs to."""
+    """Remove from `properties`, in place, the names that only a broker may write (REMOVED_ON_SEND).
+    `is_retry`: the message goes to a retry topic; then LANE stays, because a client of the group
+    may set it there."""
     for name in REMOVED_ON_SEND.intersection(properties):
         if name != LANE or not is_retry:
             del properties[name]
 
 
 def forget_origin(properties: dict[str, str], topic: str, group: str) -> None:
-    """Take off what a message of `topic` says about where it was first read, before `group` sends
-    it back, unless only members of the group can have written that."""
+    """Remove RETRY_TOPIC and ORIGIN_MESSAGE_ID from `properties`, in place, before `group` sends
+    back a message of `topic`. Keep them if `topic` is a dead-letter topic or the retry topic of
+    `group`, where only members of a group write."""
     if not topic.startswith(DLQ_PREFIX) and topic != RETRY_PREFIX + group:
         properties.pop(RETRY_TOPIC, None)
         properties.pop(ORIGIN_MESSAGE_ID, None)

@@ -9,8 +9,8 @@ has an *identity file* beside it, `<path>.identity`, a JSON document of our own:
     position      physical offset of the last record that the file covers; -1: it covers none
     recordCrc     CRC-32 of that record, so that another log of the same length is noticed
     state         open: the process may be changing the file
-                  sealed: the store was closed in order, and `checksum` holds
-                  discarded: the file was given up on purpose, and has to be built
+                  sealed: the store was shut down cleanly, and `checksum` holds
+                  discarded: the owner has discarded the file, and it has to be built
     checksum      CRC-32 of the file's content, as its owner computes it (`content_checksum`)
     details       facts of the owner, for example the version of a table that belongs to the file
 
@@ -25,7 +25,7 @@ How an owner of a derived file uses it:
                   RocketMQ or by a version without identities; verify the file against its source.
                   DISCARDED, FOREIGN, CHANGED: do not read the file; `discard` and build it.
     first change  `open`, before the first byte of the file changes. Later calls cost nothing.
-    orderly stop  `seal`, when the file is synced, with its checksum.
+    shutdown      `seal`, when the file is synced, with its checksum.
     slave         `discard`, then remove the file: another master's log must not meet it.
     offline       `read_identity` and `read_incarnation` change nothing.
 
@@ -51,14 +51,14 @@ _ZEROS: Final = bytes(CHECKSUM_BLOCK_BYTES)
 
 
 class RecordSource(NamedTuple):
-    """The commit log as identities need it. `read(position, size)` returns fewer bytes, or none,
-    where the log ends."""
+    """The commit log, as far as identities need it. `start` is the first position that it still
+    holds. `read(position, size)` returns fewer bytes, or none, where the log ends."""
 
     start: int
     read: Callable[[int, int], bytes]
 
     def record_crc(self, position: int) -> int | None:
-        """Return the CRC-32 of the record at `position`, None when no record can be there."""
+        """Return the CRC-32 of the record at `position`; None if no whole record is there."""
         size = int.from_bytes(self.read(position, _SIZE_BYTES))
         if not _SIZE_BYTES <= size <= _RECORD_BYTES_MAX:
             return None
@@ -67,7 +67,7 @@ class RecordSource(NamedTuple):
 
 
 class State(enum.Enum):
-    """What the owner of a derived file last said about it."""
+    """The mark that the owner of a derived file wrote last."""
 
     OPEN = "open"
     SEALED = "sealed"
@@ -75,24 +75,24 @@ class State(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """Whether a derived file may be trusted at a start."""
+    """How far a derived file may be trusted at a start."""
 
     SEALED = enum.auto()
-    """Closed in order by this store, and its content has not changed since."""
+    """Sealed by this store at a clean shutdown, and its content has not changed since."""
     OPEN = enum.auto()
     """Of this store, and in use when the process ended."""
     UNKNOWN = enum.auto()
     """Without an identity that can be read."""
     DISCARDED = enum.auto()
-    """Given up on purpose."""
+    """Marked as discarded by its owner, for example by a slave."""
     FOREIGN = enum.auto()
     """Of another incarnation, or the log does not hold the record up to which it was built."""
     CHANGED = enum.auto()
-    """Closed in order, but its content is not what it was then."""
+    """Sealed at a clean shutdown, but its content has changed since."""
 
 
 class Identity(NamedTuple):
-    """What an identity file says. See the module for the fields."""
+    """The content of an identity file. The module describes the fields."""
 
     incarnation: str
     state: State
@@ -115,7 +115,8 @@ class Identity(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> "Identity":
-        """Decode the content of an identity file. Raises ValueError, KeyError, TypeError."""
+        """Decode the content of an identity file. Raises ValueError, KeyError or TypeError if it is
+        damaged."""
         document = json.loads(text)
         content = document["identity"]
         if document["crc"] != _crc_of(content):
@@ -145,7 +146,7 @@ class IdentityFile:
     """The identity of one derived file, or of several that are only valid together."""
 
     def __init__(self, files: Files, path: str, incarnation: str) -> None:
-        """Take `<path>.identity`. `incarnation` is that of the store (`Store.incarnation`)."""
+        """Use `<path>.identity`. `incarnation` is that of the store (`Store.incarnation.text`)."""
         self._files = files
         self._path = path + IDENTITY_SUFFIX
         self._incarnation = incarnation
@@ -170,8 +171,9 @@ class IdentityFile:
         return Verdict.SEALED if checksum() == found.checksum else Verdict.CHANGED
 
     def open(self) -> None:
-        """Note, durably, that the derived file is about to change. Call this before its first byte
-        changes; while the file is open already this does nothing. Raises OSError."""
+        """Mark the derived file as open, durably: its content is about to change. Call this before
+        its first byte changes; do nothing if it is open already. Keep the position of the last
+        record, if it is of this incarnation. Raises OSError."""
         found = self.found
         is_open = found is not None and found.state is State.OPEN
         if not is_open or found is None or found.incarnation != self._incarnation:
@@ -187,8 +189,11 @@ class IdentityFile:
         checksum: int,
         details: Mapping[str, int | str] | None = None,
     ) -> None:
-        """Note, durably, that the derived file is complete and synced: it covers the log up to and
-        including the record at `position` (NO_RECORD: none) and has this checksum. Raises OSError.
+        """Mark the derived file as sealed, durably: it is complete and synced, covers the log up to
+        and including the record at `position` (NO_RECORD: none), and has this `checksum`.
+
+        If the log has no record at `position`, NO_RECORD is written. `details` are facts of the
+        owner. Raises OSError.
         """
         crc = log.record_crc(position) if position != NO_RECORD else 0
         if crc is None:  # no record is there: nothing could confirm the file later
@@ -198,8 +203,9 @@ class IdentityFile:
         )
 
     def discard(self) -> None:
-        """Note, durably, that the derived file must not be read any more. Call this before the file
-        is removed, and before it is built again; `open` ends it. Raises OSError."""
+        """Mark the derived file as discarded, durably: it must not be read any more. Call this
+        before the file is removed, and before it is built again. The next `open` replaces the mark.
+        Raises OSError."""
         if self.found is None or self.found.state is not State.DISCARDED:
             self._write(Identity(self._incarnation, State.DISCARDED))
 
@@ -209,7 +215,8 @@ class IdentityFile:
 
 
 def read_identity(files: Files, path: str) -> Identity | None:
-    """Return the identity of the derived file at `path`; None when it has none that can be read."""
+    """Return the identity of the derived file at `path`; None if its identity file is missing or
+    damaged. Raises OSError."""
     try:
         text = read_text(files, path + IDENTITY_SUFFIX)
         return None if text is None else Identity.of_text(text)
@@ -238,7 +245,8 @@ def content_checksum(file: File, start: int = 0, end: int | None = None, crc: in
 
 
 def file_checksum(files: Files, path: str, crc: int = 0) -> int:
-    """Return `content_checksum` of the whole file at `path`; `crc` unchanged if it is missing."""
+    """Return a CRC-32 of the size and the content (`content_checksum`) of the file at `path`,
+    continued from `crc`. Return `crc` if the file is missing. Raises OSError."""
     if not files.exists(path):
         return crc
     with closing(files.open(path)) as file:

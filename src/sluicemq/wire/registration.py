@@ -1,17 +1,17 @@
-"""What a broker registers with a name server: the body of REGISTER_BROKER (103), which is JSON or
-compressed (spec/namesrv.md §2).
+"""Body of REGISTER_BROKER (103), by which a broker registers with a name server: JSON or compressed
+(spec/namesrv.md §2).
 
-Compressed is a zlib stream; inside, integers of four bytes, big-endian:
+The compressed form is a zlib stream; inside, integers have four bytes, big-endian:
 
     | size | data version JSON | topic count | (size | topic text) ... |
     | size | filter servers JSON | mapping count | (size | mapping JSON) ... |
 
-The mappings are there only from version 413 (V5_0_0) on. A topic text is
-`name read write perm filterType attributesJson`; it loses sys flag and order.
+The mappings are present only from version 413 (V5_0_0) on; they are not decoded. A topic text is
+`name read write perm filterType attributesJson`, without sys flag and order.
 
-A broker may have a hundred thousand topics, so a name server decodes them in another thread:
-nothing here takes more than a few milliseconds without letting other threads run, and freeing
-what was decoded is part of that.
+A broker may have a hundred thousand topics, so a name server decodes them in another thread.
+Nothing here runs for more than a few milliseconds without letting other threads run, not even the
+freeing of what was decoded.
 """
 
 import re
@@ -47,7 +47,7 @@ INFLATE_BYTES: Final = 64 * 1024
 DEFLATED_BYTES: Final = 16 * 1024
 """The most bytes that are given to the inflater at a time: it copies those that it has not used."""
 ATTRIBUTES_BYTES_MAX: Final = 4096
-"""The most bytes of a topic's attributes in a compressed registration."""
+"""The most characters of a topic's attributes in a compressed registration."""
 PLAIN_BYTES_MAX: Final = 1024 * 1024
 """The most bytes of a registration in JSON beside its table of topics, and of the whole where that
 table is not laid out as Java's and our brokers write it."""
@@ -56,20 +56,22 @@ KNOWN_MAX: Final = 1000
 ASKED_EVERY: Final = 1024
 """Topics of a registration that are decoded before it is asked whether it is still wanted."""
 ODD_VALUES_MAX: Final = 262_144
-"""The most values of such a registration."""
+"""The most JSON values of a registration beside its table of topics."""
 _INTEGER: Final = struct.Struct(">i")
 
 
 @body
 class RegisterBody:
-    """The topics that a broker brings, and its filter servers (always none of ours)."""
+    """The body of REGISTER_BROKER (103): the topics of a broker and its filter servers. A SluiceMQ
+    broker has no filter servers."""
 
     table: TopicTable = json("topicConfigSerializeWrapper", write=topic_table_object)
     filter_servers: tuple[str, ...] = json("filterServerList", default=())
 
 
 def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> bytes:
-    """103's body for a header of version 479."""
+    """Encode the body of REGISTER_BROKER (103) for a request header of version 479, as JSON, or
+    compressed if `compressed` is set."""
     if not compressed:
         return fastjson.dumps(FORMS[RegisterBody].write(body))
     parts = [_sized(encode_data_version(body.table.data_version))]
@@ -95,15 +97,17 @@ def decode_register_body(
     bytes_max: int = REGISTRATION_BYTES_MAX,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> RegisterBody:
-    """Decode 103's body; an empty one means no topics. `version` is that of the request's header,
-    `bytes_max` bounds the body, after decompression where it is compressed. When `is_wanted` says
-    no, decoding ends with an error. Raises ProtocolError.
+    """Decode the body of REGISTER_BROKER (103); an empty body has no topics.
 
-    Nothing that is called here takes more than a few milliseconds at a time, so that another thread
-    may decode the 100,000 topics of a broker beside a loop.
+    `compressed` is the flag of the request. A body whose first byte is that of a zlib stream counts
+    as compressed, too, because the 5.x Java broker sets the flag to false even then
+    (spec/namesrv.md §2); JSON cannot begin with that byte. `version` is that of the request's
+    header; up to BARE_VERSION_MAX a body is never compressed. `bytes_max` limits the size in bytes,
+    after decompression. `is_wanted` is called now and then; decoding ends with an error when it
+    returns False. Raises ProtocolError.
 
-    The 5.x Java broker says `compressed=false` even when it compressed (spec/namesrv.md §2), so
-    the first byte counts too: no JSON begins with it.
+    No call here takes more than a few milliseconds without letting other threads run, so another
+    thread may decode 100,000 topics beside an event loop.
     """
     if not data:
         return RegisterBody(TopicTable())
@@ -114,8 +118,9 @@ def decode_register_body(
     data, topics = _cut_out_topics(bytes(data), is_wanted)
     if len(data) > PLAIN_BYTES_MAX or fastjson.weigh(data).values > ODD_VALUES_MAX:
         raise ProtocolError(
-            f"The registration has {len(data)} bytes beside a table of topics that is written as "
-            f"plain JSON; the limit is {PLAIN_BYTES_MAX} bytes and {ODD_VALUES_MAX} values."
+            f"The registration has {len(data)} bytes of JSON outside of its topic table; the limit "
+            f"is {PLAIN_BYTES_MAX} bytes and {ODD_VALUES_MAX} values. Write the table as plain "
+            "JSON."
         )
     values = load_object(data, "registration")
     if version <= BARE_VERSION_MAX:
@@ -144,11 +149,12 @@ and whether another one follows."""
 def _cut_out_topics(
     data: bytes, is_wanted: Callable[[], bool]
 ) -> tuple[bytes, dict[str, TopicConfig]]:
-    """Take the topics out of a registration in JSON, one by one: orjson would not let another
-    thread run while it reads 16 MiB. Return what is left, with an empty table, and the topics.
+    """Decode the topics of a registration in JSON one by one, because orjson would not let another
+    thread run while it reads 16 MiB. Return the JSON with an empty table, and the topics.
 
-    What is not laid out as Java's and our brokers write it is returned as it is, without topics.
-    Raises ProtocolError for a topic that is not as it should be.
+    Return `data` unchanged and no topics if it has at most INFLATE_BYTES, or is not laid out as
+    Java's and our brokers write it. Raises ProtocolError for an invalid topic, for too many topics,
+    and if the registration is not wanted any more.
     """
     found = _TOPIC_TABLE.search(data)
     if found is None or len(data) <= INFLATE_BYTES:
@@ -166,8 +172,8 @@ def _cut_out_topics(
 def _read_topics(
     data: bytes, position: int, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> tuple[int, bool]:
-    """Read the members of a table from `position` on. Return where they end, and whether the table
-    does, too."""
+    """Decode the members of a topic table from `position` on into `topics`. Return the position
+    behind the last one, and whether the table ends there. Raises as `_cut_out_topics` does."""
     read = FORMS[TopicConfig].read
     while (member := _TOPIC.match(data, position)) is not None:
         try:
@@ -188,8 +194,8 @@ def _read_topics(
 
 
 class _Inflated:
-    """What a zlib stream inflates to, piece by piece: little of it is in memory at a time, and each
-    piece costs the same."""
+    """The content of a zlib stream, inflated piece by piece, so that little of it is in memory at a
+    time and each piece takes about the same time."""
 
     def __init__(self, data: bytes | memoryview, bytes_max: int) -> None:
         self._inflater = zlib.decompressobj()
@@ -199,22 +205,25 @@ class _Inflated:
         self._position = 0
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes. Raises ProtocolError where there are fewer, or more than
-        the limit."""
+        """Return the next `size` bytes. Raises ProtocolError if the stream ends before, or if it
+        has inflated to more than `bytes_max` bytes."""
         if len(self._buffer) - self._position < size:
             self._fill(size)
         begin, self._position = self._position, self._position + size
         return self._buffer[begin : self._position]
 
     def number(self) -> int:
-        """Return the next four bytes as an integer."""
+        """Return the next four bytes as a signed integer. Raises ProtocolError."""
         return _INTEGER.unpack(self.take(_INTEGER.size))[0]  # type: ignore[no-any-return]
 
     def sized(self) -> bytes:
-        """Return the next bytes, before which their number stands."""
+        """Return the next byte string, which follows its size. Raises ProtocolError."""
         size = self.number()
         if not 0 <= size <= self._bytes_max:
-            raise ProtocolError(f"The compressed registration has no room for {size} bytes.")
+            raise ProtocolError(
+                f"The compressed registration announces {size} bytes, the limit is "
+                f"{self._bytes_max}."
+            )
         return self.take(size)
 
     def _fill(self, size: int) -> None:
@@ -272,7 +281,8 @@ def _free(topics: dict[str, TopicConfig]) -> None:
 def _take_topics(
     inflated: _Inflated, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> bytes:
-    """Take the topics, and return the filter servers behind them."""
+    """Decode the topics into `topics`, and return the JSON of the filter servers, which follows
+    them. Raises ProtocolError."""
     known: dict[str, dict[str, str]] = {}
     count = inflated.number()
     if count > REGISTRATION_TOPICS_MAX:
@@ -286,7 +296,7 @@ def _take_topics(
     if len(servers) > PLAIN_BYTES_MAX or fastjson.weigh(servers).values > FILTER_SERVERS_MAX:
         raise ProtocolError(
             f"The list of filter servers has {len(servers)} bytes; the limit is "
-            f"{FILTER_SERVERS_MAX} servers."
+            f"{PLAIN_BYTES_MAX} bytes and {FILTER_SERVERS_MAX} values."
         )
     return servers
 
@@ -296,7 +306,10 @@ def _unwanted() -> ProtocolError:
 
 
 def _too_many_topics() -> ProtocolError:
-    return ProtocolError(f"A registration has more than {REGISTRATION_TOPICS_MAX} topics.")
+    return ProtocolError(
+        f"A registration has more than {REGISTRATION_TOPICS_MAX} topics.",
+        cure="Delete topics that are not used, or spread them over more brokers.",
+    )
 
 
 def _topic_of(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
@@ -308,7 +321,9 @@ def _topic_of(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
         name, read, write, perm, filter_type = parts[:5]
         numbers = int(read), int(write), int(perm)
     except ValueError as error:
-        raise ProtocolError(f"The topic text {text[:80]!r} is not `name r w perm type`.") from error
+        raise ProtocolError(
+            f"The topic text {text[:80]!r} is not `name read write perm filterType attributesJson`."
+        ) from error
     written = parts[5] if len(parts) > 5 else ""
     attributes = known.get(written)
     if attributes is None:
@@ -325,7 +340,7 @@ def _attributes_of(name: str, written: str) -> dict[str, str]:
         values = orjson.loads(written or "{}")
     except ValueError as error:
         raise ProtocolError(
-            f"The attributes of the topic {name[:80]!r} are not plain JSON: {error}."
+            f"The attributes of the topic {name[:80]!r} cannot be decoded: {error}."
         ) from error
     read: dict[str, str] = kind_of(dict[str, str]).read(values, "attributes")
     return read

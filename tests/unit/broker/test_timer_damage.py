@@ -336,4 +336,4 @@ def test_messages_whose_records_are_gone_are_named(
     SteppedBroker(files=files, clock=ManualClock(broker.clock.now_ms()), store_config=config)
     (line,) = [text for text in caplog.messages if "1 timed messages are lost" in text]
     assert f"due from {START_MS + 39_999_000}" in line
-    assert "which lay at 0 and on" in line
+    assert "at commit log positions 0 and later" in line

@@ -116,6 +116,8 @@ def test_what_fails_again_at_once_is_logged_when_it_lasts(caplog):
     outages.failed("a:1", "lasts")
     outages.failed("a:1", "lasts")
     assert [one.getMessage().partition(" ")[0] for one in caplog.records] == ["lasts"]
+    outages.worked("a:1")
+    assert "2 more failures" in caplog.records[-1].getMessage()
 
 
 def test_an_outage_is_found_behind_the_error_that_a_send_raises():

@@ -312,6 +312,20 @@ async def test_a_worker_that_closes_its_own_owner_does_not_wait_for_itself(clock
     assert closing.has_begun
 
 
+async def test_a_kept_task_that_is_cancelled_during_its_pause_is_not_waited_for(clock):
+    tasks = Tasks()
+
+    async def fail():
+        raise ValueError
+
+    kept = tasks.keep(fail, "fails")
+    await clock.advance(seconds=RESTART_S / 2)
+    assert tasks
+    kept.cancel()
+    assert not tasks
+    await tasks.wait()
+
+
 # ------------------------------------------------------------------------------ run_each
 
 

@@ -115,3 +115,23 @@ async def test_what_is_no_request_passes() -> None:
 
     await doors.BoundedBody(app)({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
     assert seen == ["lifespan"]
+
+
+async def test_the_head_after_a_long_answer_has_its_full_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doors, "HEAD_S", 0.2)
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await asyncio.sleep(0.7)
+        await echo(scope, receive, send)
+
+    async with serving(slow) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.15)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"200 OK" in await reader.read()
+        writer.close()

@@ -289,8 +289,8 @@ def test_a_server_that_closes_answers_who_waits_and_breaks_nothing_off(
         await proxy.close()  # a second time there is nothing to do
 
     at_a_port(scene)
-    assert "'run of Broken' failed and is retried: ZeroDivisionError" in caplog.text
-    assert "'drain of Broken' failed and is retried: It is set wrong." in caplog.text
+    assert "'run of Broken' failed; it is retried after a pause: ZeroDivisionError" in caplog.text
+    assert "'drain of Broken' failed; it is retried after a pause: It is set wrong." in caplog.text
 
 
 def test_who_never_answers_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

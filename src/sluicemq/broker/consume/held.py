@@ -1,9 +1,10 @@
-"""What heartbeats make a broker keep, in bytes: bounded for each connection and for all together.
+"""Memory that heartbeats make a broker use, in bytes: limited for each connection and for all
+together.
 
-A heartbeat of 0.6 MB with tag codes becomes ten times as much in memory, and a connection may name
-other groups and client ids in each of its heartbeats. What is counted is an estimate of what the
-members of groups, their subscriptions and the filters made of them take; it is given back when the
-member leaves, at the latest with its connection.
+A heartbeat of 0.6 MB with tag codes takes ten times as much memory, and a connection may name other
+groups and client ids in each of its heartbeats. The number is an estimate for the members of
+groups, their subscriptions and the filters made of them. It is released when the member leaves, at
+the latest with its connection.
 """
 
 from collections.abc import Iterable
@@ -18,20 +19,20 @@ from sluicemq.wire.codes import ResponseCode
 MEMBER_BYTES: Final = 1500
 SUBSCRIPTION_BYTES: Final = 1000
 CODE_BYTES: Final = 100
-"""Of a tag, and of its code, in their sets."""
+"""Bytes of a tag, and as many of its code, in their sets."""
 TEXT_BYTES: Final = 8
-"""Of a character of an expression or topic: it stands in keys, too."""
+"""Bytes of a character of an expression or topic name, which are parts of keys, too."""
 SQL92_BYTES: Final = 32
-"""Of a character of a compiled expression."""
+"""Bytes of a character of a compiled SQL92 expression."""
 PRODUCER_BYTES: Final = 1000
 
 CONSUMER, PRODUCER = "consumer", "producer"
 Role = tuple[str, str]
-"""What a connection is: CONSUMER or PRODUCER, and of which group."""
+"""A role of a connection: CONSUMER or PRODUCER, and the group."""
 
 
 def subscribed_bytes(subscriptions: Iterable[Subscription]) -> int:
-    """Return about how many bytes a member with these subscriptions takes."""
+    """Return the estimated memory in bytes that a member with these subscriptions takes."""
     size = MEMBER_BYTES
     for item in subscriptions:
         texts = len(item.topic) + len(item.expression)
@@ -53,7 +54,7 @@ class _Connection:
 
 
 class HeldBytes:
-    """The bytes of each connection by its roles, and of all."""
+    """The estimated memory of each connection, by its roles, and of all connections, in bytes."""
 
     __slots__ = ("_connections", "_settings", "total")
 
@@ -63,8 +64,8 @@ class HeldBytes:
         self.total = 0
 
     def take(self, peer: Peer, role: Role, size: int) -> None:
-        """Count `size` bytes for a role of a connection, in place of what it had. Raises
-        RequestError, with nothing changed, when there is no room."""
+        """Set the memory of a role of a connection to `size` bytes. Raises RequestError, with
+        nothing changed, if the connection or all connections together would exceed their limit."""
         kind, group = role
         mine = self._connections.get(peer) or _Connection()
         more, config = size - mine.groups[kind].get(group, 0), self._settings.broker
@@ -78,7 +79,8 @@ class HeldBytes:
         if more > 0 and self.total + more > config.clients_bytes_max:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
-                f"The groups and subscriptions of all clients take {self.total} bytes, the limit "
+                f"The groups and subscriptions of all clients would take {self.total + more} "
+                "bytes, the limit "
                 f"is sluiceClientsBytesMax = {config.clients_bytes_max}. Raise it in broker.conf.",
             )
         self._connections[peer] = mine
@@ -87,7 +89,7 @@ class HeldBytes:
         self.total += more
 
     def release(self, peer: Peer, role: Role) -> None:
-        """Give back what a role of a connection had."""
+        """Release the memory of a role of a connection; do nothing if it has none."""
         kind, group = role
         mine = self._connections.get(peer)
         if mine is None:
@@ -99,12 +101,13 @@ class HeldBytes:
             del self._connections[peer]
 
     def groups(self, peer: Peer, kind: str) -> list[str]:
-        """Return the groups of a connection, so that its end looks at its own groups alone."""
+        """Return the groups in which a connection has a role of this kind, so that closing it
+        touches no other group."""
         mine = self._connections.get(peer)
         return [] if mine is None else list(mine.groups[kind])
 
     def has(self, peer: Peer, kind: str) -> bool:
-        """Return whether a connection has such a role in any group."""
+        """Return whether a connection has a role of this kind in any group."""
         mine = self._connections.get(peer)
         return mine is not None and bool(mine.groups[kind])
 

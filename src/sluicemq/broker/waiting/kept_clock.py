@@ -1,9 +1,9 @@
 """`config/sluiceClock.json`: by how much the broker's clock is ahead of the wall clock.
 
-Whatever waits is due at a time of the broker's clock (`clock.SteadyClock`), which is ahead of the
-wall clock once that was set back. The next start has to go on from there, or messages would wait
-for that long again. The file is written while the two clocks differ, and at each orderly stop. It
-holds both readings:
+The due times of waiting messages are times of the broker's clock (`clock.SteadyClock`). After the
+wall clock was set back, that clock is ahead of it. The next start has to keep the lead, or messages
+would wait for that much longer. The file is written while the two clocks differ, and at each clean
+shutdown. It holds both readings, in milliseconds since 1970:
 
     {"steady": 1700000305000, "wall": 1699996705000}
 """
@@ -20,19 +20,21 @@ _NAME: Final = "sluiceClock.json"
 
 
 class KeptClock:
-    """The file, and the clock whose readings it keeps."""
+    """The file, and the steady clock whose readings it holds."""
 
     def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
-        """`root` is the store's directory."""
+        """Use the file in `root`/config, where `root` is the store's directory, for the readings of
+        `clock`."""
         self._clock = clock
         self._lead_ms = 0
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
 
     def load(self) -> None:
-        """Set the steady clock to where it would be without the restart.
+        """Set the steady clock to the time that it would show without the restart. Without a file,
+        leave it as it is.
 
-        The time between stop and start is that of the wall clock, unless the wall clock was set
-        back meanwhile: then it is not known, and counts as none. Raises StoreDamagedError.
+        The time between stop and start is measured by the wall clock. If the wall clock was set
+        back meanwhile, that time is unknown and counts as 0. Raises StoreDamagedError.
         """
 
         def parse(text: str) -> tuple[int, int]:
@@ -46,7 +48,8 @@ class KeptClock:
         self._lead_ms = self._clock.lead_ms
 
     def look(self) -> None:
-        """Note whether the file has to be written: while the clocks differ, and when they meet."""
+        """Mark the file as changed, so that it is written, if the clocks differ now or differed at
+        the last call. Call this regularly."""
         lead_ms = self._clock.lead_ms
         self.document.changed |= lead_ms > 0 or self._lead_ms > 0
         self._lead_ms = lead_ms

@@ -1,9 +1,9 @@
-"""The account by which the servers of one `sluice up` know each other.
+"""The account with which the servers of one `sluice up` authenticate to each other.
 
 With `aclEnable=true` the name server of `sluice up` takes no request without a signature, not even
 from its own brokers, proxy and console. So each run makes an account with a random secret, which
-all its servers accept beside those of plain_acl.yml. It stands in no file and in no command line:
-processes below this one get it in their environment, and take it out at once.
+all its servers accept in addition to those of plain_acl.yml. The secret is in no file and on no
+command line: child processes get it in an environment variable, which they remove at once.
 
     SLUICE_INNER_ACCOUNT    {"accessKey": "…", "secretKey": "…", "plainAclFile": "…", …}
 """
@@ -28,7 +28,8 @@ C = TypeVar("C", bound=ServerConfig)
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """The account of one run, and where the rules are that its servers share."""
+    """The account of one run, and the access rules that its servers share: the path of
+    plain_acl.yml ("": there is none), and sluiceAclCompatible."""
 
     account: InnerAccount = field(repr=False)
     rules_path: str = ""
@@ -36,7 +37,7 @@ class Inner:
 
     @classmethod
     def made(cls, config: BrokerConfig) -> "Inner | None":
-        """Return a new account for the servers of a run; None without access control."""
+        """Make an account for the servers of a run; None if `config` has no access control."""
         if not config.acl_enable:
             return None
         access_key = f"sluice-inner-{secrets.token_hex(_KEY_BYTES)}"
@@ -46,8 +47,9 @@ class Inner:
 
     @classmethod
     def taken(cls) -> "Inner | None":
-        """Return the account that the parent process handed down, and take it out of the
-        environment; None for a process that nobody started so. Raises ConfigurationError."""
+        """Return the account that the parent process passed in the environment, and remove it
+        there; return None if there is none. Raises ConfigurationError if the variable does not hold
+        an account."""
         text = os.environ.pop(VARIABLE, "")
         if not text:
             return None
@@ -62,13 +64,13 @@ class Inner:
             ) from None
 
     def accepted(self, config: C) -> C:
-        """Return `config` of a server that accepts the account, and signs with it where it signs
-        with nothing else."""
+        """Return a copy of `config` with the account, for a server that accepts it. A server that
+        has no other credentials signs its own requests with it."""
         return replace(config, inner_account=self.account)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a broker."""
+        """The environment variables that pass the account to a broker."""
         values = {
             "accessKey": self.account.access_key,
             "secretKey": self.account.secret_key,
@@ -79,12 +81,14 @@ class Inner:
 
     @property
     def proxy_environment(self) -> dict[str, str]:
-        """Variables for a proxy, which is a server by the same rules and a client of brokers."""
+        """The environment variables for a proxy, which accepts the account and signs with it as a
+        client of brokers."""
         return self.environment | self.client_environment
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """Variables for a process that is a client of the cluster: the console."""
+        """The environment variables for a process that is only a client of the cluster, such as the
+        console."""
         return {
             "SLUICE_ACCESS_KEY": self.account.access_key,
             "SLUICE_SECRET_KEY": self.account.secret_key,
@@ -92,7 +96,7 @@ class Inner:
 
     @property
     def overrides(self) -> Mapping[str, str]:
-        """The settings of a proxy that checks its clients by the same rules."""
+        """The settings by which a proxy checks its clients by the same rules."""
         return {
             "aclEnable": "true",
             "plainAclFile": self.rules_path,

@@ -1,12 +1,13 @@
-"""Where a reader of a queue goes on: answers that move it, and queues that are not what they were.
+"""Where a reader goes on after an answer that moves it, or when its queue is not what it was.
 
-    retention   the broker deleted what the reader wanted             behind it
-    reset       an operator, or a broker, sends the group elsewhere   there
-    recreated   the topic was deleted and created again               at the beginning
-    cut         the broker lost messages that were read here          behind what it still has
+    cause       what happened                                     where the reader goes on
+    retention   the broker deleted what the reader wanted         behind it
+    reset       an operator or a broker sent the group elsewhere  where the reset says
+    recreated   the topic was deleted and created again           at the beginning
+    cut         the broker lost messages that were read here      behind what it still has
 
-Before an answer is believed, `core.identity` says whether a proof is due; while the broker does not
-give it, nothing is handed out.
+Before an answer is handed out, `core.identity` says whether a check of the queue is due. Until the
+broker has answered that check, nothing is handed out.
 """
 
 import contextlib
@@ -36,7 +37,8 @@ CUT_OR_RECREATED: Final = f"{RECREATED}, or its broker has lost messages"
 
 
 class Placed(ABC):
-    """The part of a reader that knows its queue and moves its position."""
+    """Base class of queue readers that checks the identity of the queue and moves the reader's
+    offset."""
 
     group: str
     queue: MessageQueue
@@ -48,20 +50,20 @@ class Placed(ABC):
     def __init__(self) -> None:
         self.identity: QueueIdentity = QueueIdentity()
         self.on_recreated: Callable[[int, str], None] = lambda old, why: None
-        """Called when the reader stands at the beginning of the new topic, with its position in the
-        deleted one and what has happened."""
+        """Called after the reader has moved to the beginning of the new topic, with its offset in
+        the deleted topic and a phrase for the log that says what happened."""
         self.is_warned: bool = False
-        """Whether another reader has said that the topic was created again, and this one does not
-        know yet."""
+        """Whether another reader has reported that the topic was created again, and this reader has
+        not checked its own queue yet."""
 
     @abstractmethod
     def move(self, position: int) -> None:
         """Go on from `position`; what was handed out before no longer counts."""
 
     async def _knows_queue(self) -> bool:
-        """Make sure, before a pull, that its position is one of the queue as it is now: take a
-        first anchor, or look for the known ones after an error. Return False if the position was
-        moved. Raises SluiceError."""
+        """Make sure, before a pull, that the offset of the reader belongs to the queue as it is
+        now: take a first anchor, or check the known ones after an error. Return False if the reader
+        was moved. Raises SluiceError."""
         identity, position = self.identity, self.in_flight.position
         if identity.is_suspect and identity.proven:
             return await self._proves()
@@ -76,8 +78,9 @@ class Placed(ABC):
         return in_flight is self.in_flight
 
     async def _is_same(self, answer: PullAnswer) -> bool:
-        """Return whether an answer is of the queue that this reader has read so far. If it is not,
-        the position was moved. Raises SluiceError."""
+        """Check an answer before it is handed out. Return True if it may be: the check succeeded or
+        is not due, or a slave answered, whose bounds prove nothing. Return False if the reader was
+        moved. Raises SluiceError."""
         is_at_master, now_s = self._is_at_master, self._cluster.clock.monotonic_s()
         if not is_at_master:  # a slave may be behind: nothing follows from its bounds
             return True
@@ -91,8 +94,8 @@ class Placed(ABC):
         return True
 
     async def _proves(self) -> bool:
-        """Look for the anchors in the queue. Return False if the position was moved. Raises
-        SluiceError."""
+        """Check the anchors of the queue and act on the verdict. Return False if the reader was
+        moved. Raises SluiceError."""
         in_flight, asked_s = self.in_flight, self._cluster.clock.monotonic_s()
         judgement = await self._judged()
         if in_flight is not self.in_flight:
@@ -117,8 +120,9 @@ class Placed(ABC):
         return await self._cluster.run(self.identity.judge(directory, self.group, self.queue))
 
     async def _obeys(self, answer: PullAnswer) -> bool:
-        """Go where a reset of the group says: an operator's, or that of a SluiceMQ broker on which
-        the topic was created again."""
+        """Move the reader where a reset of the group says. If the anchors show that the topic was
+        created again, report that; otherwise, and if they cannot be checked, log a reset. Return
+        False: the reader was moved."""
         in_flight, position = self.in_flight, self.in_flight.position
         judgement = Judgement(Verdict.SAME)
         if self.identity.proven:
@@ -133,15 +137,17 @@ class Placed(ABC):
         return False
 
     def _begins_anew(self, old: int, new: int, why: str) -> None:
-        """The topic was deleted and created again: read it from `new` on."""
+        """Move the reader from offset `old` of a deleted topic to offset `new` of the topic that
+        was created again. Forget the anchors, and report `why`, a phrase for the log."""
         self.identity.forget()
         self._move_on(old, new, 0)
         self.on_recreated(old, why)
 
     def _moved(self, answer: PullAnswer) -> None:
-        """The broker says where to go on: behind what retention deleted, or at the end of a queue
-        that is shorter than the position. Before the end may lie messages that were never read, so
-        the reader goes on behind the last message that it knows, or at the beginning."""
+        """Move the reader after an answer that refuses its offset, and log that. Go where the
+        broker says: behind what retention deleted. But if the offset is behind the end of the
+        queue, messages before the end may be unread; then go on behind the newest proven anchor, or
+        at the beginning if there is none."""
         old, new = self.in_flight.position, answer.next_offset
         beginning = position_beyond_end(answer, old)
         if beginning is not None and self._is_at_master:
@@ -152,9 +158,14 @@ class Placed(ABC):
             new = min(newest.offset + 1, answer.offset_max)
         lost = new - old if old < new <= answer.offset_min else 0
         if lost:
-            what = f"{lost} messages are lost: the broker deleted them before they were read"
+            what = (
+                f"{lost} messages are lost: the broker deleted them before they were read; raise "
+                "fileReservedTime or consume faster"
+            )
         else:
-            what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
+            what = f"{new - old} messages are skipped"
+            if new <= old:
+                what = f"{old - new} messages are delivered again"
         _log.warning(
             "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
             self.group, old, self.queue, answer.offset_min, answer.offset_max,
@@ -163,7 +174,7 @@ class Placed(ABC):
         self._move_on(old, new, lost)
 
     def _reset_to(self, new: int) -> None:
-        """Go on where a reset of the group says."""
+        """Move the reader to `new`, the offset of a group reset, and log that."""
         old = self.in_flight.position
         what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
         level = logging.WARNING if new != old else logging.DEBUG
@@ -174,7 +185,8 @@ class Placed(ABC):
         self._move_on(old, new, 0)
 
     def _cut_to(self, new: int) -> None:
-        """Go on behind the newest message that the queue still has."""
+        """Move the reader to `new`, behind the newest message that the queue still has, and log the
+        loss."""
         old = self.in_flight.position
         _log.warning(
             "group %s: the broker has lost messages of %s that were read here (an unclean "

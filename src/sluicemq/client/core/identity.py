@@ -1,10 +1,10 @@
-"""Whether a queue is still the one that was read before.
+"""Check whether a queue is still the one that was read before.
 
 RocketMQ gives a topic no identity. A topic that is deleted and created again begins at offset 0,
-and an old position is a place in it like any other: the messages before that position would never
-be read. So a reader remembers *anchors*: messages that it has seen, by offset, store time and place
-in the commit log. If the queue holds another message at the offset of an anchor, its history has
-changed. Any broker can be asked: it takes a pull of one message (`look`).
+and an old offset may be valid in it: the messages before that offset would never be read. So a
+reader remembers *anchors*: messages that it has seen, by offset, store time and position in the
+commit log. If the queue holds another message at the offset of an anchor, its history has changed.
+The check works with any broker: it pulls one message (`look`).
 
     verdict     what was found                           where the reader goes on
     SAME        the newest anchor is in its place,       where it is
@@ -15,18 +15,20 @@ changed. Any broker can be asked: it takes a pull of one message (`look`).
     RESET       the broker has a reset for the group     where the reset says
     UNKNOWN     a slave answered, which may be behind    where it is, until a master answers
 
-Retention only removes messages from the head of a queue, so an anchor below the queue's beginning
-says nothing. An anchor behind the queue's end is missing like one that was replaced.
+Retention only removes messages from the head of a queue, so an anchor below the first offset of the
+queue proves nothing. An anchor at or behind the end of the queue is missing, like one that was
+replaced.
 
-A reader asks at most once every PROOF_PERIOD_S, before it hands out an answer, and at once after an
-error or when the bounds of the queue have moved backwards. A topic can be created again and grow
-beyond the old position within that period, so what was read since the last proof may belong to the
-new topic: such anchors prove nothing until an older one is found in its place. The new topic is
-then noticed at the next proof, and messages above the old position come twice; none is lost.
+A reader checks before it hands out an answer, at most once in PROOF_PERIOD_S seconds. It checks at
+once after an error, or when the bounds of the queue have moved backwards. Between two checks, a
+topic can be created again and grow beyond the old offset. So anchors that were seen since the last
+check may belong to the new topic, and prove nothing until an older one is found in its place. The
+next check then notices the new topic; messages above the old offset are delivered twice, and none
+is lost.
 
-Without any anchor (the first request of a program) a position behind the end of the queue cannot be
-told from one in a deleted topic. `position_beyond_end` chooses the beginning of the queue: repeated
-messages can be recognised, lost ones cannot.
+Without any anchor (the first request of a program), an offset behind the end of the queue cannot be
+told from an offset in a deleted topic. `position_beyond_end` chooses the beginning of the queue:
+repeated messages can be recognised, lost ones cannot.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +44,8 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import parse_head
 
 PROOF_PERIOD_S: Final = 1.0
-"""The least time between two proofs of a queue, and a second more for each MiB of its anchor."""
+"""The shortest time in seconds between two checks of a queue, plus one second for each MiB of the
+message that was seen last: a check may transfer it."""
 ANCHORS_MAX: Final = 8
 OFFSET_RESET: Final = "OFFSET_RESET"
 """The remark of a PULL_OFFSET_MOVED (21) by which a broker obeys an operator's reset."""
@@ -51,9 +54,9 @@ _MIB: Final = 1 << 20
 
 
 class Anchor(NamedTuple):
-    """The message that was seen at `offset`: stored at `stored_ms` (milliseconds since 1970), at
-    `position` of the commit log (None if unknown). `stored_ms` None: no message was there any
-    more."""
+    """A message that a reader has seen at `offset`: stored at `stored_ms` (milliseconds since
+    1970), at byte `position` of the commit log (None if unknown). `stored_ms` is None if retention
+    had removed the message before it was looked for."""
 
     offset: int
     stored_ms: int | None
@@ -75,9 +78,10 @@ def anchor_of(record: bytes | memoryview | StoredMessage) -> Anchor:
 
 
 class Look(NamedTuple):
-    """What a queue holds: offsets from `offset_min` up to, not including, `offset_max`, and the
-    message that was looked for, if it is there. `is_refused`: the broker says that the queue has no
-    such offset; `reset_to`: it answered with a reset of the group."""
+    """The result of `look`: the queue has the offsets from `offset_min` up to, not including,
+    `offset_max`; `found` is the message at the wanted offset, None if it is not there.
+    `is_refused`: the broker answered that the queue has no such offset. `reset_to`: the offset of a
+    group reset with which it answered, else None."""
 
     found: Anchor | None
     offset_min: int
@@ -87,10 +91,11 @@ class Look(NamedTuple):
 
 
 def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Talk[Look]:
-    """Ask the queue's broker for the message at `offset` and the bounds of the queue.
+    """Pull the message at `offset` from the broker of the queue. Return it, if it is there, with
+    the bounds of the queue.
 
     Raises RouteNotFoundError, RequestError (TOPIC_NOT_EXIST (17) for a deleted topic),
-    ConnectionLostError and RequestTimeoutError.
+    ConnectionLostError, RequestTimeoutError, and ProtocolError for a record that cannot be parsed.
     """
     command = requests.look(group, queue, offset)
     address = yield from directory.address(queue)
@@ -106,7 +111,7 @@ def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> 
 
 
 class Verdict(Enum):
-    """What has become of a queue; see the module's table."""
+    """The result of a check; the table of the module explains each."""
 
     SAME = "same"
     RECREATED = "recreated"
@@ -116,7 +121,8 @@ class Verdict(Enum):
 
 
 class Judgement(NamedTuple):
-    """A verdict, and the offset at which the reader goes on (of SAME and UNKNOWN: -1)."""
+    """A verdict, and the offset at which the reader goes on: -1 for SAME and UNKNOWN, where the
+    reader stays."""
 
     verdict: Verdict
     offset: int = -1
@@ -128,8 +134,12 @@ def judge(
     queue: MessageQueue,
     anchors: Iterable[Anchor],
 ) -> Talk[Judgement]:
-    """Look for anchors in a queue, the newest first, until one is in its place. Raises what `look`
-    does."""
+    """Look for `anchors` in a queue, from the newest to the oldest, and return the verdict.
+
+    Stop at the first anchor that is in its place or that retention has removed, and at a reset or
+    the answer of a slave. Pass over an anchor where the queue has a hole. Without anchors the
+    verdict is SAME. Raises what `look` raises.
+    """
     is_changed, offset_min = False, 0
     for anchor in sorted(anchors, reverse=True):
         seen = yield from look(directory, group, queue, anchor.offset)
@@ -157,8 +167,8 @@ def judge(
 
 
 class QueueIdentity:
-    """What one reader knows of its queue: `proven` are anchors that were found in their places at
-    the last proof, `fresh` those seen since."""
+    """The anchors that one reader has of its queue: `proven` ones were in their places at the last
+    check, `fresh` ones were seen since."""
 
     __slots__ = (
         "_bounds", "_proved_s", "_size_bytes", "fresh", "is_begun", "is_suspect", "proven",
@@ -182,7 +192,9 @@ class QueueIdentity:
         return self.proven[-1] if self.proven else None
 
     def saw(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
-        """Note a message of the last answer. The first one of all is taken as it is."""
+        """Add `anchor`, the last message of an answer; its record has `size_bytes` bytes, and it
+        was seen at `now_s` (monotonic seconds). It is fresh until the next check; the very first
+        anchor counts as proven."""
         if self.proven:
             self.fresh.append(anchor)
             self.fresh = _thinned(self.fresh)
@@ -192,8 +204,10 @@ class QueueIdentity:
         self._size_bytes = size_bytes
 
     def needs_proof(self, answer: PullAnswer, now_s: float) -> bool:
-        """Return whether an answer of the broker may be of another topic than the anchors. If it
-        shows that the queue lost something, the queue is suspect from now on."""
+        """Return whether the queue has to be checked before `answer` is handed out: it is suspect,
+        or the last check is longer ago than the period. Make the queue suspect if the answer shows
+        a loss: the offset is illegal, or a bound moved backwards. Return False while no anchor is
+        proven."""
         if not self.proven:
             return False
         offset_min, offset_max = self._bounds
@@ -206,29 +220,32 @@ class QueueIdentity:
         return self.is_suspect or passed_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
 
     def bounded(self, answer: PullAnswer) -> None:
-        """Note the bounds of the queue in an answer that is believed."""
+        """Remember the bounds of the queue from an answer that was accepted."""
         self._bounds = answer.offset_min, answer.offset_max
 
     def unproved(self, asked_s: float) -> None:
-        """Nothing could be found out: ask again after a while."""
+        """Note that the check at `asked_s` (monotonic seconds) gave no verdict. The queue is no
+        longer suspect, so the next check comes after the usual period."""
         self.is_suspect = False
         self._proved_s = asked_s
 
     def proved(self, asked_s: float) -> None:
-        """The queue is the same: whatever was seen before `asked_s` belongs to it."""
+        """Note that the check at `asked_s` (monotonic seconds) found the queue unchanged. All fresh
+        anchors become proven."""
         self.proven = _thinned(sorted({*self.proven, *self.fresh}))
         self.fresh.clear()
         self.is_suspect = False
         self._proved_s = asked_s
 
     def cut(self, offset: int) -> None:
-        """Forget the anchors from `offset` on: their messages are lost."""
+        """Forget the proven anchors from `offset` on, whose messages the broker has lost, all fresh
+        anchors, and the bounds."""
         self.proven = [anchor for anchor in self.proven if anchor.offset < offset]
         self.fresh.clear()
         self._bounds = (0, 0)
 
     def forget(self) -> None:
-        """The queue is another one."""
+        """Forget all anchors and the bounds, because the queue belongs to a new topic."""
         self.proven.clear()
         self.fresh.clear()
         self.is_suspect = False
@@ -237,8 +254,10 @@ class QueueIdentity:
     def begin(
         self, directory: Directory, group: str, queue: MessageQueue, position: int
     ) -> Talk[int | None]:
-        """Take the message before `position` as the first anchor. Return the offset of a reset if
-        the broker answered with one, else None. Raises what `look` does."""
+        """Look for the message before `position`, the offset that is read next, and take it as the
+        first proven anchor. If retention has removed it, take an anchor without a store time; if
+        `position` is behind the end, or the queue has a hole, take none. Return the offset of a
+        group reset if the broker answered with one, else None. Raises what `look` raises."""
         seen = yield from look(directory, group, queue, position - 1)
         self.is_begun = True
         if seen.reset_to is None and position <= seen.offset_max:
@@ -249,8 +268,9 @@ class QueueIdentity:
         return seen.reset_to
 
     def judge(self, directory: Directory, group: str, queue: MessageQueue) -> Talk[Judgement]:
-        """Ask the broker about the proven anchors and, if the queue is suspect, about the newest
-        fresh one: another broker may have taken over and lack it. Raises what `look` does."""
+        """Check the proven anchors at the broker and return the verdict. If they are in place and
+        the queue is suspect, check the newest fresh anchor as well; if it is missing, the verdict
+        is CUT, because another broker may have taken over without it. Raises what `look` raises."""
         fresh = self.fresh[-1:] if self.is_suspect else []
         found = yield from judge(directory, group, queue, self.proven)
         if found.verdict is Verdict.SAME and fresh:
@@ -262,8 +282,9 @@ class QueueIdentity:
 
 
 def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
-    """At most ANCHORS_MAX anchors: the first, the last, and between them the ones whose distances
-    to the last grow the most evenly, so that a cut repeats few messages however long it is."""
+    """Return at most ANCHORS_MAX of `anchors`, which are sorted: the first, the last, and between
+    them those whose distances to the last grow most evenly. So few messages repeat after a cut of
+    any length."""
     kept = list(anchors)
     while len(kept) > ANCHORS_MAX:
         end = kept[-1].offset
@@ -277,8 +298,8 @@ def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
 
 
 def position_beyond_end(answer: PullAnswer, offset: int) -> int | None:
-    """Return where a reader without anchors goes on when the broker refuses `offset` because it is
-    behind the end of the queue; None for any other answer."""
+    """Return the first offset of the queue if the broker refused `offset` because it is behind the
+    end of the queue; return None for any other answer. A reader without anchors goes on there."""
     if (
         answer.status is not PullStatus.OFFSET_ILLEGAL
         or answer.remark == OFFSET_RESET

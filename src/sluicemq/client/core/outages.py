@@ -1,13 +1,14 @@
-"""What does not work at the moment, so that an outage is logged once, and its end once.
+"""Outages of the servers that one client uses, each logged once when it begins and once when it
+ends.
 
-Every part of a client meets the outage of a broker again and again: each reader, commit, balance
-and heartbeat, each message that is given back. They report it here by the name of what is away, as
-a rule the broker's address. The first report is a warning, further ones are logged at DEBUG, and
-the first success is a warning with their number.
+Every part of a client meets the outage of a broker again and again: each reader, commit, rebalance,
+heartbeat and rejected message. Each reports it here under the name of what does not respond, as a
+rule the broker's address. The first report is logged as a warning and later ones at DEBUG. The
+first success is logged as a warning, with the number of reports at DEBUG.
 
-When a broker comes back, some requests still fail for a moment, from connections that are being
-opened again. So failures within `FLAP_S` of the end of an outage are logged at DEBUG, unless they
-last longer than that.
+When a broker is back, some requests still fail for a moment, on connections that are being opened
+again. So an outage that begins within `FLAP_S` seconds after the end of the one before is logged at
+DEBUG at first, and as a warning only when it has lasted longer than `FLAP_S`.
 """
 
 import logging
@@ -26,8 +27,9 @@ _AWAY: Final = (ConnectionLostError, RequestTimeoutError, NameServerUnreachableE
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether `error`, or what it was raised from, says that a server is away, and nothing
-    about the request."""
+    """Return whether `error`, or one of the errors that caused it (`__cause__`, up to `CAUSES_MAX`
+    levels), means that a server does not respond: ConnectionLostError, RequestTimeoutError or
+    NameServerUnreachableError."""
     for _ in range(CAUSES_MAX):  # an error may be its own cause
         if isinstance(error, _AWAY):
             return True
@@ -37,14 +39,17 @@ def is_outage(error: BaseException | None) -> bool:
 
 @dataclass(slots=True)
 class _Outage:
+    """An outage in progress: the monotonic time of its first failure, whether a warning was logged
+    for it, and the number of further failures that were logged at DEBUG."""
+
     since_s: float
     is_logged: bool
     quiet_count: int = 0
 
 
 class Outages:
-    """The outages of one client. Its methods may be called from any thread: an outage begins and
-    ends by one operation of a dictionary, of which one thread is the first."""
+    """The outages of one client. Methods may be called from any thread: one dictionary operation
+    decides which thread begins or ends an outage."""
 
     __slots__ = ("_clock", "_ended_s", "open")
 
@@ -55,8 +60,9 @@ class Outages:
         """By the name of what is away; empty while everything works."""
 
     def failed(self, what: str, text: str, *arguments: object) -> None:
-        """Log `text % arguments`: as a warning if it is the first failure of an outage of `what`,
-        else at DEBUG."""
+        """Count a failure of `what` and log `text % arguments`. It is a warning if it begins an
+        outage; if that outage began within `FLAP_S` seconds of the one before, the warning comes
+        when it has lasted longer than `FLAP_S`. Every other failure is logged at DEBUG."""
         if self._is_first(what):
             suffix = " [until it works again, failures of %s are logged at DEBUG]"
             _log.warning(text + suffix, *arguments, what)
@@ -64,10 +70,11 @@ class Outages:
             _log.debug(text, *arguments)
 
     def _is_first(self, what: str) -> bool:
-        """Whether this failure is the one to be logged as a warning."""
+        """Count a failure of `what`. Return whether it has to be logged as a warning."""
         now_s = self._clock.monotonic_s()
         ended_s = self._ended_s.get(what)
-        new = _Outage(now_s, is_logged=ended_s is None or now_s - ended_s > FLAP_S)
+        is_logged = ended_s is None or now_s - ended_s > FLAP_S
+        new = _Outage(now_s, is_logged, quiet_count=0 if is_logged else 1)
         known = self.open.setdefault(what, new)
         if known is new:
             return new.is_logged
@@ -78,7 +85,8 @@ class Outages:
         return False
 
     def worked(self, what: str) -> None:
-        """Note that `what` works, and log the end of its outage if there was one."""
+        """Note that `what` responds. If it had an outage for which a warning was logged, log the
+        end with its length in seconds and the number of failures at DEBUG."""
         if what not in self.open:
             return
         over = self.open.pop(what, None)

@@ -1,19 +1,21 @@
-"""Long answers: work that reads millions of messages, or decodes what a peer has sent, done beside
-everything else.
+"""Long work of a server, done in slices beside its other requests: answers that read millions of
+messages, and decoding of large bodies.
 
-Such work is a generator. What it yields is where others may have their turn: None, or a job that
-another thread does (`offload`), whose result it gets. It runs in slices of about a
-millisecond, in the share of who asked for it (`net.limits.Shares`), and rests after a slice that
-took longer. So an answer over millions of messages costs nobody else more than a slice. What ends
-within its first slice is answered at once.
+A work item is a generator. At each `yield` other work may run. It yields None, or a job: a function
+that runs on another thread (`offload`) and whose result the generator gets. If a job raises, the
+generator is closed and the work item ends with that error. A work item runs in slices of about
+`SLICE_S`, in the share of the connection that asked for it (`net.limits.Shares`). After a slice of
+more than `LONG_S` it rests for as long as the slice took. So an answer over millions of messages
+delays other connections by one slice at a time. A work item that ends within its first slice is
+answered at once.
 
-Offloaded jobs are done one after the other, first for whoever has used least: one may compute for
-seconds, and the loop goes on beside it. Python hands over between threads after 5 ms, which is
-several times the p99 of a send; while another thread computes it hands over after a tenth of a
-millisecond (`quick_switches`). A job calls nothing that takes milliseconds without handing over.
+Offloaded jobs run one after the other; the next one is that of the connection that has used the
+least time. A job may compute for seconds while the event loop goes on. CPython switches threads
+every 5 ms, which is several times the p99 of a send; while a job computes, it switches every 0.1 ms
+(`quick_switches`). A job must not call anything that holds the GIL for milliseconds.
 
-`Background` needs no asyncio: without `call_later` and `offload` everything happens in turns
-that a test or a simulator steps.
+`Background` needs no asyncio: without `call_later` and `offload`, all work runs in turns that a
+test or a simulator drives.
 """
 
 import asyncio
@@ -39,24 +41,26 @@ USUAL_SWITCH_S: Final = sys.getswitchinterval()
 QUICK_SWITCH_S: Final = 0.0001
 Job = Callable[[], Any]
 Steps = Generator[Job | None, Any, T]
-"""Work in small steps: each takes a millisecond or so, but for the jobs that it yields."""
+"""A work item: each step takes about a millisecond; longer computations are yielded as jobs."""
 Offload = Callable[[Job, Callable[[Any], None]], None]
 
 
 class Alarm(Protocol):
-    """What a loop's `call_later` returns."""
+    """A scheduled call, as the event loop's `call_later` returns it."""
 
     def cancel(self) -> None: ...
 
 
 CallLater = Callable[[float, Callable[[], None]], Alarm]
 _computing: list[None] = []
-"""One for each that computes now: of several the last one switches back."""
+"""One entry for each running `quick_switches` block; the last one to end restores the interval."""
 
 
 @contextlib.contextmanager
 def quick_switches() -> Iterator[None]:
-    """For the time of the block another thread computes."""
+    """Make Python switch threads every `QUICK_SWITCH_S` seconds while the block runs, because
+    another thread computes. Blocks may overlap; the last one to end restores the interval of the
+    start."""
     _computing.append(None)
     sys.setswitchinterval(QUICK_SWITCH_S)
     try:
@@ -68,8 +72,9 @@ def quick_switches() -> Iterator[None]:
 
 
 def in_executor(executor: Executor, *, computes: bool = False) -> Offload:
-    """Does in an executor what blocks, or what `computes`; calls back in the loop's thread, with
-    the result or the exception."""
+    """Return an `Offload` that runs jobs on `executor` and calls back on the running event loop,
+    with the result or the exception. `computes`: switch threads quickly meanwhile
+    (`quick_switches`). A job that is cancelled is not called back."""
 
     def run(work: Job, done: Callable[[Any], None]) -> None:
         stack = contextlib.ExitStack()
@@ -88,7 +93,8 @@ def in_executor(executor: Executor, *, computes: bool = False) -> Offload:
 
 
 def in_place(work: Job, done: Callable[[Any], None]) -> None:
-    """Offloads to this thread: for tests."""
+    """Run `work` on this thread and pass `done` its result, or the SluiceError or OSError that it
+    raises. This is the `Offload` of tests, which have no other thread."""
     try:
         found = work()
     except (SluiceError, OSError) as error:
@@ -105,7 +111,9 @@ WORKS_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """`outcome`: of the job that it waits for."""
+    """A work item: its steps, the connection that asked for it (None: the server itself), and the
+    function that gets its outcome. `outcome` is what the next step gets: the result of the last
+    job."""
 
     steps: Steps[Any]
     peer: Peer | None
@@ -115,7 +123,7 @@ class _Work:
 
 
 class Background:
-    """Runs works, a slice at a time."""
+    """Runs work items, one slice at a time."""
 
     def __init__(
         self,
@@ -125,8 +133,10 @@ class Background:
         call_later: CallLater | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """`offload` does a job in another thread and calls back in this one with its result,
-        perhaps an exception; `settle` takes what is no answer (`turns.py`)."""
+        """Charge the time, measured by `clock`, to `shares`. `settle` takes outcomes that are no
+        answers (`turns.py`). `call_later` schedules the rest after a long slice; without it there
+        is none. `offload` runs a job on another thread and calls back on this one with its result
+        or exception; without it jobs run within the slice."""
         self._clock = clock
         self._shares = shares
         self._settle = settle
@@ -140,11 +150,15 @@ class Background:
         return len(self._works)
 
     def answer(self, steps: Steps[Command], command: Command, peer: Peer) -> Command | None:
-        """The answer to a request, or None when it will be written later. Raises RequestError when
-        too many wait, or what the work raises within its first slice."""
+        """Run `steps` and return the answer to `command` if they end within the first slice. Return
+        None otherwise; the answer is written to `peer` when they end. Raises RequestError
+        (SYSTEM_BUSY) if WORKS_MAX work items are in progress, and what the steps raise within the
+        first slice."""
         if len(self._works) >= WORKS_MAX:
             raise RequestError(
-                ResponseCode.SYSTEM_BUSY, f"{WORKS_MAX} long questions are being worked at already."
+                ResponseCode.SYSTEM_BUSY,
+                f"Too many long-running requests are in progress (limit {WORKS_MAX}). "
+                "Try again later.",
             )
         found: list[Command | Exception] = []
         is_late = False
@@ -166,8 +180,9 @@ class Background:
         return found[0]
 
     def take(self, steps: Steps[Any], command: Command, peer: Peer, weight: int = 1) -> None:
-        """Do the steps of a request; what they return is its outcome. `weight`: see
-        `Shares.begin_work`."""
+        """Run `steps` for `command` and deliver their outcome to `peer`: a Command or an exception
+        as the answer, bytes as they are, None not at all, anything else by `settle`. No limit
+        applies to the number of work items. `weight`: see `Shares.begin_work`."""
         begin_s = self._clock.monotonic_s()
 
         def ended(outcome: Any) -> None:
@@ -182,11 +197,13 @@ class Background:
         self._begin(_Work(steps, peer, ended, weight=weight))
 
     def add(self, steps: Steps[None], peer: Peer | None = None) -> None:
-        """Work that nobody waits for, in the share of `peer`; what it raises is logged."""
+        """Run `steps`, whose result is not needed, in the share of `peer` (None: of the server
+        itself). An exception that ends them is logged."""
 
         def ended(outcome: Exception | None) -> None:
             if outcome is not None:
-                log.error("work in the background failed: %s", outcome, exc_info=outcome)
+                name = getattr(steps, "__qualname__", "steps")
+                log.error("background work %s failed: %s", name, outcome, exc_info=outcome)
 
         self._begin(_Work(steps, peer, ended))
 
@@ -210,7 +227,8 @@ class Background:
         self._shares.add(peer, partial(self._run, work))
 
     def _run(self, work: _Work) -> None:
-        """One slice."""
+        """Run one slice of `work`: advance its steps for about `SLICE_S` seconds, or until it ends
+        or yields a job. Drop it if its connection is closed."""
         begin_s = self._clock.monotonic_s()
         if work.peer is not None and work.peer.closed:
             work.steps.close()
@@ -246,7 +264,7 @@ class Background:
             work.on_end(outcome)
 
     def _compute(self) -> None:
-        """The next job, of whoever has used least."""
+        """Start the job of the connection that has used the least time, unless a job is running."""
         if self._is_computing or not self._jobs or self.offload is None:
             return
         work, job = min(self._jobs, key=lambda item: self._shares.spent_s(item[0].peer))
@@ -280,8 +298,9 @@ def _answer_of(outcome: Command | Exception, command: Command) -> Command:
 
 
 def decoding(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview) -> Steps[T]:
-    """Decode the body of a request: in another thread when it has more than INLINE_BYTES. Raises
-    RequestError for JSON that is too dear there too."""
+    """Decode `body` by `decode` and return the result, as steps. A body of more than INLINE_BYTES
+    is decoded on another thread. Raises RequestError if such a body is JSON that takes too long to
+    parse (`check_plain`), and what `decode` raises."""
     if len(body) <= INLINE_BYTES:
         return decode(body)
 
@@ -293,7 +312,8 @@ def decoding(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview
 
 
 def begun(steps: Steps[T]) -> T | Steps[T]:
-    """Do the first step of a work. Return its result if it has ended, else the rest of the work."""
+    """Run `steps` up to their first yield. Return the result if they end before it, else steps that
+    go on from there. Raises what the first step raises."""
     try:
         job = next(steps)
     except StopIteration as end:
@@ -311,7 +331,8 @@ def _going_on(job: Job | None, steps: Steps[T]) -> Steps[T]:
 
 
 def run_now(steps: Steps[T]) -> T:
-    """Do the whole work in this thread, jobs too, and return what it returns."""
+    """Run all of `steps` on this thread, their jobs included, and return the result. Raises what a
+    step or a job raises."""
     outcome = None
     while True:
         try:

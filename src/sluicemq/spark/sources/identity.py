@@ -1,22 +1,22 @@
-"""Whether a topic is still the one that a checkpoint, or a planned read, is of.
+"""Check whether a topic is still the one that a checkpoint or a planned read refers to.
 
-RocketMQ gives a topic no identity. One that is deleted and created again begins at offset 0 again,
-and the offsets of an old checkpoint are places in it like any others: its first messages would
-never be read. So a checkpoint holds a witness of each queue, an *anchor* (`client.core.identity`):
-the offset of a message before the stream's, and when the broker stored it. Another store time at
-that offset, or a message where there was none any more, is another topic. Any broker can be asked:
-it is a pull of one message. An anchor is renewed when retention comes near it, so a look is needed
+RocketMQ gives a topic no identity. A topic that is deleted and created again begins at offset 0,
+and the offsets of an old checkpoint may be valid in it: its first messages would never be read. So
+a checkpoint holds an *anchor* of each queue (`client.core.identity`): the offset of a message
+before the stream's offset, and when the broker stored it. If that offset has another store time
+now, or a message where there was none any more, the topic is another one. The check works with any
+broker: it pulls one message. An anchor is renewed before retention removes it. A check is needed
 
-    once for each queue of a checkpoint that a query begins with;
-    in each micro-batch for queues that moved and still have their first message: a queue whose
-    first message is gone cannot begin again without beginning lower, which its bounds tell;
-    once a second for queues that did not move: the new topic may be as long as the old one.
+    once for each queue of the checkpoint with which a query begins;
+    in each micro-batch, for queues with new messages that still begin at offset 0. If a queue
+    begins at a higher offset, a topic that was created again shows by its bounds;
+    once a second, for queues without new messages: the new topic may be as long as the old one.
 
-What was planned is read later, in another process. So a partition travels with an anchor, and its
-task looks before and after it reads: the topic may have been created again in between.
+What was planned is read later, in another process. So a partition carries an anchor, and its task
+checks the queue before and after it reads.
 
-A queue that is not in the route any more is *gone* when its broker is registered without it. A
-broker that is away keeps its queues.
+A queue that has left the route is *gone* if its broker is registered without it. A queue whose
+broker is not registered is kept.
 """
 
 import logging
@@ -62,8 +62,8 @@ _FIX: Final = (
 
 
 def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """Return when the message at `offset` was stored (milliseconds since 1970), None when there is
-    no such message. Raises SluiceError."""
+    """Pull the message at `offset` and return when it was stored (milliseconds since 1970); None if
+    there is no such message. Raises SluiceError."""
     seen = admin.run(look(admin.directory, group, queue, offset))
     if seen.reset_to is not None:  # so a RocketMQ broker answers once
         seen = admin.run(look(admin.directory, group, queue, offset))
@@ -71,8 +71,9 @@ def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int
 
 
 class TopicIdentity:
-    """Compares and makes anchors for one running query. `group` is who reads; `fails`: loss is an
-    error (failOnDataLoss). Every method may raise the client's errors."""
+    """The anchors of the queues that one running query reads. `group` is the consumer group that
+    reads; `fails`: lost messages are an error (failOnDataLoss). Every method may raise the client's
+    errors."""
 
     def __init__(self, group: str, *, fails: bool) -> None:
         self._group = group
@@ -87,7 +88,9 @@ class TopicIdentity:
     def is_same(
         self, admin: Admin, queue: MessageQueue, anchor: Anchor | None, bounds: tuple[int, int]
     ) -> bool | None:
-        """Whether the topic is the anchor's; None when nobody can tell."""
+        """Return whether the queue is still that of `anchor`. Return None if that is unknown: there
+        is no anchor, its offset is not within `bounds` (first offset, end), or the queue has a hole
+        there."""
         lowest, highest = bounds
         if anchor is None or not lowest <= anchor.offset < highest:
             return None
@@ -112,8 +115,10 @@ class TopicIdentity:
         bounds: tuple[int, int],
         anchor: Anchor | None,
     ) -> int:
-        """Return where a stream at `offset` goes on: there, or at the beginning of a topic that was
-        created again if loss is allowed. Raises OffsetOutOfRangeError."""
+        """Return the offset at which a stream at `offset` goes on: `offset` itself if the queue is
+        the same. If loss is allowed, it is the beginning of a topic that was created again, or the
+        end of a queue whose newest messages were lost. Raises OffsetOutOfRangeError if loss is an
+        error."""
         lowest, highest = bounds
         if offset == highest:
             passed_s = SYSTEM_CLOCK.monotonic_s() - self._looked_s.get(queue, float("-inf"))
@@ -134,7 +139,7 @@ class TopicIdentity:
         return lowest
 
     def warn(self) -> None:
-        """Say once for each topic that it was created again, of all queues that `resumed` has
+        """Log once for each topic that it was created again, naming the queues that `resumed` has
         found since the last call."""
         for topic, queues in self._recreated.items():
             more = f" and {len(queues) - SHOWN_MAX} more" if len(queues) > SHOWN_MAX else ""
@@ -145,8 +150,9 @@ class TopicIdentity:
         self._recreated.clear()
 
     def check_gone(self, gone: Offsets) -> None:
-        """Say that queues with these offsets disappeared. Raises OffsetOutOfRangeError if loss is
-        an error."""
+        """Log that the queues in `gone`, with the offsets up to which they were read, have
+        disappeared; each queue is logged once. Raises OffsetOutOfRangeError instead if loss is an
+        error."""
         news = {queue: offset for queue, offset in gone.items() if queue not in self._gone}
         if not news:
             return
@@ -172,8 +178,9 @@ class TopicIdentity:
         bounds: tuple[int, int],
         anchors: Sequence[Anchor | None],
     ) -> QueueRange:
-        """The range, or what is left of it when loss is allowed. `anchors` are those of its end and
-        of its start where they have to be compared. Raises OffsetOutOfRangeError."""
+        """Return the part of the range `one` that can still be read, and log if something is
+        missing. `anchors` are empty, or those of the end and of the start of the range, in this
+        order. Raises OffsetOutOfRangeError if something is missing and loss is an error."""
         queue, (lowest, highest) = one.queue, bounds
         found = [self.is_same(admin, queue, anchor, bounds) for anchor in anchors]
         if self._fails:
@@ -195,15 +202,15 @@ class TopicIdentity:
         left = QueueRange(queue, start, max(start, end))
         if left != one:
             logger.warning(
-                "%s: of the messages from offset %d to %d %d are there and read",
-                place(queue), one.start, one.end, left.size,
+                "%s: %d messages of the offsets %d to %d are left and read; the others are lost "
+                "(failOnDataLoss=false)", place(queue), left.size, one.start, one.end,
             )  # fmt: skip
         return left
 
     def anchored(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
-        """`known` with the anchors of queues that `moved`: where each begins, and the offset behind
-        the last message read of it. An anchor stays as long as it lies in the newer half of the
-        messages before that offset."""
+        """Return `known` with new anchors for the queues that `moved`: for each it has the first
+        offset and the offset behind the last message that was read. The new anchor is that last
+        message. An old anchor stays while it lies in the newer half of the messages before it."""
         found = dict(known)
         for queue, (lowest, end) in moved.items():
             old, last = found.pop(queue, None), end - 1
@@ -225,8 +232,8 @@ class TopicIdentity:
 def recreated(
     queue: MessageQueue, offset: int, bounds: tuple[int, int], anchor: Anchor | None
 ) -> OffsetOutOfRangeError:
-    """Make the error for a queue that is not the one that was read up to `offset`. `anchor` is what
-    it does not hold any more; None: it ends before `offset`."""
+    """Return the error for a queue that is not the one that was read up to `offset`. `anchor` is
+    the message that the queue does not hold any more; None: the queue ends before `offset`."""
     lowest, highest = bounds
     if anchor is None:
         what = (
@@ -261,23 +268,24 @@ def bounds_of(admin: Admin, topics: Collection[str]) -> tuple[Bounds, list[str]]
 
 
 def served(admin: Admin, topics: Sequence[str], *, fails: bool) -> Sequence[str]:
-    """Return the topics of a batch that there are. With `fails`, or if there is none at all, raises
-    RouteNotFoundError for the first one that is missing."""
+    """Return the topics of a batch that exist, and log the others. Raises RouteNotFoundError for
+    the first missing topic if none exists, or if `fails` is set."""
     missing = [topic for topic in topics if admin.find_route(topic) is None]
     if missing and (fails or len(missing) == len(topics)):
         admin.route(missing[0])  # raises, and says why
     if missing:
         logger.warning(
-            "topics that do not exist are not read (failOnDataLoss=false): %s",
+            "topics that do not exist are not read (failOnDataLoss=false): %s%s",
             ", ".join(missing[:SHOWN_MAX]),
+            f" and {len(missing) - SHOWN_MAX} more" if len(missing) > SHOWN_MAX else "",
         )
     return [topic for topic in topics if topic not in missing]
 
 
 def gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
-    """Return the queues of `known` that disappeared, with their offsets: those that are not among
-    `bounds` though their broker is registered. A queue that still answers and holds nothing behind
-    its offset (a topic with fewer queues to read) is none of them. Raises SluiceError."""
+    """Return the queues of `known` that have disappeared, with their offsets: they are not in
+    `bounds`, although their broker is registered. A queue that still answers and ends at its offset
+    does not count: its topic has fewer queues to read now. Raises SluiceError."""
     absent = {queue: offset for queue, offset in known.items() if queue not in bounds}
     if not absent:
         return {}
@@ -316,8 +324,9 @@ def anchors_at_end(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> An
 def anchored_parts(
     parts: Sequence[RangePartition], anchors: Anchors, *, is_batch: bool
 ) -> Sequence[RangePartition]:
-    """Give each partition the anchor of its queue. In a batch the first partition of each queue
-    reads a topic that was created again from its beginning, if loss is allowed."""
+    """Set the anchor of each partition's queue, in place, and return `parts`. In a batch, also mark
+    the first partition of each queue: if loss is allowed, it reads a topic that was created again
+    from its beginning."""
     begun: set[MessageQueue] = set()
     for part in parts:
         if part.queue is not None:
@@ -329,9 +338,10 @@ def anchored_parts(
 
 
 def left_of_part(plan: ReadPlan, part: RangePartition) -> QueueRange | None:
-    """Look, in a task, whether a partition's queue is the one of its plan. Return what has to be
-    read: the range, or if loss is allowed what the new topic has of it, or None for nothing.
-    Raises OffsetOutOfRangeError, and SluiceError when the broker does not answer."""
+    """Check, in a task, whether the queue of a partition is that of the plan. Return the range to
+    read: the planned one if it is. If it is not and loss is allowed, return what the new topic has
+    of the range in a batch, and None in a stream. Raises OffsetOutOfRangeError if loss is an error,
+    and SluiceError if the broker does not answer."""
     assert part.queue is not None
     one = QueueRange(part.queue, part.start, part.end)
     bounds = _changed(plan, part)
@@ -353,8 +363,9 @@ def left_of_part(plan: ReadPlan, part: RangePartition) -> QueueRange | None:
 
 
 def check_part(plan: ReadPlan, part: RangePartition) -> None:
-    """Look, when a task has read its partition, whether the topic was created again meanwhile.
-    Raises OffsetOutOfRangeError."""
+    """Check, after a task has read its partition, whether the topic was created again meanwhile. If
+    it was, log that; raises OffsetOutOfRangeError instead if loss is an error, and SluiceError if
+    the broker does not answer."""
     assert part.queue is not None
     bounds = _changed(plan, part)
     if bounds is not None and plan.fail_on_data_loss:
@@ -367,8 +378,9 @@ def check_part(plan: ReadPlan, part: RangePartition) -> None:
 
 
 def _changed(plan: ReadPlan, part: RangePartition) -> tuple[int, int] | None:
-    """The bounds of a queue that is not the anchor's any more, None when it is. A queue that does
-    not exist any more is left to the pulls that follow."""
+    """Return the bounds of the partition's queue if it is not that of the anchor any more, else
+    None. A queue that does not exist any more gives None: the pulls that follow report it. Raises
+    SluiceError."""
     queue, anchor = part.queue, part.anchor
     if queue is None or anchor is None or anchor.stored_ms is None:
         return None

@@ -1,8 +1,10 @@
-"""Building wheel and timer log at once, for a store that no broker has open: after a restore.
+"""Build the timer wheel and the timer log in one run, for a store that no broker has open: after a
+restore.
 
-Every broker, RocketMQ's too, then delivers what waits, and nothing else: what was delivered before
-the checkpoint is known by it, and what was delivered later, or without a checkpoint, by the records
-in the queues of the messages (`overdue`). What is overdue goes into the first second.
+Every broker, RocketMQ's too, then delivers exactly the messages that wait. The checkpoint tells
+what was delivered before it was written. What was delivered later, or without a checkpoint, is
+found by the records in the queues of the messages (`overdue`). Overdue messages go into the first
+slot.
 """
 
 from collections.abc import Iterator
@@ -31,15 +33,16 @@ _CHUNK_UNITS: Final = 256
 
 
 class Built(NamedTuple):
-    """How many timed messages wait, and how many of those are overdue."""
+    """The result of a build: how many timed messages wait, and how many of those are overdue."""
 
     waiting: int
     overdue: int
 
 
 def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: int) -> Built:
-    """Build wheel, timer log and checkpoint of a store from its log. Blocking. Raises OSError,
-    StoreError."""
+    """Build wheel, timer log and checkpoint of a store from its commit log, as of `now_ms`. If the
+    files that are there can be trusted, change nothing and return Built(0, 0). Blocking. Raises
+    OSError, StoreError."""
     timers = TimerFiles(
         store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
         precision_ms=config.timer_precision_ms,
@@ -51,7 +54,7 @@ def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: i
 
 
 class _Building:
-    """One run over the queue of timed messages."""
+    """A build: one run over the timer queue."""
 
     def __init__(
         self, store: Store, timers: TimerFiles, config: StoreConfig, now_ms: int, start: Start
@@ -67,7 +70,7 @@ class _Building:
         self._waiting = 0
 
     def run(self) -> Built:
-        """Build, save and seal."""
+        """Read the timer queue, fill wheel and log, save and seal them."""
         timers, last = self._timers, None
         for offset, position, record in self._queue():
             timers.queue_offset, timers.record_position = offset + 1, position
@@ -105,7 +108,9 @@ class _Building:
                 offset += 1
 
     def _take(self, record: ReadRecord) -> None:
-        """List what is due later; what is overdue waits, until it is known what is delivered."""
+        """Add a message to its slot if it is not due yet; else let it wait until `_settle` knows
+        whether it was delivered. Skip a message that the checkpoint counts as delivered, and
+        remember an overdue recall."""
         place = self._placing.place(record, self._read_ms)
         if place is None:
             return
@@ -135,7 +140,8 @@ class _Building:
                 return
 
     def _missed(self, message: Overdue) -> ReadRecord | None:
-        """Return the record of a message that is overdue; None if it need not be delivered."""
+        """Return the record of an overdue message that has to be delivered. Return None if its
+        record or topic is gone, or if it was recalled."""
         size = int.from_bytes(self._store.committed_record(message.position, 4) or b"")
         record = read_timed(self._store.committed_record(message.position, size))
         if record is None or not self._store.counts(place_of(record)[0], message.position):
@@ -144,7 +150,8 @@ class _Building:
         return None if is_recalled and not message.magic & ROLL else record
 
     def _list_late(self, late: list[ReadRecord], last: ReadRecord | None) -> bool:
-        """List what is overdue; return whether the last unit is that of `last`."""
+        """Add the overdue messages to the first slot. Return whether the last unit of the log is
+        that of `last`, the last message of the timer queue."""
         magics = {message.position: message.magic for message in self._left}
         for record in late:
             self._add(record, self._read_ms, magics[record.physical_offset])

@@ -1,8 +1,9 @@
-"""Checking: do the timer wheel and the timer log agree with each other?
+"""Check whether the timer wheel and the timer log agree with each other.
 
-After a crash no checksum holds. But wheel and log say the same twice: the units of one second are a
-chain, each points to the one before, and the wheel's slot knows both ends. So a file that is
-zeroed, older than the other, or has a flipped bit is found without reading a single message.
+After a crash the checksums say nothing. But wheel and log hold the same facts twice: the units of a
+slot form a chain in which each unit points to the one before, and the slot in the wheel points to
+both ends. So a file that is zeroed, is older than the other, or has a flipped bit is found without
+reading a message.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 READ_BYTES_MAX: Final = 1 << 30
-"""So much of the end of a timer log is read; a unit before that is checked when its second is
-loaded."""
+"""The most bytes at the end of a timer log that `disagreement` reads. A unit before them is checked
+when its slot is loaded."""
 _UNITS_AT_ONCE: Final = 1 << 15
 _BEGIN: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
 _DTYPE: Final = [
@@ -36,8 +37,9 @@ _DTYPE: Final = [
 
 
 def disagreement(wheel: TimerWheel, log: TimerLog, from_ms: int, precision_ms: int) -> str | None:
-    """Return what is wrong with the seconds from `from_ms` on, as a phrase; None when wheel and log
-    agree. Raises OSError."""
+    """Compare wheel and log for the slots from `from_ms` on, as far as the last READ_BYTES_MAX of
+    the log tell. Return what is wrong as a phrase; None if they agree, or if neither exists. Raises
+    OSError."""
     if log.end == log.start == 0 and not wheel.exists:
         return None
     import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
@@ -60,7 +62,8 @@ def disagreement(wheel: TimerWheel, log: TimerLog, from_ms: int, precision_ms: i
                for i in range(3)]  # fmt: skip
     seconds, places, previous = columns
     if len(seconds) and int(seconds.max()) >= end:
-        return f"a unit of the timer log is due at {int(seconds.max())}, beyond the wheel"
+        due_ms = int(seconds.max()) * precision_ms
+        return f"a unit of the timer log is due at {due_ms} ms, beyond the wheel"
     order = np.argsort(seconds, kind="stable")
     seconds, places, previous = seconds[order], places[order], previous[order]
     is_first = np.diff(seconds, prepend=-1) != 0
@@ -68,13 +71,15 @@ def disagreement(wheel: TimerWheel, log: TimerLog, from_ms: int, precision_ms: i
     is_chained = (previous == wanted) | (is_first & (previous < begin))
     if not is_chained.all():
         second = int(seconds[int(np.flatnonzero(~is_chained)[0])])
-        return f"the chain of the second {second} is broken in the timer log"
+        return f"the chain of the slot at {second * precision_ms} ms is broken in the timer log"
     lasts = places[np.flatnonzero(np.diff(seconds, append=-1))]
     return _compare(wheel, seconds[is_first], lasts, begin, first, precision_ms)
 
 
 class Revised(NamedTuple):
-    """How far the timer log is good, and the message of the queue that comes next."""
+    """The result of `revise`: the position behind the last good unit of the timer log, the offset
+    of the timer queue's message that comes next, and the commit log position of the last good
+    unit's message (NONE: no unit was good)."""
 
     end: int
     queue_offset: int
@@ -87,10 +92,13 @@ def revise(
     queue_offset: int,
     record_at: Callable[[int, int], memoryview | bytes | None],
 ) -> Revised:
-    """Put the units that the log holds behind its end into the wheel's slots, in memory.
+    """Add the good units that lie behind `log.end` to the slots of `wheel`, in memory. Return how
+    far they reach.
 
-    A unit is good when its message stands in the commit log (`record_at(position, size)`), behind
-    the one before: what a crash left of other units ends the walk. Raises OSError.
+    `log.end` is the end according to the checkpoint. `queue_offset` is the offset of the first
+    message of the timer queue that is not in the files. A unit is good if `record_at(position,
+    size)` returns its message from the commit log, with an offset behind that of the unit before.
+    Stop at the first unit that is not good. Raises OSError.
     """
     end, record_position = log.end, NONE
     for position, unit in log.walk(log.end):
@@ -120,23 +128,26 @@ def _compare(
     first: int,
     precision_ms: int,
 ) -> str | None:
-    """Compare the wheel's slots with the ends of the chains that the log holds from `begin` on."""
+    """Compare the wheel's slots from slot `first` on with `lasts`, the ends of the chains that the
+    log holds from `begin` on. Return the difference as a phrase, or None."""
     known = dict(zip(seconds.tolist(), lasts.tolist(), strict=True))
     start_ms = first * precision_ms
     for time_ms in wheel.occupied(start_ms, start_ms + SLOTS // 2 * precision_ms):
         slot = wheel.get(time_ms)
         last = known.pop(time_ms // precision_ms, NONE)
         if slot is not None and slot.last != last and (last != NONE or slot.last >= begin):
-            return f"the wheel and the timer log differ about the second {time_ms // precision_ms}"
+            return f"the wheel and the timer log differ about the slot at {time_ms} ms"
     if known:
-        return f"the wheel lacks {len(known)} seconds that the timer log has, as {min(known)}"
+        first_ms = min(known) * precision_ms
+        what = f"{len(known)} slots that the timer log has"
+        return f"the wheel lacks {what}, the first at {first_ms} ms"
     return None
 
 
 def gone_units(log: TimerLog, log_start: int, from_ms: int) -> list[tuple[int, int]]:
-    """Return (due in ms, position in the commit log) of the units that are due from `from_ms` on,
-    and whose messages lie before `log_start`, where the commit log begins: retention has removed
-    them. Raises OSError."""
+    """Return (due in ms, position in the commit log) of the units that are due from `from_ms` on
+    and whose messages lie before `log_start`, the beginning of the commit log: retention has
+    removed them. Leave out recalls (DELETE). Raises OSError."""
     if not log_start or not log.end:
         return []
     import numpy as np  # noqa: PLC0415 - only when timer files are built again
@@ -154,7 +165,8 @@ def gone_units(log: TimerLog, log_start: int, from_ms: int) -> list[tuple[int, i
 
 
 def unit_arrays(log: TimerLog, start: int, end: int) -> "Iterator[tuple[int, NDArray[Any]]]":
-    """Yield (position, units as an array) of the timer log's files within [start, end)."""
+    """Yield (position, units) of the timer log's files within [start, end); `units` is a structured
+    NumPy array. Stop at the first position where no whole unit can be read. Raises OSError."""
     import numpy as np  # noqa: PLC0415 - see above
 
     for base in log.bases:

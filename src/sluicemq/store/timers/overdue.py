@@ -1,16 +1,16 @@
-"""Overdue messages: which of the timed messages that were due before a start are delivered already?
+"""Find out which timed messages that were due before a start have been delivered already.
 
 A checkpoint says what was delivered when it was written, and a broker may have delivered more
-before it stopped; RocketMQ's checkpoint, and those of older versions, prove nothing at all. But a
+before it stopped. RocketMQ's checkpoint, and those of older versions, prove nothing at all. But a
 delivery leaves a record in the message's own queue, with the properties of the timed message. So
 before a broker delivers a message that was due before it started, it looks there:
 
-    add      an overdue message; it waits
-    settle   the queues of all that wait are read once, from where a delivery could lie, up to where
-             the log ended at the start. What is found is delivered; the rest is returned
+    add      let an overdue message wait
+    settle   read the queues of all waiting messages once, from where a delivery could lie up to
+             the end of the log at the start; return the messages that were not delivered
 
-At most `WAITING_MAX` messages wait at a time. A message that rolls is put into the timer's queue
-again instead: there its next record proves it.
+At most `WAITING_MAX` messages wait at a time. A message that rolls is not delivered but put into
+the timer queue again; its next record there takes the place of the delivery.
 """
 
 import hashlib
@@ -37,20 +37,22 @@ _KEY_BYTES: Final = 16
 
 
 class Overdue(NamedTuple):
-    """A message that waits until it is known whether it is delivered."""
+    """A message that waits until `settle` finds out whether it was delivered. `position` is its
+    position in the commit log; times are milliseconds."""
 
     position: int
     slot_ms: int
     due_ms: int
     magic: int
     has_unit: bool
-    """The wheel holds it."""
+    """Whether the wheel holds a unit of it."""
 
 
 def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
-    """Return what the records of a timed message and of its delivery have in common, and those of
-    no other message: its id, hosts, times, body. `more_rolls`: of its record after so many rolls.
-    """
+    """Return a hash that only the records of one timed message and of its delivery share. It covers
+    the unique id, TIMER_OUT_MS, the number of rolls, born time and host, and the CRC of the body.
+    `more_rolls` is added to the number of rolls: 1 for the record after the next roll, -1 for the
+    one before the last."""
     properties = record.properties
     rolls = value_of(properties, ROLLS) or b""
     parts = (
@@ -75,7 +77,9 @@ class OverdueMessages:
         self.count = 0
 
     def add(self, record: TimedRecord, message: Overdue, floor: int, *, is_roll: bool) -> None:
-        """Let a message wait. Its delivery, if there is one, lies at `floor` or behind."""
+        """Let a message wait. Its delivery, if there is one, lies at commit log position `floor` or
+        behind. `is_roll`: look for its next record in the timer queue instead of a delivery in its
+        own queue."""
         key, place = delivery_key(record, more_rolls=is_roll), (TIMER_TOPIC, 0)
         if not is_roll:
             place = place_of(record)
@@ -89,8 +93,8 @@ class OverdueMessages:
         return self.count >= WAITING_MAX
 
     def settle(self) -> Generator[None, None, list[Overdue]]:
-        """Find out which messages are delivered, in steps; return the others, in the order of their
-        due times. None of them wait afterwards."""
+        """Find out which of the waiting messages were delivered. Return the others in the order of
+        their due times; none waits afterwards. Yield now and then, so that other work can run."""
         waiting, floors = self._waiting, self._floors
         self._waiting, self._floors, self.count = {}, {}, 0
         for place, messages in waiting.items():
@@ -123,7 +127,7 @@ class OverdueMessages:
 
 
 def place_of(record: TimedRecord) -> tuple[str, int]:
-    """Return the queue to which a timed message belongs."""
+    """Return the topic and the queue id to which a timed message is delivered."""
     name = value_of(record.properties, REAL_TOPIC) or b""
     queue_id = value_of(record.properties, REAL_QUEUE) or b""
     return name.decode("utf-8", "replace"), int(queue_id) if queue_id.isdigit() else 0

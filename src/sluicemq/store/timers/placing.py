@@ -1,8 +1,10 @@
-"""Placing: to which second of the timer wheel a timed message belongs.
+"""Placing: to which slot of the timer wheel a timed message belongs.
 
-A message of the timer's queue (rmq_sys_wheel_timer, queue 0) names its second in TIMER_OUT_MS, and
-its own topic and queue in REAL_TOPIC and REAL_QID (spec/delivery.md §2). Everything here follows
-from the record alone, so a broker, a restore and a verification place a message alike.
+A slot is `precision_ms` wide (timerPrecisionMs, 100 to 60,000; 1,000 by default), and `slot_ms` is
+its beginning. A message of the timer queue (rmq_sys_wheel_timer, queue 0) names its slot in
+TIMER_OUT_MS, and its own topic and queue in REAL_TOPIC and REAL_QID (spec/delivery.md §2).
+Everything here follows from the record alone, so a broker, a restore and a verification place a
+message alike.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -28,14 +30,14 @@ _TIMES: Final = (
     (_MILLISECONDS.encode(), 1, True),
     (_DELIVER.encode(), 1, False),
 )
-"""Property, its unit in ms, whether it counts from when the message was stored."""
+"""Of each delay property: its name, its unit in ms, and whether it counts from the store time."""
 _DIGITS_MAX: Final = 18
 _LEAD_MIN_MS: Final = 2_000
-"""A slot may differ by less because the store's clock is read a moment later."""
+"""A smaller difference of slots is no lead: the store's clock is read a moment later."""
 
 
 class TimedRecord(Protocol):
-    """What timers need of a stored record."""
+    """The fields of a stored record that timers need."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -70,7 +72,8 @@ class ReadRecord(NamedTuple):
 
 
 def read_timed(view: memoryview | bytes | None) -> ReadRecord | None:
-    """Read the record at the beginning of `view`; None when no whole record begins there."""
+    """Parse the record at the beginning of `view`, timed or not; return None if no whole record
+    begins there."""
     if view is None:
         return None
     try:
@@ -91,7 +94,7 @@ def read_timed(view: memoryview | bytes | None) -> ReadRecord | None:
 
 
 class Place(NamedTuple):
-    """The second of the wheel, in ms, and the magic of the unit."""
+    """The slot of a message, in ms, and the magic of its unit."""
 
     slot_ms: int
     magic: int
@@ -107,18 +110,20 @@ class Placing:
         self._window_ms = window_slots * precision_ms
 
     def cut(self, time_ms: int) -> int:
-        """Return the beginning of the second that `time_ms` is in."""
+        """Return the beginning of the slot that `time_ms` is in."""
         return time_ms - time_ms % self.precision_ms
 
     def slot_of(self, due_ms: int) -> int:
-        """Return the second to which a due time belongs; a full second ends the one before."""
+        """Return the slot of a message that is due at `due_ms`. A due time on the boundary of two
+        slots belongs to the earlier one."""
         return self.cut(due_ms - 1)
 
     def place(self, record: TimedRecord, write_ms: int) -> Place | None:
-        """Return where a message belongs that is taken in at `write_ms`; None if it is not timed.
+        """Return the slot and magic of a message that is read from the timer queue at `write_ms`;
+        None if it has no valid TIMER_OUT_MS.
 
-        A message that is due later than the window reaches rolls: its unit stands where the message
-        is put into the timer's queue again.
+        A message that is due beyond the window rolls: its unit is in the slot in which the message
+        is put into the timer queue again.
         """
         out = value_of(record.properties, OUT)
         if out is None or not out.isdigit() or len(out) > _DIGITS_MAX:
@@ -137,14 +142,15 @@ class Placing:
         return Place(slot_ms, magic)
 
     def stored_ms(self, record: TimedRecord, slot_ms: int) -> int:
-        """Return what the broker's clock said when the message was stored: its store time, later by
-        the lead that the clock had over the wall clock."""
+        """Return the time of the broker's clock at which `record`, whose slot is `slot_ms`, was
+        stored: its store time plus the lead that this clock had over the wall clock."""
         named_ms = named_due_ms(record.properties, record.store_time_ms)
         lead_ms = 0 if named_ms is None else lead_of(named_ms, slot_ms, self.precision_ms)
         return record.store_time_ms + lead_ms
 
     def due_ms(self, record: TimedRecord) -> int:
-        """Return when a message is due, to the ms."""
+        """Return when a message is due, in ms since 1970. Raises ValueError if TIMER_OUT_MS is no
+        number: `place` has to accept the record first."""
         out_ms = int(value_of(record.properties, OUT) or 0)
         return exact_due_ms(
             record.properties, self.cut(out_ms), record.store_time_ms, self.precision_ms
@@ -152,17 +158,19 @@ class Placing:
 
 
 def slot_of(due_ms: int, precision_ms: int) -> int:
-    """Return the second of a due time, cut down to the precision; a multiple of the precision
-    belongs to the second before."""
+    """Return the slot of a due time: the largest multiple of `precision_ms` that is less than
+    `due_ms`."""
     return (due_ms - 1) // precision_ms * precision_ms
 
 
 def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_ms: int) -> int:
-    """Return when a stored message is due, to the ms: always within its second `slot_ms`. HOT.
+    """Return when a stored message is due, to the ms: later than `slot_ms`, by `precision_ms` at
+    most. HOT.
 
-    A relative delay counts from the store time; of a message that was stored again on its way
-    TIMER_DELIVER_MS says it. Times of messages that were stored while the broker's clock was ahead
-    of the wall clock (`clock.SteadyClock`) are moved by that lead.
+    A relative delay counts from the store time. Of a message that has rolled, only TIMER_DELIVER_MS
+    counts. If the broker's clock was ahead of the wall clock (`clock.SteadyClock`) when the message
+    was stored, that lead is added. Without a due time in the properties, the message is due at the
+    end of the slot.
     """
     due_ms = named_due_ms(properties, store_time_ms)
     if due_ms is None:
@@ -172,15 +180,17 @@ def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_
 
 
 def lead_of(due_ms: int, slot_ms: int, precision_ms: int) -> int:
-    """Return by how much the slot of a stored message is later than that of the time it names: the
-    lead that the broker's clock had over the wall clock (`clock.SteadyClock`), mostly 0."""
+    """Return by how many ms `slot_ms` is later than the slot of `due_ms`, which the properties
+    name: the lead that the broker's clock had over the wall clock (`clock.SteadyClock`). Return 0
+    for a difference of up to 2 s."""
     lead_ms = slot_ms - slot_of(due_ms, precision_ms)
     return lead_ms if abs(lead_ms) > _LEAD_MIN_MS else 0
 
 
 def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
-    """Return the time that the properties of a stored message name, by the wall clock of when it
-    was stored; None without one. HOT."""
+    """Return the due time in ms that the delay properties of a stored message name, by the wall
+    clock; None if they name none. Relative delays count from `store_time_ms`, and not at all once
+    the message has rolled. HOT."""
     has_rolled = ROLLS + b"\x01" in properties
     for name, unit_ms, is_relative in _TIMES:
         value = value_of(properties, name)
@@ -190,6 +200,6 @@ def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
 
 
 def recall_key(properties: bytes) -> bytes:
-    """Return what a mark that takes back this message names: its topic and id."""
+    """Return the key by which a recall names this message: its topic, "+" and its unique id."""
     name = value_of(properties, REAL_TOPIC) or b""
     return name + b"+" + (value_of(properties, UNIQUE_ID) or b"")

@@ -1,20 +1,23 @@
-"""State of the timers on disk: wheel, timer log and checkpoint as one thing.
+"""State of the timers on disk: timer wheel, timer log and checkpoint, which are only valid
+together.
 
-All three are derived from the queue of rmq_sys_wheel_timer. A save syncs the log, then the changed
-slots, then the checkpoint: the next start begins there, puts what the log holds behind it into the
-slots, and takes in the queue from the message after the last of these on. So the wheel on disk
-never points behind the log on disk. What a crash left behind the last good unit is wiped, or a
-later crash might take it for its own. A unit is good when its message stands in the commit log,
-behind the one before.
+All three are derived from the queue of rmq_sys_wheel_timer, the timer queue. A save syncs the log,
+then the changed slots, then the checkpoint, so the wheel on disk never points behind the log on
+disk. The next start begins at the checkpoint. It adds the units that the log holds behind the
+checkpoint to the slots, and then reads the timer queue from the message after the last of these
+units. A unit is good if its message is in the commit log, behind the message of the unit before.
+What lies behind the last good unit is wiped, because a later crash could make it look valid.
 
-A start trusts wheel and log only with the identity of this store (`store.identity`, beside the
-wheel, for both) and with a checkpoint that this store wrote. After an orderly stop their checksums
-have to be right, after a crash they have to agree with each other (`checking`). Otherwise they are
-removed, and the whole queue is taken in again. What was delivered before is known exactly: the
-second of a message follows from its record alone, but for those that came too late for it, and the
-checkpoint says behind which place of the queue there are such (`replay_offset`). What was delivered
-after the checkpoint is found in the log (`overdue`); so is everything, if the checkpoint proves
-nothing.
+A start trusts wheel and log only with the identity of this store (`store.identity`, one file beside
+the wheel for both) and with a checkpoint that this store wrote. After a clean shutdown their
+checksums have to match; after a crash wheel and log have to agree with each other (`checking`).
+Otherwise they are removed and built again from the whole timer queue.
+
+A rebuild knows what was delivered before the checkpoint: the slot of a message follows from its
+record alone, and the checkpoint tells which slots were delivered. The exceptions are messages that
+came too late for their slot; all of them are at offset `replay_offset` of the timer queue or
+behind. What was delivered after the checkpoint is found in the queues of the messages (`overdue`).
+If the checkpoint proves nothing, all deliveries are looked up there.
 
 A slave has its master's checkpoint, and neither wheel nor log (`discard_timer_files`).
 """
@@ -49,17 +52,17 @@ _QUIET_MS: Final = 60_000
 REASONS: Final = {
     Verdict.FOREIGN: "they belong to another store, or to another commit log",
     Verdict.CHANGED: "they have changed since the last orderly stop",
-    Verdict.UNKNOWN: "they have no identity, as those of RocketMQ and of older versions",
-    Verdict.DISCARDED: "this replica was a slave, or a start did not get to its end",
+    Verdict.UNKNOWN: "they have no identity file, because RocketMQ or an older version wrote them",
+    Verdict.DISCARDED: "they were discarded: this replica was a slave, or a start was interrupted",
 }
 
 
 class Start(NamedTuple):
-    """How the timers begin.
+    """The result of `TimerFiles.load`.
 
-    `is_rebuilt`: wheel and log are empty, and the whole queue is taken in. `is_exact`: the
-    checkpoint says what was delivered when it was written. `is_settled`: nothing was delivered
-    since.
+    `is_rebuilt`: wheel and log are empty, and the whole timer queue has to be read. `is_exact`: the
+    checkpoint tells exactly what was delivered when it was written. `is_settled`: nothing was
+    delivered after the checkpoint.
     """
 
     is_rebuilt: bool
@@ -68,7 +71,8 @@ class Start(NamedTuple):
 
 
 class TimerFiles:
-    """Wheel, log and checkpoint as one thing. Times are ms, cut down to the precision."""
+    """The timer wheel, timer log and checkpoint of a store. Slot times are milliseconds since 1970,
+    rounded down to the precision."""
 
     def __init__(
         self, store: Store, files: Files, root: str, *, log_file_bytes: int, precision_ms: int
@@ -88,8 +92,8 @@ class TimerFiles:
         self.wheel = TimerWheel(files, f"{root}/timerwheel", precision_ms)
         self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
         self.checkpoint = TimerCheckpoint()
-        """The one that is on disk. Everything due by its `done_ms` was delivered, of what lies
-        before `old_end` in the commit log."""
+        """The checkpoint that is on disk. Of the messages before `old_end` in the commit log, those
+        due by its `done_ms` were delivered."""
         self.queue_offset = 0
         """The first message of the queue that is not in the files."""
         self.record_position = NONE
@@ -99,8 +103,8 @@ class TimerFiles:
     # --- the start
 
     def load(self) -> Start:
-        """Blocking: find out whether the files can be trusted, and discard them if not. Raises
-        OSError."""
+        """Decide whether the files can be trusted, discard them if not, and return how the timers
+        start. Blocking. Raises OSError."""
         low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
         known = read_timer_checkpoint(self._files, self._check_path)
         self.checkpoint = known or TimerCheckpoint()
@@ -128,8 +132,8 @@ class TimerFiles:
         return disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
 
     def _load_files(self, known: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
-        """Return why the files cannot be trusted, "" when they may be; and whether the store was
-        closed in order with them."""
+        """Load and judge wheel and log. Return (reason, is_settled): why they cannot be trusted, ""
+        if they can; and whether the last run shut down cleanly with them."""
         try:
             self.wheel.check()
             self.log.load(known.log_end)
@@ -153,8 +157,9 @@ class TimerFiles:
         return "", is_sealed
 
     def begin_again(self, reason: str, *, is_exact: bool = True) -> None:
-        """Empty wheel and log, durably; the queue is taken in from its beginning. `reason` is a
-        phrase for the log. Raises OSError."""
+        """Empty wheel and log, durably, and start again at the beginning of the timer queue. Log
+        that with `reason`, a phrase. Log as lost the waiting messages that retention has removed.
+        `is_exact`: see `Start`. Raises OSError."""
         found = self._identity.found
         is_there = self.wheel.exists or not self.log.is_empty
         is_own = self.checkpoint.incarnation == self._store.incarnation.text
@@ -174,27 +179,29 @@ class TimerFiles:
         self.old_end = self.position_of(max(self.checkpoint.replay_offset, low))
 
     def _name_gone(self) -> None:
-        """Log the timed messages that wait according to the timer log, and whose records the commit
-        log does not hold any more: they cannot be taken in again."""
+        """Log as lost the waiting messages of the timer log whose records are no longer in the
+        commit log: a rebuild cannot find them."""
         with suppress(OSError):
             gone = gone_units(self.log, self._store.offset_min, self.checkpoint.read_ms)
             if gone:
                 log.error(
-                    "%d timed messages are lost: they are due from %d to %d, and retention has"
-                    " removed their records, which lay at %s and on; the commit log begins at %d."
+                    "%d timed messages are lost: they are due from %d to %d (ms since 1970), and"
+                    " retention has removed their records, at commit log positions %s and later;"
+                    " the commit log begins at %d."
                     " Set fileReservedTime to more than the longest delay.",
                     len(gone), min(gone)[0], max(gone)[0],
                     ", ".join(str(position) for _, position in gone[:20]), self._store.offset_min,
                 )  # fmt: skip
 
     def position_of(self, queue_offset: int) -> int:
-        """Return where a message of the queue lies in the commit log; the log's end when there is
-        none yet."""
+        """Return the commit log position of the message at `queue_offset` of the timer queue; the
+        end of the log if there is none yet."""
         units = self._store.committed_units(TIMER_TOPIC, 0, queue_offset, 1)
         return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
     def _revise(self) -> None:
-        """Put what the log holds behind the checkpoint into the slots, and wipe the rest of it."""
+        """Add the units behind the checkpoint to the slots, and wipe the log behind the last good
+        one."""
         start = self.log.end
         found = revise(self.wheel, self.log, self.queue_offset, self._store.committed_record)
         self.queue_offset = found.queue_offset
@@ -202,11 +209,15 @@ class TimerFiles:
             self.record_position = found.record_position
         self.log.cut(found.end)
         if found.end != start:
-            log.info("%d bytes of the timer log behind its checkpoint are used", found.end - start)
+            log.info(
+                "recovered %d bytes of the timer log that were written after the last checkpoint",
+                found.end - start,
+            )
 
     def discard(self) -> None:
-        """Give wheel and log up, durably: they have to be built. The checkpoint keeps what it says
-        of deliveries, and lets any broker take in the whole queue. Raises OSError."""
+        """Discard wheel and log, durably, so that they have to be built. Change the checkpoint so
+        that every broker reads the whole timer queue; what it says about deliveries stays. A full
+        disk is no error here. Raises OSError."""
         with full_disk_allowed():  # a file that is missing is not trusted either
             self._identity.discard()
         with full_disk_allowed():
@@ -223,7 +234,9 @@ class TimerFiles:
     def add(
         self, slot_ms: int, magic: int, write_ms: int, position: int, size: int, topic_hash: int
     ) -> None:
-        """A message belongs to a slot. HOT."""
+        """Append a unit for the record of `size` bytes at commit log position `position` to the
+        chain of the slot `slot_ms`. A `magic` with DELETE lowers the count of the slot by one.
+        Nothing is written to disk. HOT."""
         slot = self.wheel.get(slot_ms)
         first, last, count = (slot.first, slot.last, slot.messages) if slot else (NONE, NONE, 0)
         unit = self.log.append(
@@ -234,19 +247,20 @@ class TimerFiles:
 
     @property
     def last_unit(self) -> TimerUnit | None:
-        """The unit at the end of the timer log."""
+        """The last unit of the timer log, None if it is empty."""
         return self.log.unit(self.log.end - UNIT_BYTES) if self.log.end else None
 
     def count(self, slot_ms: int) -> int:
-        """How many messages a slot holds."""
+        """Return how many messages the slot `slot_ms` holds."""
         slot = self.wheel.get(slot_ms)
         return slot.messages if slot is not None else 0
 
     # --- reading
 
     def chain(self, slot_ms: int, position: int) -> Iterator[tuple[int, TimerUnit | None]]:
-        """The units of a slot from one on, the last first, each with its place in the log; None for
-        one where the chain is broken."""
+        """Yield (log position, unit) for the units of the slot `slot_ms`, from the one at
+        `position` back to the first. At a unit that is damaged or of another slot, yield (log
+        position, None) and stop."""
         while position != NONE:
             unit = self.log.unit(position)
             is_sound = unit is not None and unit.is_whole and unit.previous < position
@@ -262,14 +276,18 @@ class TimerFiles:
         self, read_ms: int, now_ms: int, done_ms: int, replay_offset: int, log_position: int,
         *, must: bool,
     ) -> Generator[Callable[[], None]]:  # fmt: skip
-        """Writes a new checkpoint and what it stands for; nothing when only the time has changed,
-        unless it `must` be or the last one is a minute old. Raises OSError.
+        """Write wheel, log and a new checkpoint. Yield a function that does the blocking part; call
+        it on any thread, then close the generator. Raises OSError.
 
-        What it yields waits for the disk (raises OSError, StoreError) and may be called in another
-        thread; close the iterator when it is done. Savings go through one by one; one that was
-        given up before it began does nothing any more. After a disk error nothing is saved: the
-        kernel may have thrown pages away. The last good checkpoint stays, and the next start begins
-        there.
+        `now_ms` is the time of the checkpoint; the other times and offsets are its fields
+        (`store.timers.files`). If log, wheel and queue offset are as in the last checkpoint, write
+        nothing, unless `must` is set, or `read_ms` has advanced and that checkpoint is a minute
+        old.
+
+        The function raises OSError and StoreError. Saves run one at a time; a function does nothing
+        after a later save has finished. After a disk error other than a full disk or a passing
+        shortage, nothing is saved any more, because the kernel may have dropped pages. The last
+        good checkpoint stays, and the next start begins there.
         """
         if self._is_broken:
             return
@@ -319,15 +337,18 @@ class TimerFiles:
             if has_failed and not self._is_broken:
                 self._is_broken = True
                 log.error(
-                    "the disk fails: timer files are saved no more. Check it, and start again."
+                    "cannot write the timer files of %s: they are not saved until the next start. "
+                    "Check the disk and restart the broker.",
+                    self._root,
                 )
             self.wheel.settle(is_written=is_written)
             if is_written:
                 self.checkpoint = new
 
     def seal(self) -> None:
-        """Note, after the last save of an orderly stop, that the files are complete, and their
-        checksum: the next start trusts them at once. Blocking. Raises OSError."""
+        """Seal the files after the last save of a clean shutdown, so that the next start trusts
+        them at once. Do nothing if there are changes that are not saved, if saving has failed, or
+        if the files are discarded. Blocking. Raises OSError."""
         saved, details = self.checkpoint, self._details(self.checkpoint)
         is_there = self.wheel.exists or not self.log.is_empty
         if (
@@ -353,12 +374,14 @@ class TimerFiles:
 
 
 def checksum_of(wheel: TimerWheel, log: TimerLog, log_end: int) -> int:
-    """Return the checksum of both, of the timer log before `log_end`. Raises OSError."""
+    """Return a checksum of the timer wheel and of the timer log before position `log_end`. Raises
+    OSError."""
     return wheel.checksum() ^ log.checksum(log_end)
 
 
 def details_of(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int | str]:
-    """Return what belongs to the files, and is not in them."""
+    """Return the `details` of the identity file: facts of the checkpoint by which a start
+    recognises that it belongs to wheel and log."""
     return {
         "counter": checkpoint.counter,
         "timeMs": checkpoint.time_ms,
@@ -368,8 +391,9 @@ def details_of(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int 
 
 
 def discard_timer_files(store: Store, files: Files, root: str) -> None:
-    """Give the wheel and the timer log of a store up, durably: a slave calls this before it follows
-    a master, whose checkpoint must never meet them. Raises OSError."""
+    """Discard the wheel and the timer log of a store, durably, and remove them. A slave calls this
+    before it follows a master, because the master's checkpoint does not belong to them. Raises
+    OSError."""
     names = files.names(root)
     if "timerwheel" not in names and "timerlog" not in names:
         return
@@ -392,7 +416,7 @@ def remove_timer_log(files: Files, root: str) -> None:
 
 @contextmanager
 def full_disk_allowed() -> Iterator[None]:
-    """Pass over errors that say that the disk is full."""
+    """Suppress an OSError that says that the disk is full."""
     try:
         yield
     except OSError as error:

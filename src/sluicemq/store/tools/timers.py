@@ -1,10 +1,10 @@
-"""Does the store still know every timed message that waits?
+"""Check that a store still knows every timed message that waits.
 
-While the log is walked, each message of the timer's queue is noted, and crossed off when its
-delivery follows, its next record after a roll, or a mark that takes it back. What is left waits:
-it has to stand in the timer wheel, or behind the checkpoint, where the next start takes it in.
+While the commit log is read, each message of the timer queue is noted. It is removed again when its
+delivery follows, its next record after a roll, or its recall. A message that is left waits: it has
+to be in the timer wheel, or behind the checkpoint, where the next start reads it.
 
-The wheel is looked at as a start of a broker would: by its identity, its checksum, or its chains.
+The wheel is judged as at the start of a broker: by its identity, its checksum, or its chains.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ _WANTED: Final = OUT + b"\x01"
 
 
 class _Noted(NamedTuple):
-    """A timed message that is not crossed off."""
+    """A timed message whose delivery has not been seen yet."""
 
     position: int
     offset: int
@@ -57,7 +57,8 @@ class _Noted(NamedTuple):
 
 
 class TimerCheck:
-    """Give it each run of records in the order of the log, then call `finish`."""
+    """The check of one store. Call `add` with each run of records in the order of the log, then
+    `finish`."""
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
         self._layout = layout
@@ -68,7 +69,8 @@ class TimerCheck:
     # --- while walking
 
     def add(self, run: Run) -> None:
-        """Note the timed messages of a run, and cross off those that it delivers."""
+        """Note the timed messages and recalls of a run of records, and remove the messages whose
+        delivery or next roll the run contains."""
         records = run.records
         data = records.raw.tobytes()
         if _WANTED not in data:
@@ -103,7 +105,8 @@ class TimerCheck:
     # --- at the end
 
     def finish(self) -> None:
-        """Compare what waits with the wheel, as the next start would find it."""
+        """Compare the messages that wait with the wheel, as the next start would find it, and add
+        what is wrong to the findings."""
         layout = self._layout
         path = f"{layout.root}/config/timercheck"
         found = _Files(layout, read_timer_checkpoint(layout.files, path))
@@ -126,12 +129,14 @@ class TimerCheck:
         for due_ms, position in found.lost(layout.log.start):
             self._findings.add(
                 ERROR, "timer-gone", f"{TIMER_TOPIC} commitlog {position}",
-                f"a timed message is due at {due_ms}, and retention has removed its record: the"
-                f" log begins at {layout.log.start}",
+                f"a timed message is due at {due_ms} ms, and retention has removed its record: the"
+                f" log begins at {layout.log.start}. Set fileReservedTime to more than the longest"
+                " delay.",
             )  # fmt: skip
 
     def _check(self, noted: _Noted, found: "_Files", listed: set[int]) -> None:
-        """Report a message that waits, if no start would deliver it."""
+        """Add a finding for a message that waits, unless the next start delivers it, its topic was
+        deleted, or it was recalled."""
         known = found.checkpoint
         will_be_taken_in = noted.offset >= found.queue_offset
         is_past = noted.out_ms + found.precision_ms <= known.read_ms
@@ -147,9 +152,10 @@ class TimerCheck:
         self._findings.add(
             WARNING if is_found else ERROR, "timer-missing",
             f"{TIMER_TOPIC}/0 offset {noted.offset}",
-            f"the timed message at {noted.position}, due at {noted.out_ms} for {noted.topic}, is"
+            f"the timed message at commit log position {noted.position}, due at"
+            f" {noted.out_ms} ms for {noted.topic}, is"
             " neither in the timer wheel nor delivered"
-            + ("; a start of SluiceMQ delivers it" if is_found else ": it is lost"),
+            + ("; a start of SluiceMQ delivers it" if is_found else ": it is lost. Send it again"),
         )  # fmt: skip
 
     def _is_recalled(self, noted: _Noted) -> bool:
@@ -172,7 +178,7 @@ def _rows_with(data: bytes, starts: np.ndarray, ends: np.ndarray) -> Iterator[in
 
 
 class _Files:
-    """Wheel and timer log as the next start would find them; nothing is changed on disk."""
+    """The timer wheel and timer log, as the next start would find them. Changes no file."""
 
     def __init__(self, layout: StoreLayout, known: TimerCheckpoint | None) -> None:
         files, root, self._layout = layout.files, layout.root, layout
@@ -195,12 +201,13 @@ class _Files:
 
     @property
     def is_discarded(self) -> bool:
-        """Whether they were given up on purpose, so that a start has to build them."""
+        """Whether the files are marked as discarded, so that a start has to build them."""
         found = self._identity.found
         return found is not None and found.state is State.DISCARDED
 
     def _distrust(self) -> str:
-        """Return why a start would not trust the files, as a phrase; "" if it would."""
+        """Load and judge the files as a start would. Return why they cannot be trusted, as a
+        phrase; "" if they can."""
         known, log, wheel = self.checkpoint, self.log, self.wheel
         try:
             wheel.check(removes=False)
@@ -231,7 +238,7 @@ class _Files:
         return disagreement(wheel, log, known.read_ms, self.precision_ms) or ""
 
     def _walk_on(self) -> None:
-        """Use the units behind the checkpoint, as a start does."""
+        """Add the units behind the checkpoint to the wheel, in memory, as a start does."""
         found = revise(self.wheel, self.log, self.queue_offset, self._layout.log.read)
         self.log.set_end(max(found.end, self.log.end))
         self.queue_offset = found.queue_offset
@@ -241,11 +248,13 @@ class _Files:
         return {position for _, position in self._live()}
 
     def lost(self, log_start: int) -> list[tuple[int, int]]:
-        """Return (due in ms, position) of those whose records lie before the log begins."""
+        """Return (due in ms, position) of the messages that the wheel holds and whose records lie
+        before `log_start`, where the commit log begins."""
         return [one for one in self._live() if one[1] < log_start]
 
     def _live(self) -> list[tuple[int, int]]:
-        """Return (due in ms, position) of the units in the chains that the wheel's slots begin."""
+        """Return (due in ms, position) of the units whose slot in the wheel is occupied; leave out
+        recalls."""
         if not self.is_there or not self.wheel.exists:
             return []
         first_ms = self.checkpoint.read_ms
@@ -262,7 +271,7 @@ class _Files:
         return found
 
     def counts(self, noted: _Noted) -> bool:
-        """Return whether the topic of a message was not deleted since."""
+        """Return whether a message still counts: its topic was not deleted after it was stored."""
         return self._deleted.counts(noted.topic, noted.position)
 
 
