@@ -153,7 +153,8 @@ async def test_a_listener_executes_and_is_asked(quick, ledger):
         assert listener.executed == [result.transaction_id for result in results]
         expected = ["commit", "none", "raises", "unknown"]
         await asyncio.to_thread(wait_for, lambda: stored(quick) == expected)
-    assert sorted(listener.checked) == ["none", "raises", "unknown"]
+    # On a busy machine the broker asks again before an answer has come.
+    assert sorted(set(listener.checked)) == ["none", "raises", "unknown"]
 
 
 async def test_a_running_transaction_is_not_for_the_listener_to_judge(quick):

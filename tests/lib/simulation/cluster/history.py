@@ -15,6 +15,7 @@ from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.processes import task_factory
 from sluicemq.testing.virtual import VirtualClock
 
+ENDING_ROUNDS_MAX: Final = 1000
 START: Final = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 
 
@@ -40,12 +41,17 @@ class World:
         return f"{self.clock.monotonic_s():8.3f}  {text}"
 
     def close(self) -> None:
-        """Ends everything, well or not."""
+        """End everything, well or not. Each task is cancelled until it has ended: one that clean-up
+        keeps alive would be closed by the garbage collector, which awaits nothing."""
         self.clock.release()
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        with contextlib.suppress(Exception):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        for _ in range(ENDING_ROUNDS_MAX):
+            left = asyncio.all_tasks(self.loop)
+            if not left:
+                break
+            for task in left:
+                task.cancel()
+            with contextlib.suppress(Exception):
+                self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
