@@ -20,7 +20,7 @@ from simulation.popping import Held, Popper
 from simulation.pops import POP, ack, handles, pop_fields
 from simulation.small_wheel import make_wheel_small
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.topics import HALF_TOPIC
+from sluicemq.broker.topics import SCHEDULE_TOPIC
 from sluicemq.filter.subscriptions import TagFilter, compile_sql92, subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG
@@ -41,6 +41,7 @@ QUEUES: Final = 2
 COMMIT_EPOCH, COMMIT, ROLLBACK, CHECK = 900201, 8, 12, 39
 EXPRESSION: Final = "n >= 3 AND n <= 5"
 LANES: Final = {"one": {"L": (SQL92, "n > 4")}, "two": {"L": (TAG, "a")}}
+STEP_S: Final = 4.0
 SECONDS: Final = 80.0
 """After this time everything that waits has come: delays, deadlines of pops, checks."""
 
@@ -54,7 +55,9 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "ROWS_MIN", 1)
 
 
-def messages_of(broker: SteppedBroker, topic: str, message_filter: object = None) -> list[StoredMessage]:
+def messages_of(
+    broker: SteppedBroker, topic: str, message_filter: object = None
+) -> list[StoredMessage]:
     """Return the messages of all queues of a topic, as pulls with this filter show them."""
     found: list[StoredMessage] = []
     for name, queue_id in sorted(broker.store.queues()):
@@ -74,13 +77,17 @@ def messages_of(broker: SteppedBroker, topic: str, message_filter: object = None
 class Workload:
     """Clients of one store, over all brokers that had it. `name` begins each body."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", *, leaves_open: bool = True) -> None:
+        """`leaves_open`: one transaction of each round stays undecided."""
         self.name = name
+        self._leaves_open = leaves_open
         self.rounds = 0
         self._number = 0
         self.plain: dict[int, tuple[str, int]] = {}
         """By number: tag, value of the property n."""
         self.delayed: set[bytes] = set()
+        self.cancelled: set[bytes] = set()
+        self.reset_to = 0
         self.popped: set[bytes] = set()
         self.pop_acknowledged: set[bytes] = set()
         self.ordered: set[bytes] = set()
@@ -103,7 +110,9 @@ class Workload:
         self._number += 1
         return f"{self.name}{self._number:05d}".encode()
 
-    def send(self, client: SteppedClient, topic: str, **properties: object) -> tuple[bytes, Command]:
+    def send(
+        self, client: SteppedClient, topic: str, **properties: object
+    ) -> tuple[bytes, Command]:
         """Send one message to the next queue; return its body and the answer."""
         body = self.body()
         known = {"UNIQ_KEY": f"U{body.decode()}", **properties}
@@ -121,15 +130,16 @@ class Workload:
                 topics.put(TopicConfig(topic, QUEUES, QUEUES))
         broker.store.columns.want("T")
 
-    def round(self, broker: SteppedBroker, *, count: int = 1) -> None:
-        """Do a little of everything; the tables are saved in the middle of it."""
+    def round(self, broker: SteppedBroker, *, count: int = 1, has_state: bool = True) -> None:
+        """Do a little of everything; the tables are saved in the middle of it. Without `has_state`
+        nothing is done whose answer waits until the slaves have the tables."""
         self.rounds += 1
         self.start(broker)
         for part in range(count):
-            self._half(broker)
+            self._half(broker, has_state=has_state)
             if part == count // 2:
                 self.save(broker)
-        self._half(broker)
+        self._half(broker, has_state=has_state)
 
     def save(self, broker: SteppedBroker) -> None:
         """Write everything that the broker writes every few seconds."""
@@ -144,9 +154,9 @@ class Workload:
             if callable(step):
                 step()
 
-    def _half(self, broker: SteppedBroker) -> None:
+    def _half(self, broker: SteppedBroker, *, has_state: bool = True) -> None:
         client = broker.connect()
-        for _ in range(10):
+        for _ in range(12):
             number = self._number + 1
             tag, value = "ab"[number % 2], number % 9
             self.send(client, "T", KEYS=f"k{self.name}{number}", TAGS=tag, n=value)
@@ -155,6 +165,11 @@ class Workload:
         broker.core.offsets.commit("G", "T", 0, self.progress)
         for level in (1, 2, 5, 5):
             self.delayed.add(self.send(client, "D", DELAY=level)[0])
+        if has_state:
+            self.cancelled.add(self.send(client, "D", DELAY=5)[0])
+            broker.core.delayed.levels.cancel(4, broker.store.end_offset(SCHEDULE_TOPIC, 4) - 1)
+            self.reset_to = broker.store.end_offset("T", 1) - 5
+            broker.core.offsets.reset("GR", "T", 1, self.reset_to)
         self._pop(broker, client)
         self._pop_in_order(broker, client)
         self._use_lanes(broker, client)
@@ -274,9 +289,11 @@ class Workload:
         if not self.epoch:
             self._ask(client, "prepare", [])
         if self.undecided:
-            assert not self.finish_epoch(broker, client)
+            error = self.finish_epoch(broker, client)
+            assert not error, error
         self.undecided = [self._stage(client)]
-        assert not self.finish_epoch(broker, client)
+        error = self.finish_epoch(broker, client)
+        assert not error, error
         self.undecided = [self._stage(client)]
         self._ask(client, "commit", self.undecided)
 
@@ -306,7 +323,7 @@ class Workload:
         for body, fields in self._open:
             self._end(client, body, fields, COMMIT)
         broker.step()
-        begun = [self._begin(client) for _ in range(4)]
+        begun = [self._begin(client) for _ in range(4 if self._leaves_open else 3)]
         self._end(client, *begun[0], COMMIT)
         self._end(client, *begun[1], ROLLBACK)
         self._open = begun[2:3]
@@ -343,9 +360,12 @@ class Workload:
         progress = broker.core.offsets.committed("G", "T", 0)
         if progress > self.progress:
             wrong.append(f"offset of G: {progress} instead of {self.progress}")
+        told = broker.core.offsets.resets.tell("GR", "T", 1, 10_000) or self.reset_to
+        if told > self.reset_to:
+            wrong.append(f"GR is reset to {told} instead of {self.reset_to}")
         shared, consumers = self.consumers(broker)
-        for _ in range(round(SECONDS / 2)):
-            broker.pass_seconds(2.0)
+        for _ in range(round(SECONDS / STEP_S)):
+            broker.pass_seconds(STEP_S)
             self.answer_checks(producer)
             broker.settle()
             for queue_id in range(QUEUES):
@@ -354,6 +374,7 @@ class Workload:
             read_all(consumers, 1)
         delayed = {message.body for message in messages_of(broker, "D")}
         _note(wrong, "delayed", self.delayed - delayed)
+        _note(wrong, "cancelled, but there", self.cancelled & delayed)
         _note(wrong, "popped", self.popped - self.pop_acknowledged - again)
         done = self.order_acknowledged.copy()
         for _ in range(3):
@@ -413,8 +434,3 @@ def _note(wrong: list[str], what: str, bodies: set[bytes]) -> None:
     if bodies:
         names = sorted(body.decode() for body in bodies)
         wrong.append(f"{len(names)} {what}: {', '.join(names[:5])}")
-
-
-def half_messages(broker: SteppedBroker) -> list[StoredMessage]:
-    """Return the prepared messages that the store has."""
-    return messages_of(broker, HALF_TOPIC)

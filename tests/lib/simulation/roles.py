@@ -86,6 +86,7 @@ class Pair:
 
     def switch(self) -> None:
         """Hand the role to the next replica, in order."""
+        self.follow()
         self.master.close()
         self.follow_state()
         for follower in self.followers:
