@@ -186,12 +186,12 @@ class Workload:
             popper.acknowledge(held)
             self.pop_acknowledged.add(held.body)
         for queue_id in range(QUEUES):
-            held = popper.pop("P", queue_id, count=3)
+            popped = popper.pop("P", queue_id, count=3)
             broker.step()
-            if held:
-                popper.acknowledge(held[0])
-                self.pop_acknowledged.add(held[0].body)
-                self._held += held[1:2]
+            if popped:
+                popper.acknowledge(popped[0])
+                self.pop_acknowledged.add(popped[0].body)
+                self._held += popped[1:2]
         broker.step()
 
     def _pop_in_order(self, broker: SteppedBroker, client: SteppedClient) -> None:
@@ -369,8 +369,8 @@ class Workload:
             self.answer_checks(producer)
             broker.settle()
             for queue_id in range(QUEUES):
-                for held in (popper.pop("P", queue_id), popper.pop_retries("P", queue_id=queue_id)):
-                    again |= {one.body for one in held}
+                for found in (popper.pop("P", queue_id), popper.pop_retries("P", queue_id=queue_id)):
+                    again |= {one.body for one in found}
             read_all(consumers, 1)
         delayed = {message.body for message in messages_of(broker, "D")}
         _note(wrong, "delayed", self.delayed - delayed)
