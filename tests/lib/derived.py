@@ -369,7 +369,10 @@ class Workload:
             self.answer_checks(producer)
             broker.settle()
             for queue_id in range(QUEUES):
-                for found in (popper.pop("P", queue_id), popper.pop_retries("P", queue_id=queue_id)):
+                for found in (
+                    popper.pop("P", queue_id),
+                    popper.pop_retries("P", queue_id=queue_id),
+                ):
                     again |= {one.body for one in found}
             read_all(consumers, 1)
         delayed = {message.body for message in messages_of(broker, "D")}

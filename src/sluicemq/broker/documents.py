@@ -36,7 +36,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, cure_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.store.identity import NO_RECORD, IdentityFile, State, Verdict, read_identity
+from sluicemq.store.identity import (
+    NO_RECORD,
+    TEXT_BEFORE,
+    IdentityFile,
+    State,
+    Verdict,
+    is_last_text,
+    read_identity,
+    text_checksum,
+)
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import load_object, take_object, take_text
@@ -203,39 +212,33 @@ class DocumentIdentity:
     of the text before as well, so that a kill between the two does not matter.
     """
 
-    _BEFORE: Final = "before"
-
     def __init__(self, files: Files, path: str, store: Store) -> None:
         self._file = IdentityFile(files, path, "")
         self._files, self._path, self._store = files, path, store
         self._last = 0
-        """Checksum of the text that was written, or read, last."""
+        """Checksum of the text that is on disk."""
 
     def judge(self, text: str | None) -> Verdict:
         """Return how far a document with this text (None: it is missing) may be trusted. UNKNOWN:
         no broker with identities has written it. Raises OSError."""
-        self._last = _checksum(text)
+        self._last = text_checksum(text)
         found = read_identity(self._files, self._path)
         if found is None or found.state is not State.SEALED:
             return Verdict.UNKNOWN
         if not found.is_of("", self._store.record_source):
             return Verdict.FOREIGN
-        is_known = text is not None and self._last in (
-            found.checksum, found.details.get(self._BEFORE)
-        )  # fmt: skip
-        return Verdict.SEALED if is_known else Verdict.CHANGED
+        return Verdict.SEALED if is_last_text(found, text) else Verdict.CHANGED
 
     def seal(self, text: str) -> None:
         """Blocking: the document is about to become `text`. Raises OSError."""
         source = self._store.record_source
         is_empty = source.start >= self._store.synced_offset
-        position, checksum = NO_RECORD if is_empty else source.start, _checksum(text)
-        self._file.seal(source, position, checksum, {self._BEFORE: self._last})
-        self._last = checksum
+        position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
+        self._file.seal(source, position, checksum, {TEXT_BEFORE: self._last})
 
-
-def _checksum(text: str | None) -> int:
-    return 0 if text is None else zlib.crc32(text.encode("utf-8", "surrogatepass"))
+    def written(self, text: str) -> None:
+        """The document is `text` now: only then is that the text before the next one."""
+        self._last = text_checksum(text)
 
 
 class Document:
@@ -391,6 +394,8 @@ class Document:
                     if self._identity is not None:
                         self._identity.seal(content)
                     replace_text(self._files, self.path, content)
+                    if self._identity is not None:
+                        self._identity.written(content)
                     forget()
                 except BaseException:
                     self.changed = True
