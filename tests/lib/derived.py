@@ -359,7 +359,7 @@ class Workload:
         wrong = self._plain_missing(broker)
         progress = broker.core.offsets.committed("G", "T", 0)
         if progress > self.progress:
-            wrong.append(f"offset of G: {progress} instead of {self.progress}")
+            wrong.append(f"1 offset of G: {progress} instead of {self.progress}")
         told = broker.core.offsets.resets.tell("GR", "T", 1, 10_000) or self.reset_to
         if told > self.reset_to:
             wrong.append(f"GR is reset to {told} instead of {self.reset_to}")
