@@ -230,14 +230,14 @@ class DocumentIdentity:
         return Verdict.SEALED if is_last_text(found, text) else Verdict.CHANGED
 
     def seal(self, text: str) -> None:
-        """Blocking: the document is about to become `text`. Raises OSError."""
+        """Note, durably, that the document is about to become `text`. Blocking. Raises OSError."""
         source = self._store.record_source
         is_empty = source.start >= self._store.synced_offset
         position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
         self._file.seal(source, position, checksum, {TEXT_BEFORE: self._last})
 
     def written(self, text: str) -> None:
-        """The document is `text` now: only then is that the text before the next one."""
+        """Note that the document is `text` now: it becomes the text before the next one."""
         self._last = text_checksum(text)
 
 
@@ -277,7 +277,7 @@ class Document:
         return self.verdict in (Verdict.CHANGED, Verdict.FOREIGN)
 
     def identify(self, store: Store) -> None:
-        """From now on keep an identity file beside the document, whose offsets mean something in
+        """Keep an identity file beside the document, whose offsets mean something in
         `store` alone. To be called before `load`, which then sets `verdict`: it is doubtful if the
         file was replaced by an older copy or that of another store, was removed, or was written by
         RocketMQ or a person. What follows from that is the owner's to say and to log."""
