@@ -93,7 +93,7 @@ def stores() -> dict[str, Made]:
 
 
 def chosen(files: CrashableFiles, kind: str) -> Iterator[str]:
-    """Yield the files that are damaged. The commit log is no derived file; `.bak` goes with its file."""
+    """Yield the files to damage: not the commit log, and `.bak` together with its table."""
     for path in paths_below(files, "/store"):
         is_derived = not path.endswith((".bak", "/lock", "/abort")) and "/commitlog/" not in path
         is_queue = "/consumequeue/" in path
