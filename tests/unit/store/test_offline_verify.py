@@ -353,10 +353,8 @@ def test_a_table_that_the_broker_has_not_written_is_told(
     )
     if is_replaced:
         path.write_text('{"offsetTable":{"A@g":{0:9}}}')
-    findings = check(root).findings.kept
-    told = [f.text for f in findings if f.kind == "document"]
-    assert len(told) == is_replaced
-    assert all("not what the broker wrote last" in text for text in told)
+    told = [f.text for f in check(root).findings.kept if f.kind == "document"]
+    assert [text[:40] for text in told] == [
         "it is not what the broker wrote last: an"
     ] * is_replaced
 
