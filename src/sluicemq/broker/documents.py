@@ -17,6 +17,10 @@ At the start the changes behind the file's version are made again. A version tha
 journal means that somebody else has written the file since, a Java broker or a backup put back:
 then only names that the file does not have are taken from the journal.
 
+A document whose offsets mean something in this store alone has an identity file beside it
+(`Document.identify`). A start learns from it whether the file is the one that this broker wrote
+last (`is_doubtful`), and not an older copy or that of another store.
+
 A line that is cut short was never answered. Power that fails may also have lost a line and kept the
 next one, neither of them answered: whatever can be read counts.
 """
@@ -32,6 +36,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, cure_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
+from sluicemq.store.identity import (
+    NO_RECORD,
+    TEXT_BEFORE,
+    IdentityFile,
+    State,
+    Verdict,
+    is_last_text,
+    read_identity,
+    text_checksum,
+)
+from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import load_object, take_object, take_text
 from sluicemq.wire.tables import data_version_from, data_version_object
@@ -189,6 +204,43 @@ Text = str | Callable[[], str]
 """What is written, or what makes it of values that do not change, where it may take its time."""
 
 
+class DocumentIdentity:
+    """The identity file of a document: which text this broker wrote last, and beside which log.
+
+    It names no incarnation, since the files of a master are those of its slaves too: the first
+    record of the log says which store it is. It is written before the document, with the checksum
+    of the text before as well, so that a kill between the two does not matter.
+    """
+
+    def __init__(self, files: Files, path: str, store: Store) -> None:
+        self._file = IdentityFile(files, path, "")
+        self._files, self._path, self._store = files, path, store
+        self._last = 0
+        """Checksum of the text that is on disk."""
+
+    def judge(self, text: str | None) -> Verdict:
+        """Return how far a document with this text (None: it is missing) may be trusted. UNKNOWN:
+        no broker with identities has written it. Raises OSError."""
+        self._last = text_checksum(text)
+        found = read_identity(self._files, self._path)
+        if found is None or found.state is not State.SEALED:
+            return Verdict.UNKNOWN
+        if not found.is_of("", self._store.record_source):
+            return Verdict.FOREIGN
+        return Verdict.SEALED if is_last_text(found, text) else Verdict.CHANGED
+
+    def seal(self, text: str) -> None:
+        """Note, durably, that the document is about to become `text`. Blocking. Raises OSError."""
+        source = self._store.record_source
+        is_empty = source.start >= self._store.synced_offset
+        position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
+        self._file.seal(source, position, checksum, {TEXT_BEFORE: self._last})
+
+    def written(self, text: str) -> None:
+        """Note that the document is `text` now: it becomes the text before the next one."""
+        self._last = text_checksum(text)
+
+
 class Document:
     """One file. `changed` says that the table differs from what was written last.
 
@@ -196,8 +248,8 @@ class Document:
     """
 
     __slots__ = (
-        "_edition", "_files", "_journal", "_lock", "_render", "_version", "_written", "changed",
-        "path",
+        "_edition", "_files", "_identity", "_journal", "_lock", "_render", "_version", "_written",
+        "changed", "path", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -215,6 +267,21 @@ class Document:
         self._edition = self._written = 0
         self.path = path
         self.changed = False
+        self._identity: DocumentIdentity | None = None
+        self.verdict = Verdict.UNKNOWN
+        """Whether what was loaded is what this broker wrote last: see `identify`."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether what was loaded is not what this broker wrote last."""
+        return self.verdict in (Verdict.CHANGED, Verdict.FOREIGN)
+
+    def identify(self, store: Store) -> None:
+        """Keep an identity file beside the document, whose offsets mean something in
+        `store` alone. To be called before `load`, which then sets `verdict`: it is doubtful if the
+        file was replaced by an older copy or that of another store, was removed, or was written by
+        RocketMQ or a person. What follows from that is the owner's to say and to log."""
+        self._identity = DocumentIdentity(self._files, self.path, store)
 
     def load(self, parse: Callable[[str], T]) -> T | None:
         """The parsed file, or its .bak when it is broken; None when there is none.
@@ -222,16 +289,23 @@ class Document:
         Raises StoreDamagedError when both are broken, StoreError when one cannot be read.
         """
 
+        read: list[str] = []
+
         def parsed(text: str) -> T:
             try:
-                return parse(text)
+                value = parse(text)
             except ProtocolError as error:
                 raise ValueError(str(error)) from error
+            read.append(text)
+            return value
 
         try:
-            return load_text(self._files, self.path, parsed)
+            found = load_text(self._files, self.path, parsed)
+            if self._identity is not None:
+                self.verdict = self._identity.judge(read[-1] if read else None)
         except OSError as error:
             raise self._unreadable(error) from error
+        return found
 
     def journaled(self, names: Container[str]) -> list[Change]:
         """The changes that the loaded file, with these names, does not have. Raises StoreError."""
@@ -316,7 +390,12 @@ class Document:
                 if edition < self._written:  # a later one was faster
                     return
                 try:
-                    replace_text(self._files, self.path, text if isinstance(text, str) else text())
+                    content = text if isinstance(text, str) else text()
+                    if self._identity is not None:
+                        self._identity.seal(content)
+                    replace_text(self._files, self.path, content)
+                    if self._identity is not None:
+                        self._identity.written(content)
                     forget()
                 except BaseException:
                     self.changed = True

@@ -217,9 +217,24 @@ class Offsets:
         if found is not None:
             self.version, self._unknown = found.data_version, found.unknown
             self.table = {key: dict(queues) for key, queues in found.offsets.items()}
+        if self.document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last: it was removed, is an older copy or of"
+                " another store, or RocketMQ has had the store meanwhile. Groups go on at the"
+                " offsets in it, so messages may come again or be skipped. If you replaced the"
+                " file, put back the right one, or reset the offsets of groups.",
+                self.document.path,
+            )
 
         pending = self.resets_document.load(orjson.loads)
-        if pending is not None:
+        if self.resets_document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last (removed, an older copy, or of another"
+                " store): the resets in it are ignored. Repeat resets of offsets that consumers"
+                " have not followed yet.", self.resets_document.path,
+            )  # fmt: skip
+            self.resets_document.changed = True
+        elif pending is not None:
             self.resets.load(pending.get("resets", ()))
             for item in pending.get("deletedTopics", ()):
                 self.deleted[str(item["topic"])] = set(map(str, item["groups"]))

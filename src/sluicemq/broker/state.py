@@ -166,6 +166,8 @@ class BrokerState:
         self.send = Send(settings, topics, self.retries, store, intake, turns, unique_ids)
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
+        for document in self.documents_of_offsets:
+            document.identify(store)
         self._make_watchers()
 
     def _make_watchers(self) -> None:
@@ -272,6 +274,16 @@ class BrokerState:
     def journaled(self) -> tuple[Document, ...]:
         """Those of whose changes each is kept before it is answered."""
         return self.topics.document, self.groups.document
+
+    @property
+    def documents_of_offsets(self) -> tuple[Document, ...]:
+        """Those that name offsets of this store: wrong, and dangerous, beside any other log."""
+        levels = self.delayed.levels
+        return (
+            self.offsets.document, self.offsets.resets_document, self.checkpoints.document,
+            self.lanes.document, self.epochs.table.document, levels.document,
+            levels.cancellations,
+        )  # fmt: skip
 
     @property
     def documents(self) -> tuple[Document, ...]:

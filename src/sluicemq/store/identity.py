@@ -44,6 +44,8 @@ from sluicemq.files import File, Files, overwrite_text, read_text
 IDENTITY_SUFFIX: Final = ".identity"
 NO_RECORD: Final = -1
 """The position of a derived file that covers no record."""
+TEXT_BEFORE: Final = "before"
+"""Detail of a document: the checksum of the text that it had before."""
 CHECKSUM_BLOCK_BYTES: Final = 1 << 16
 _SIZE_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 26
@@ -222,6 +224,19 @@ def read_identity(files: Files, path: str) -> Identity | None:
         return None if text is None else Identity.of_text(text)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def text_checksum(text: str | None) -> int:
+    """Return the checksum of a document's text, 0 for one that is missing."""
+    return 0 if text is None else zlib.crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def is_last_text(found: Identity, text: str | None) -> bool:
+    """Return whether a document with the identity `found` has the text that was written last, or,
+    after a kill between identity and document, the one before."""
+    return text is not None and text_checksum(text) in (
+        found.checksum, found.details.get(TEXT_BEFORE)
+    )  # fmt: skip
 
 
 def content_checksum(file: File, start: int = 0, end: int | None = None, crc: int = 0) -> int:

@@ -266,8 +266,21 @@ class Recovery:
             queue.truncate(end)
 
     def _look(self, queue: Queue) -> None:
-        if not self._begins_right(queue):
+        if not (self._begins_right(queue) and self._ends_right(queue)):
             self._wrong.append(queue)
+
+    def _ends_right(self, queue: Queue) -> bool:
+        """Return whether the last unit before the mark, after a crash, leads to its record: a file
+        of another store, or an older copy of another queue, does not. After an orderly stop
+        `_trim` finds out."""
+        mark, last = self._mark, queue.next_offset - 1
+        if mark is None or not self._after_crash or last < queue.segments.start // UNIT_BYTES:
+            return True
+        unit = queue.peek(last)
+        if unit is None or unit.is_blank or not self._log.start <= unit.physical_offset:
+            return True
+        record = self._record_of(unit)
+        return record is not None and (record.is_lost or record.stands_in(queue.key, last))
 
     def _begins_right(self, queue: Queue) -> bool:
         """Whether the first unit of the first file leads to no other queue's record, and no record

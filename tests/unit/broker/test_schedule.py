@@ -185,6 +185,7 @@ def test_an_offset_outside_of_the_queue_is_brought_back_into_it(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 2)
+    broker.run(6.0)
     broker.close()
     path = "/store/config/delayOffset.json"
     text = b'{"dataVersion":{"counter":3},"offsetTable":{1:5,2:77}}'
@@ -193,6 +194,23 @@ def test_an_offset_outside_of_the_queue_is_brought_back_into_it(
     file.pwrite(text, 0)
     broker = restarted(broker)
     assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,1"}
+
+
+def test_a_level_goes_back_to_what_the_log_shows_to_be_undelivered(
+    broker: SteppedBroker, client: SteppedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file of another store says that all is delivered; the next message is not due yet."""
+    send(client, 2)
+    broker.run(6.0)
+    send(client, 2)
+    broker.close()
+    path = "/store/config/delayOffset.json"
+    broker.files.put(path, b'{"dataVersion":{"counter":3},"offsetTable":{2:2}}')
+    broker = restarted(broker)
+    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,2"}
+    assert any(path in text and "delivery goes on there" in text for text in caplog.messages)
+    broker.run(6.0)
+    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "2,2"}
 
 
 # --- trouble

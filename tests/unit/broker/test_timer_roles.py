@@ -4,28 +4,17 @@ Two disks, each with a whole broker core: one leads, the other follows its log a
 change in order (planned switches, or a pair whose files swap brokerRole), or the master is killed.
 """
 
-import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from simulation.roles import CHANGES, Pair
 from simulation.small_wheel import make_wheel_small
-from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
-from sluicemq.broker.replicas.mirror import Applier, Mirror, Places
-from sluicemq.config import BrokerConfig
-from sluicemq.model.topic import TopicConfig
-from sluicemq.record.codec import decode_records
+from simulation.stepped import SteppedBroker
 from sluicemq.store.timers import state
 from sluicemq.testing.files import CrashableFiles
-
-MASTER = BrokerConfig(broker_name="broker-a", metrics_enable=False)
-SLAVE = dataclasses.replace(MASTER, broker_role="SLAVE", broker_id=1)
-PLACES = Places({"config": "/store/config"})
-_lives = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
@@ -33,101 +22,6 @@ def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel_small(monkeypatch)
 
 
-class Pair:
-    """A master and its slave on two disks; `leader` is the disk of the one that leads."""
-
-    def __init__(self, **options: Any) -> None:
-        self.clock = ManualClock()
-        self.disks = [CrashableFiles(), CrashableFiles()]
-        self.leader = 0
-        self.config = dataclasses.replace(SMALL, **options)
-        self.start()
-
-    def start(self) -> None:
-        """Start both, in the roles of now."""
-        disks, leader = self.disks, self.leader
-        self.master = self._broker(disks[leader], MASTER)
-        if "T" not in self.master.core.topics.table:
-            self.master.core.topics.put(TopicConfig("T", 4, 4))
-            self.master.core.topics.document.save()
-        self.slave = self._broker(disks[1 - leader], SLAVE)
-        self.following = self.slave.store.following()
-        self.applier = Applier(disks[1 - leader], PLACES, self.slave.store.begin_queue)
-        self.mirror = Mirror(PLACES, life=str(next(_lives)))
-        self.mirror.log_end = lambda: self.master.store.written_offset
-        self.follow()
-
-    def _broker(self, disk: CrashableFiles, config: BrokerConfig) -> SteppedBroker:
-        return SteppedBroker(files=disk, clock=self.clock, config=config, store_config=self.config)
-
-    def follow(self, *, has_state: bool = True) -> None:
-        """The slave catches up, with the master's log and with its state."""
-        following, master = self.following, self.master.store
-        at = following.end if not following.is_empty else max(master.offset_min, following.end)
-        while at < master.written_offset and (data := master.raw(at, 5000)):
-            following.append(at, data)
-            following.dispatch()
-            at += len(data)
-        if has_state:
-            found = self.mirror.snapshot(self.master.files)
-            self.applier.take(self.mirror.life, found)
-            self.applier.apply(following.end)
-
-    def switch(self) -> None:
-        """Swap the roles, in order."""
-        self.master.close()
-        self.follow_closed()
-        self.slave.store.close()
-        self.disks = [disk.kill() for disk in self.disks]
-        self.leader = 1 - self.leader
-        self.start()
-
-    def follow_closed(self) -> None:
-        """The slave has what the master wrote while it closed."""
-        found = self.mirror.snapshot(self.master.files)
-        self.applier.take(self.mirror.life, found)
-        self.applier.apply(self.following.end)
-
-    def fail_over(self) -> None:
-        """Kill the master; the slave has its log, and the state of a moment ago. The killed one
-        comes back as a slave."""
-        self.follow(has_state=False)
-        self.slave.store.tick()
-        self.slave.store.sync()
-        self.disks = [disk.kill() for disk in self.disks]
-        self.leader = 1 - self.leader
-        self.start()
-
-    def send(self, due_ms: int, **more: str) -> Any:
-        properties = {"UNIQ_KEY": f"A{due_ms}", "TIMER_DELIVER_MS": str(START_MS + due_ms), **more}
-        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-        answer = self.master.connect().call(310, send_fields(properties=text), b"%d" % due_ms)
-        assert answer.code == 0, answer.remark
-        return answer
-
-    def run(self, seconds: float, *, saves_s: float = 1.0) -> None:
-        """Time passes on the master; it saves its timers now and then, and the slave follows."""
-        left_s = seconds
-        while left_s > 0:
-            step_s = min(saves_s, left_s)
-            self.master.run(step_s, step_s=0.1)
-            left_s -= step_s
-            if step_s == saves_s:
-                for step in self.master.core.delayed.timers.save():
-                    step()
-            self.follow()
-
-    def bodies(self) -> list[int]:
-        result = self.master.store.reader.read("T", 0, 0, 100_000, 1 << 26)
-        return [int(message.body) for message in decode_records(b"".join(result.data))]
-
-    @property
-    def now_ms(self) -> int:
-        return self.clock.now_ms() - START_MS
-
-
-Change = Callable[[Pair], None]
-CHANGES: dict[str, Change] = {"switched": Pair.switch, "killed": Pair.fail_over}
 WAYS = [way for count in (1, 2, 3) for way in itertools.product(CHANGES, repeat=count)]
 
 

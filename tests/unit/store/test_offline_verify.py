@@ -10,10 +10,17 @@ import pytest
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.files import SYSTEM_FILES
+from sluicemq.files import SYSTEM_FILES, replace_text
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store.directory import read_checkpoint, write_checkpoint
+from sluicemq.store.identity import (
+    NO_RECORD,
+    TEXT_BEFORE,
+    IdentityFile,
+    RecordSource,
+    text_checksum,
+)
 from sluicemq.store.index.file import ENTRY, Geometry
 from sluicemq.store.store import Store
 from sluicemq.store.tools.checks import expected_entries
@@ -333,6 +340,23 @@ def test_a_document_that_cannot_be_read_is_told(root: Path, sent: Places, has_ba
     result = check(root)
     assert ("document" in kinds(result, "error")) is not has_backup
     assert "document" in bad(result)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_table_that_the_broker_has_not_written_is_told(
+    root: Path, sent: Places, is_replaced: bool
+) -> None:
+    path, text = root / "config" / "consumerOffset.json", '{"offsetTable":{"A@g":{0:2}}}'
+    replace_text(SYSTEM_FILES, str(path), text)
+    IdentityFile(SYSTEM_FILES, str(path), "").seal(
+        RecordSource(0, lambda *_: b""), NO_RECORD, text_checksum(text), {TEXT_BEFORE: 0}
+    )
+    if is_replaced:
+        path.write_text('{"offsetTable":{"A@g":{0:9}}}')
+    told = [f.text for f in check(root).findings.kept if f.kind == "document"]
+    assert [text[:40] for text in told] == [
+        "it is not what the broker wrote last: an"
+    ] * is_replaced
 
 
 def test_progress_behind_the_end_of_a_queue_is_told(root: Path, sent: Places) -> None:

@@ -56,6 +56,7 @@ from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps, decoding
+from sluicemq.store.identity import Verdict
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode
@@ -287,14 +288,15 @@ class EpochTable:
     def load(self, reader: StagedReader, file_bytes: int) -> None:
         """Blocking: the file, then the log from where it says."""
         found = self.document.load(_decode)
+        low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        is_own = self.document.verdict is Verdict.SEALED
+        if found is not None and (self.document.is_doubtful or (found[0] > high and not is_own)):
+            found = low, self._confirmed(*found)
         if found is not None:
             self._next = found[0]
             for known in found[1]:
                 self._put(known)
             self._text = _encode(*found)
-        low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
-        if self._next > high:
-            log.error("%s is behind its end %d: it begins there", self.document.path, high)
         last: tuple[Key, int, int] | None = None
         begun: list[Epoch] = []
         for entry in entries(self._store, EPOCH_TOPIC, 0, min(max(self._next, low), high)):
@@ -312,6 +314,22 @@ class EpochTable:
                 begun = self.unfinished.copy()
         if last is not None:
             self._resume(reader, begun, *last, file_bytes)
+
+    def _confirmed(self, next_offset: int, found: list[Epoch]) -> list[Epoch]:
+        """Return the epochs of a doubtful file that may be of this store: those whose records are
+        in the log, and if no other one contradicts it, those whose records are deleted."""
+        low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        confirmed = [known for known in found if known.offset >= low and self._record(known)]
+        deleted = [known for known in found if known.offset < low]
+        is_of_store = next_offset <= high and len(confirmed) + len(deleted) == len(found)
+        log.warning(
+            "%s is not what this broker wrote last (an older copy, or of another store): epochs are"
+            " read from the log. %d epochs in it are not of this store. If you replaced the file,"
+            " put back the right one to know epochs whose records are deleted.",
+            self.document.path, 0 if is_of_store else len(found) - len(confirmed),
+        )  # fmt: skip
+        self.document.changed = True
+        return [*deleted, *confirmed] if is_of_store else confirmed
 
     def _resume(
         self,

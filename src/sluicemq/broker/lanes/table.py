@@ -396,4 +396,14 @@ class Lanes:
                 raise ValueError(f"a lane lacks a field: {error}") from error
             return found
 
-        self.table.update(self.document.load(parse) or {})
+        found = self.document.load(parse) or {}
+        if self.document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last (removed, an older copy, or of another"
+                " store): the lanes in it end. Groups go on at their own offsets, the least of"
+                " their lanes', and messages may come again. Nothing has to be done.",
+                self.document.path,
+            )
+            found = {}
+            self.document.changed = True
+        self.table.update(found)

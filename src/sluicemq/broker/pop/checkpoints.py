@@ -417,6 +417,14 @@ class Checkpoints:
         store, broker = self._store, self._settings.broker.broker_name
         start = Start(self.table, store, self._offsets, self.topic, broker)
         end = store.end_offset(TIMER_TOPIC, 0)
+        is_beyond = saved is not None and max(saved.timer, saved.covered) > end
+        if is_beyond or self.document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last (removed, an older copy, or of another"
+                " store): which pops are in flight is read from the log, and messages may come"
+                " again. Nothing has to be done.", self.document.path,
+            )  # fmt: skip
+            saved = None
         if saved is None:
             start.read_foreign(self._delayed.timers.read_ms)
             self._saved = self._saved._replace(covered=end)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files, read_text, replace_text
 from sluicemq.net.channel import Channel
+from sluicemq.store.identity import IDENTITY_SUFFIX
 from sluicemq.store.timers.files import CHECKPOINT_BYTES
 from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -141,6 +142,8 @@ class JavaState:
             raise ProtocolError(f"{row.name} of the master: {error}") from error
         if text is None:
             return False
+        if self._files.exists(path + IDENTITY_SUFFIX):  # of an earlier term as master
+            self._files.remove(path + IDENTITY_SUFFIX)
         replace_text(self._files, path, text)
         return True
 

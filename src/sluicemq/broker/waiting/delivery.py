@@ -31,6 +31,7 @@ from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
 from sluicemq.net.work.background import Alarm, CallLater
+from sluicemq.store.identity import Verdict
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
@@ -126,15 +127,57 @@ class DelayLevels:
             return {int(level): int(offset) for level, offset in values["offsetTable"].items()}
 
         self._kept = self.document.load(parse_offsets) or {}
+        if self.document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last: it was removed, is an older copy or of"
+                " another store, or RocketMQ has had the store meanwhile. Delayed messages that the"
+                " log shows to be undelivered are delivered, others may come again. Nothing has to"
+                " be done.", self.document.path,
+            )  # fmt: skip
         for topic, queue_id in self._store.queues():
             if topic == SCHEDULE_TOPIC:
-                self._go_on_from(self._level(queue_id, self._kept.pop(queue_id + 1, 0)))
+                level = self._level(queue_id, self._kept.pop(queue_id + 1, 0))
+                self._go_back(level)
+                self._go_on_from(level)
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
             return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
 
-        for queue_id, cancelled in (self.cancellations.load(parse_cancelled) or {}).items():
+        known = self.cancellations.load(parse_cancelled) or {}
+        if self.cancellations.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last (removed, an older copy, or of another"
+                " store): it is ignored, and messages that were cancelled are delivered. Cancel"
+                " them again.", self.cancellations.path,
+            )  # fmt: skip
+            known = {}
+            self.cancellations.changed = True
+        for queue_id, cancelled in known.items():
             self._level(queue_id).cancelled |= cancelled
+
+    def _go_back(self, level: Level) -> None:
+        """Let a level that does not prove itself go back to the first message that the log shows
+        to be undelivered: it is due later than the last record of the log was stored, and its
+        delivery would have stored a later one."""
+        if self.document.verdict is Verdict.SEALED:
+            return
+        low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+        stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        offset = level.coming
+        while offset > low:
+            units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
+            if not len(units) or self._due_ms(level, *UNIT.unpack_from(units)) <= stored_ms:
+                break
+            offset -= 1
+        if offset < level.coming:
+            log.warning(
+                "%s says that the messages from %d of level %d are delivered, but the log has not"
+                " yet come to their time: delivery goes on there",
+                self.document.path, offset, level.queue_id + 1,
+            )  # fmt: skip
+            level.progress, level.coming, level.saved = Progress(offset), offset, offset
+            self.document.changed = True
+            self._look(level)
 
     def _go_on_from(self, level: Level) -> None:
         """Let the clock go on from when the newest message that waits was stored."""

@@ -221,6 +221,11 @@ class IndexFile:
         offset: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(number))[1]
         return offset
 
+    def hash_of(self, number: int) -> int:
+        """Return the hash of the key of an entry."""
+        value: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(number))[0]
+        return value
+
     def count_before(self, offset: int) -> int:
         """The number of the first entry whose record lies at `offset` or behind."""
         low, high = 1, self.count

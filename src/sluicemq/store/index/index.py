@@ -49,7 +49,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
 from sluicemq.outages import OutageLog
-from sluicemq.record.codec import key_hash, keys_of
+from sluicemq.record.codec import key_hash, keyed_hashes, keys_of
 from sluicemq.store.directory import DurableMark
 from sluicemq.store.index.file import (
     NAME_DIGITS,
@@ -246,6 +246,7 @@ class KeyIndex:
         if after_crash:
             names = self._drop_after_crash(names, mark, java_time_ms)
         self._index_files = [self._open(name) for name in names]
+        self._drop_unproved(mark, after_crash=after_crash)
         last = self._last
         found = last.name if last is not None else 0
         # Fewer than the mark says: the last flush failed, after the entries were safe.
@@ -287,6 +288,50 @@ class KeyIndex:
         if len(keep) < len(names):
             self._files.sync_directory(self._directory)
         return keep
+
+    def _drop_unproved(self, mark: IndexMark, *, after_crash: bool) -> None:
+        """Remove the first file that is not an index of this log, and all behind it: they are built
+        again. A file that is zeroed, an older copy or of another store looks complete."""
+        for number, file in enumerate(self._index_files):
+            is_last = number == len(self._index_files) - 1
+            count = file.count
+            if is_last and file.name == mark.file and (after_crash or count < mark.entries):
+                count = min(mark.entries, file.geometry.entries)  # headers are written late
+            if (count <= 1 or self._proves(file, count)) if is_last else self._is_whole(file):
+                continue
+            logger.warning(
+                "%s is not an index of this log (zeroed, an older copy, or of another store): it is"
+                " built again, and so are the %d files behind it",
+                file.path, len(self._index_files) - number - 1,
+            )  # fmt: skip
+            while len(self._index_files) > number:
+                self._remove_last()
+            return
+
+    def _is_whole(self, file: IndexFile) -> bool:
+        """Return whether a file that has others behind it is full, as its header says."""
+        return (
+            not file.room
+            and file.begin_offset == file.offset_of(1)
+            and file.end_offset == file.offset_of(file.count - 1)
+            and self._proves(file, file.count)
+        )
+
+    def _proves(self, file: IndexFile, count: int) -> bool:
+        """Return whether the first and the last of `count - 1` entries name keys of records of this
+        log. Records that retention has removed prove nothing, and count as right."""
+        for entry in (1, count - 1):
+            offset, segment = file.offset_of(entry), None
+            if offset < self._log.start:
+                continue
+            if offset < self._log.records_end:
+                segment = self._log.segments.at(offset)
+            if segment is None:
+                return False
+            known = keyed_hashes(segment.view(), offset - segment.base)
+            if file.hash_of(entry) not in known.hashes:
+                return False
+        return True
 
     def _go_on_by_headers(self, end: int) -> None:
         """Others wrote the files: complete up to the last record that has an entry, or the log

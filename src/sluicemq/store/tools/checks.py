@@ -33,10 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
-from sluicemq.files import File, Files
+from sluicemq.files import File, Files, read_text
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
 from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Mark, slots_of
+from sluicemq.store.identity import is_last_text, read_identity
 from sluicemq.store.index.columns import Slots, columns_of
 from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.segments import is_segment_name
@@ -240,6 +241,10 @@ def check_documents(layout: StoreLayout, findings: Findings, ends: Mapping[Queue
             severity = WARNING if has_backup else ERROR
             findings.add(severity, "document", name, f"{error.fact}; {backup}")
             continue
+        identity = read_identity(layout.files, path)
+        if identity is not None and not is_last_text(identity, read_text(layout.files, path)):
+            text = "it is not what the broker wrote last: an older copy, or of another store"
+            findings.add(WARNING, "document", name, text)
         for who, queue, offset in _progress(name, value):
             end = ends.get(queue)
             if end is not None and isinstance(offset, int) and offset > end:
