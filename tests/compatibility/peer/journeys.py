@@ -40,7 +40,7 @@ SHARED = re.compile(
     r"(commitlog|consumequeue|index)/.*|checkpoint|abort(\.bak)?|lock"
     r"|config/(topics|subscriptionGroup|consumerOffset|delayOffset|consumerFilter)\.json(\.bak)?"
     r"|timerlog/.*|timerwheel(\.\d+)?|config/(timercheck|timermetrics)(\.bak)?"
-    r"|columns/.*|config/sluice.*|replica\.json|timerwheel\.identity"
+    r"|columns/.*|config/sluice.*|replica\.json|timerwheel\.identity|config/.*\.identity"
 )
 
 
