@@ -354,9 +354,7 @@ def test_a_table_that_the_broker_has_not_written_is_told(
     if is_replaced:
         path.write_text('{"offsetTable":{"A@g":{0:9}}}')
     told = [f.text for f in check(root).findings.kept if f.kind == "document"]
-    assert [text[:40] for text in told] == [
-        "it is not what the broker wrote last: an"
-    ] * is_replaced
+    assert ["not what our broker wrote last" in text for text in told] == [True] * is_replaced
 
 
 def test_progress_behind_the_end_of_a_queue_is_told(root: Path, sent: Places) -> None:
