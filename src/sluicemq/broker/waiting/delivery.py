@@ -248,7 +248,7 @@ class DelayLevels:
         for level in self._levels.values():
             if level.due_ms is None or level.due_ms > work.now_ms or work.is_over:
                 continue
-            if not self._jobs.attempt(f"delay level {level.queue_id + 1}", partial(deliver, level)):
+            if not self._jobs.run_now(f"delay level {level.queue_id + 1}", partial(deliver, level)):
                 level.due_ms = work.now_ms + LEVEL_PAUSE_MS
             if stopped is not None:
                 raise stopped
@@ -532,9 +532,9 @@ class Delayed:
         if not self._worker.is_on:
             return
         if not self._worker.is_paused:
-            self._jobs.run("delivery", self._deliver)
-        self._jobs.run(PREPARE, self._prepare)
-        self._jobs.run("delivery alarm", self.plan)
+            self._jobs.run_unless_pausing("delivery", self._deliver)
+        self._jobs.run_unless_pausing(PREPARE, self._prepare)
+        self._jobs.run_unless_pausing("delivery alarm", self.plan)
 
     def _deliver(self) -> None:
         """Deliver one slice of what is due."""
@@ -551,7 +551,7 @@ class Delayed:
         are_well = True
         for part in self.parts:
             if stopped is None:
-                are_well &= self._jobs.run(part.name, partial(deliver, part))
+                are_well &= self._jobs.run_unless_pausing(part.name, partial(deliver, part))
         is_idle = work.left == SLICE_MESSAGES and stopped is None and are_well
         is_stored = is_idle or self.redelivery.finish()
         if stopped is not None or not is_stored:
@@ -561,7 +561,7 @@ class Delayed:
             self._worker.succeeded()
         for part in self.parts:
             settle = partial(part.settle, is_stored=is_stored)
-            self._jobs.attempt(f"{part.name}, settling", settle)
+            self._jobs.run_now(f"{part.name}, settling", settle)
 
     def _prepare(self) -> None:
         try:
