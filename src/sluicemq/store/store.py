@@ -160,9 +160,7 @@ class Store:
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
         self._settle_recovery(after_crash=after_crash, was_followed=was_followed)
-        self.incarnation.begin(
-            is_empty=log.written_offset <= log.start, is_synced=config.flush_sync
-        )
+        self.incarnation.open(is_empty=log.written_offset <= log.start, is_synced=config.flush_sync)
         if confirmed is not None:
             self.hide(confirmed)
 
@@ -583,7 +581,7 @@ class Store:
         another is made later. Raises OSError for any other error."""
         try:
             if mark.log_offset:  # from here on a missing log is a loss
-                self.incarnation.grown()
+                self.incarnation.note_log()
             self._durable.write(mark)
         except OSError as error:
             if error.errno not in FULL_ERRORS:
@@ -767,8 +765,8 @@ class Store:
         a power loss the next start then has a new incarnation, which is safe."""
         try:
             if self._log.written_offset > self._log.start:
-                self.incarnation.grown()
-            self.incarnation.end()
+                self.incarnation.note_log()
+            self.incarnation.note_shutdown()
         except OSError as error:
             if error.errno not in FULL_ERRORS | PASSING_ERRORS:
                 raise
