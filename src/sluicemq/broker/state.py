@@ -381,7 +381,7 @@ class BrokerState:
     def _look_at_clock(self) -> None:
         """Log that the wall clock was set back, once for each time."""
         lead_ms = self.steady.lead_ms
-        self.delayed.kept_clock.look()
+        self.delayed.kept_clock.mark_if_ahead()
         if lead_ms > self._lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Messages that wait are delivered as if it "
