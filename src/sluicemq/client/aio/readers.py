@@ -412,7 +412,7 @@ class QueueReader(MovableReader):
                     may_take = await self._check_answer(answer)
                     if may_take and is_wanted():
                         self._take(answer)
-                if self._cluster.directory.outages.open:
+                if self._cluster.directory.outages.current:
                     self._cluster.directory.note_success(self.queue, self._name)
                 failures = 0
             except SluiceError as error:
