@@ -1,49 +1,130 @@
-"""Log an outage when it begins and when it is over, however often the work is retried."""
+"""Outages, each logged once when it begins and once when it ends, however often work is retried.
+
+Many parts of a program meet the same trouble again and again. Each reader, commit and heartbeat of
+a client meets a broker that does not respond; each tick of a store meets a full disk. They report
+to an `Outages` under the *name* of what does not work: a broker's address, or "key index writes".
+The first failure is logged as a warning, and later ones at DEBUG. The first success is logged as a
+warning with the length of the outage and the number of failures at DEBUG.
+
+Failures of one name can have *kinds*: for a disk, the error number (`kind_of`). Within an outage
+the first failure of each kind is a warning, because each kind asks for another fix. Failures
+without a kind are all alike.
+
+When a broker is back, some requests still fail for a moment, on connections that are being opened
+again. So if an outage begins within `FLAP_S` seconds after the end of the last one that was logged,
+and with a kind of that one, it is logged at DEBUG at first, and as a warning only when it has
+lasted longer than `FLAP_S`. A disk that fails and works in turns is logged again after `FLAP_S`.
+"""
 
 import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluicemq.clock import Clock
+from sluicemq.errors import ConnectionLostError, NameServerUnreachableError, RequestTimeoutError
+
+FLAP_S: Final = 10.0
+ENDED_MAX: Final = 1000
+"""The number of names whose last end is remembered, for `FLAP_S`."""
+KINDS_MAX: Final = 20
+"""The number of kinds of one outage that are logged."""
+CAUSES_MAX: Final = 5
+_UNRESPONSIVE: Final = (ConnectionLostError, RequestTimeoutError, NameServerUnreachableError)
 
 
-class OutageLog:
-    """Logs the failures of one piece of work that is retried until it succeeds.
+def is_outage(error: BaseException | None) -> bool:
+    """Return whether `error`, or one of the errors that caused it (`__cause__`, up to `CAUSES_MAX`
+    levels), means that a server does not respond: ConnectionLostError, RequestTimeoutError or
+    NameServerUnreachableError."""
+    for _ in range(CAUSES_MAX):  # an error may be its own cause
+        if isinstance(error, _UNRESPONSIVE):
+            return True
+        error = None if error is None else error.__cause__
+    return False
 
-    A failure is logged if it is the first, or if its kind differs from that of the failure before.
-    The kind is the error number of an OSError, else the text of the error. Other failures are only
-    counted. `recovered` logs the end of the outage and the number of all its failures.
-    """
 
-    __slots__ = ("_failures", "_kind", "_logger", "_work")
+def kind_of(error: OSError) -> int | str:
+    """Return the kind of a disk error: its error number, or its text if it has none."""
+    return error.errno or str(error)
 
-    def __init__(self, logger: logging.Logger, work: str) -> None:
-        """Log to `logger`. `work` names what is attempted as a noun phrase, for example "writing
-        consume queues"."""
+
+@dataclass(slots=True)
+class _Outage:
+    """An outage in progress: the monotonic time of its first failure, whether a warning was logged
+    for it, the kinds of its failures, and how many failures were logged at DEBUG."""
+
+    since_s: float
+    is_logged: bool
+    kinds: set[object] = field(default_factory=set)
+    quiet_count: int = 0
+
+
+class Outages:
+    """The outages that the parts of one client, or of one store, have met, by name. Methods may be
+    called from any thread."""
+
+    __slots__ = ("_clock", "_ended", "_lock", "_logger", "current")
+
+    def __init__(self, clock: Clock, logger: logging.Logger) -> None:
+        self._clock = clock
         self._logger = logger
-        self._work = work
-        self._failures = 0
-        self._kind: object = None
+        self._lock = threading.Lock()
+        self._ended: dict[str, tuple[float, set[object]]] = {}
+        """By name: when the last outage that was logged ended, and its kinds."""
+        self.current: dict[str, _Outage] = {}
+        """By name; empty while everything works."""
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the last attempt failed."""
-        return self._failures > 0
+    def failed(self, name: str, text: str, *arguments: object, kind: object = None) -> None:
+        """Count a failure of `name` and log `text % arguments`. It is a warning if it begins an
+        outage, or if it is the first of its `kind` in the outage. If the outage began within
+        `FLAP_S` seconds after the last one that was logged, and that one had the same kind, the
+        warning comes when the outage has lasted longer than `FLAP_S`. Every other failure is logged
+        at DEBUG."""
+        if self._count_failure(name, kind):
+            text = f"{text} [until it works again, failures of %s are logged at DEBUG]"
+            self._logger.warning(text, *arguments, name)
+        else:
+            self._logger.debug(text, *arguments)
 
-    def failed(self, error: Exception) -> None:
-        """Count a failed attempt. Log it as a warning, unless its kind is that of the failure
-        before."""
-        self._failures += 1
-        kind = (error.errno if isinstance(error, OSError) else None) or str(error)
-        if kind != self._kind:
-            self._kind = kind
-            self._logger.warning(
-                "%s failed: %s. Retrying; equal failures are not logged, the next success is.",
-                self._work,
-                error,
-            )
+    def _count_failure(self, name: str, kind: object) -> bool:
+        """Count a failure of `name`. Return whether it has to be logged as a warning."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            outage = self.current.get(name)
+            if outage is None:
+                outage = self.current[name] = _Outage(now_s, is_logged=False)
+            is_new_kind = kind not in outage.kinds and len(outage.kinds) < KINDS_MAX
+            if is_new_kind:
+                outage.kinds.add(kind)
+            is_due = is_new_kind and not self._is_flap(name, kind, now_s)
+            has_lasted = not outage.is_logged and now_s - outage.since_s > FLAP_S
+            if is_due or has_lasted:
+                outage.is_logged = True
+                return True
+            outage.quiet_count += 1
+            return False
 
-    def recovered(self) -> None:
-        """Log that the work succeeds again, with the number of failed attempts. Do nothing if the
-        last attempt succeeded."""
-        if self._failures:
-            self._logger.warning(
-                "%s succeeded again after %d failed attempts", self._work, self._failures
-            )
-            self._failures, self._kind = 0, None
+    def _is_flap(self, name: str, kind: object, now_s: float) -> bool:
+        ended_s, kinds = self._ended.get(name, (float("-inf"), set()))
+        return now_s - ended_s <= FLAP_S and kind in kinds
+
+    def worked(self, name: str) -> None:
+        """Note that `name` works. If it had an outage for which a warning was logged, log the end
+        with its length in seconds and the number of failures at DEBUG."""
+        if name not in self.current:
+            return
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            over = self.current.pop(name, None)
+            if over is None or not over.is_logged:  # None: another thread was faster
+                return
+            if len(self._ended) >= ENDED_MAX:
+                self._ended.clear()
+            self._ended[name] = now_s, over.kinds
+        self._logger.warning(
+            "the outage of %s is over after %.0f s; %d more failures were logged at DEBUG",
+            name,
+            now_s - over.since_s,
+            over.quiet_count,
+        )

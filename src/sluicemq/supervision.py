@@ -50,15 +50,15 @@ class Supervisor:
         self.failures: Counter[str] = Counter()
         """How often each job has failed since the start."""
 
-    def run(self, name: str, work: Work) -> bool:
+    def run_unless_pausing(self, name: str, work: Work) -> bool:
         """Call `work`, unless the job `name` is pausing after a failure.
 
         Return whether `work` was called and succeeded. An Exception that `work` raises is counted
         and logged, not raised.
         """
-        return self._clock.monotonic_s() >= self.resume_s(name) and self.attempt(name, work)
+        return self._clock.monotonic_s() >= self.resume_s(name) and self.run_now(name, work)
 
-    def attempt(self, name: str, work: Work) -> bool:
+    def run_now(self, name: str, work: Work) -> bool:
         """Call `work`, even while the job `name` pauses. Return whether it succeeded. An Exception
         that `work` raises is counted and logged, not raised."""
         job = self._jobs.setdefault(name, _Job())
@@ -81,7 +81,7 @@ class Supervisor:
         period_s: Callable[[], float],
         work: Callable[[], Awaitable[object] | None],
     ) -> None:
-        """Sleep for `period_s()` seconds, then `do` the job once; repeat until cancelled.
+        """Sleep for `period_s()` seconds, then `run_async` the job once; repeat until cancelled.
 
         After a failure, sleep at least until the pause of the job is over.
         """
@@ -89,18 +89,18 @@ class Supervisor:
         while True:
             left_s = job.resume_s - self._clock.monotonic_s()
             await asyncio.sleep(max(period_s(), left_s))
-            await self.do(name, work)
+            await self.run_async(name, work)
 
     async def keep(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
         """Await `begin()` and return when it returns. When it fails, wait for the pause of the job
         and call `begin` again."""
         job = self._jobs.setdefault(name, _Job())
         while True:
-            if await self.do(name, begin):
+            if await self.run_async(name, begin):
                 return
             await asyncio.sleep(max(job.resume_s - self._clock.monotonic_s(), 0.0))
 
-    async def do(
+    async def run_async(
         self, name: str, work: Callable[[], Awaitable[object] | None], *, is_last: bool = False
     ) -> bool:
         """Call `work` once and await what it returns, even while the job `name` pauses.

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from damage import CONFIG, built, damages, paths_below
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, send_fields
-from sluicemq.broker.trial import start_refusal
+from sluicemq.broker.trial import find_start_error
 from sluicemq.cli import main
 from sluicemq.errors import SluiceError
 from sluicemq.testing.embedded import embedded
@@ -30,7 +30,7 @@ def real_refusal(files: CrashableFiles) -> SluiceError | None:
 
 def trial_refusal(files: CrashableFiles) -> SluiceError | None:
     before = {path: files.content(path) for path in paths_below(files, "/store")}
-    found = asyncio.run(start_refusal(CONFIG, files=files))
+    found = asyncio.run(find_start_error(CONFIG, files=files))
     assert {path: files.content(path) for path in paths_below(files, "/store")} == before
     return found
 

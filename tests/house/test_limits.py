@@ -30,7 +30,7 @@ MODULES = {
         "ODD_VALUES_MAX",
         "REFERENCED_VALUES_MAX",
         "SERVED_MAX",
-        "WORKS_MAX",
+        "WEIGHT_MAX",
     },
     "proxy.limits": set(),
     "wire.frames": {"HEADER_VALUES_MAX", "LOOSE_MAX"},

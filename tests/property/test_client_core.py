@@ -7,13 +7,13 @@ from sluicemq.client.core.consuming import InFlight
 from sluicemq.client.core.messages import Outgoing, prepare, split
 from sluicemq.client.core.sending import QueueChooser, avoid_s
 from sluicemq.model.message import Message
-from sluicemq.model.properties import RESERVED_PROPERTIES
+from sluicemq.model.properties import REFUSED_PROPERTIES
 from sluicemq.model.topic import MessageQueue, allocate_average
 from sluicemq.record.codec import decode_properties
 
 names = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1)
 properties = st.dictionaries(
-    names.filter(lambda name: name not in RESERVED_PROPERTIES and not name.startswith("__RMQ.")),
+    names.filter(lambda name: name not in REFUSED_PROPERTIES and not name.startswith("__RMQ.")),
     names,
     max_size=6,
 )

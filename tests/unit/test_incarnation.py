@@ -7,7 +7,7 @@ from sluicemq.testing.files import CrashableFiles, PowerLost
 
 
 def incarnation(files: CrashableFiles, boot: str, **values: bool) -> str:
-    return Incarnation(files, "/s", boot=boot).begin(
+    return Incarnation(files, "/s", boot=boot).open(
         is_empty=values.get("is_empty", False), is_synced=values.get("is_synced", False)
     )
 
@@ -30,17 +30,17 @@ def test_a_machine_that_went_down_is_another_unless_all_was_synced() -> None:
 def test_a_stop_in_order_is_as_good_as_a_sync() -> None:
     files = CrashableFiles()
     stopped = Incarnation(files, "/s", boot="a")
-    first = stopped.begin(is_empty=False, is_synced=False)
-    stopped.end()
+    first = stopped.open(is_empty=False, is_synced=False)
+    stopped.note_shutdown()
     assert incarnation(files, "b") == first
 
 
 def test_a_wiped_log_is_another_replica() -> None:
     files = CrashableFiles()
     one = Incarnation(files, "/s", boot="a")
-    first = one.begin(is_empty=True, is_synced=True)
+    first = one.open(is_empty=True, is_synced=True)
     assert incarnation(files, "a", is_empty=True) == first
-    one.grown()
+    one.note_log()
     assert incarnation(files, "a", is_empty=True) != first
 
 
@@ -58,10 +58,10 @@ def test_a_file_that_cannot_be_read_is_none() -> None:
 def test_the_text_lasts_over_the_roles_of_one_process() -> None:
     files = CrashableFiles()
     one = Incarnation(files, "/s", boot="a")
-    first = one.begin(is_empty=True, is_synced=False)
-    one.grown()
-    one.end()
-    assert one.begin(is_empty=True, is_synced=False) == first, "a slave may begin its log anew"
+    first = one.open(is_empty=True, is_synced=False)
+    one.note_log()
+    one.note_shutdown()
+    assert one.open(is_empty=True, is_synced=False) == first, "a slave may begin its log anew"
     assert read_incarnation(files, "/s") == first
 
 
@@ -81,5 +81,5 @@ def test_a_crash_while_the_file_is_written_leaves_the_old_one() -> None:
         torn.power_fails_after = changes
         stopped = Incarnation(torn, "/s", boot="a")
         with contextlib.suppress(PowerLost):
-            stopped.begin(is_empty=False, is_synced=True)
+            stopped.open(is_empty=False, is_synced=True)
         assert incarnation(torn.kill(), "a") == first

@@ -24,7 +24,7 @@ def test_a_failure_is_logged_once_with_its_traceback_and_counted(
     clock = ManualClock()
     jobs = Supervisor(clock, log)
     for _ in range(20):
-        assert not jobs.run("a", fail)
+        assert not jobs.run_unless_pausing("a", fail)
         clock.advance(PAUSE_MAX_S)
     assert jobs.failures == {"a": 20}
     (record,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
@@ -40,7 +40,7 @@ def test_an_error_of_ours_has_no_traceback(caplog: pytest.LogCaptureFixture) -> 
     def refuse() -> None:
         raise StoreError("full.", cure="Free space.")
 
-    Supervisor(ManualClock(), log).run("a", refuse)
+    Supervisor(ManualClock(), log).run_unless_pausing("a", refuse)
     (record,) = caplog.records
     assert record.exc_info is None
     assert "full." in record.getMessage()
@@ -54,23 +54,23 @@ def test_the_pause_doubles_up_to_a_limit_and_ends_with_a_success(
     jobs = Supervisor(clock, log)
     pauses = []
     for _ in range(10):
-        jobs.run("a", fail)
+        jobs.run_unless_pausing("a", fail)
         pauses.append(round(jobs.resume_s("a") - clock.monotonic_s(), 6))
-        assert not jobs.run("a", lambda: pytest.fail("it pauses"))
+        assert not jobs.run_unless_pausing("a", lambda: pytest.fail("it pauses"))
         clock.advance(pauses[-1])
     assert pauses == [min(PAUSE_S * 2**n, PAUSE_MAX_S) for n in range(10)]
-    assert jobs.run("a", int)
+    assert jobs.run_unless_pausing("a", int)
     assert "works again after 10 failures" in caplog.text
     assert jobs.resume_s("a") == 0.0
-    jobs.run("a", fail)
+    jobs.run_unless_pausing("a", fail)
     assert jobs.resume_s("a") - clock.monotonic_s() == pytest.approx(PAUSE_S)
 
 
 def test_a_job_that_must_be_done_does_not_pause() -> None:
     jobs = Supervisor(ManualClock(), log)
     done: list[int] = []
-    jobs.run("a", fail)
-    assert jobs.attempt("a", lambda: done.append(1))
+    jobs.run_unless_pausing("a", fail)
+    assert jobs.run_now("a", lambda: done.append(1))
     assert done == [1]
 
 
@@ -78,8 +78,8 @@ def test_other_jobs_go_on() -> None:
     jobs = Supervisor(ManualClock(), log)
     done: list[str] = []
     for _ in range(3):
-        jobs.run("a", fail)
-        jobs.run("b", lambda: done.append("b"))
+        jobs.run_unless_pausing("a", fail)
+        jobs.run_unless_pausing("b", lambda: done.append("b"))
     assert done == ["b", "b", "b"]
 
 

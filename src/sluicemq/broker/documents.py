@@ -39,9 +39,9 @@ from sluicemq.model.topic import DataVersion
 from sluicemq.store.identity import (
     NO_RECORD,
     TEXT_BEFORE,
+    FileVerdict,
     IdentityFile,
     State,
-    Verdict,
     is_last_text,
     read_identity,
     text_checksum,
@@ -218,23 +218,23 @@ class DocumentIdentity:
         self._last = 0
         """Checksum of the text that is on disk."""
 
-    def judge(self, text: str | None) -> Verdict:
+    def check(self, text: str | None) -> FileVerdict:
         """Return how far a document with this text (None: it is missing) may be trusted. UNKNOWN:
         no broker with identities has written it. Raises OSError."""
         self._last = text_checksum(text)
         found = read_identity(self._files, self._path)
         if found is None or found.state is not State.SEALED:
-            return Verdict.UNKNOWN
+            return FileVerdict.UNKNOWN
         if not found.is_of("", self._store.record_source):
-            return Verdict.FOREIGN
-        return Verdict.SEALED if is_last_text(found, text) else Verdict.CHANGED
+            return FileVerdict.FOREIGN
+        return FileVerdict.SEALED if is_last_text(found, text) else FileVerdict.CHANGED
 
-    def seal(self, text: str) -> None:
+    def mark_sealed(self, text: str) -> None:
         """Note, durably, that the document is about to become `text`. Blocking. Raises OSError."""
         source = self._store.record_source
         is_empty = source.start >= self._store.synced_offset
         position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
-        self._file.seal(source, position, checksum, {TEXT_BEFORE: self._last})
+        self._file.mark_sealed(source, position, checksum, {TEXT_BEFORE: self._last})
 
     def written(self, text: str) -> None:
         """Note that the document is `text` now: it becomes the text before the next one."""
@@ -268,13 +268,13 @@ class Document:
         self.path = path
         self.changed = False
         self._identity: DocumentIdentity | None = None
-        self.verdict = Verdict.UNKNOWN
+        self.verdict = FileVerdict.UNKNOWN
         """Whether what was loaded is what this broker wrote last: see `identify`."""
 
     @property
     def is_doubtful(self) -> bool:
         """Whether what was loaded is not what this broker wrote last."""
-        return self.verdict in (Verdict.CHANGED, Verdict.FOREIGN)
+        return self.verdict in (FileVerdict.CHANGED, FileVerdict.FOREIGN)
 
     def identify(self, store: Store) -> None:
         """Keep an identity file beside the document, whose offsets mean something in
@@ -302,7 +302,7 @@ class Document:
         try:
             found = load_text(self._files, self.path, parsed)
             if self._identity is not None:
-                self.verdict = self._identity.judge(read[-1] if read else None)
+                self.verdict = self._identity.check(read[-1] if read else None)
         except OSError as error:
             raise self._unreadable(error) from error
         return found
@@ -392,7 +392,7 @@ class Document:
                 try:
                     content = text if isinstance(text, str) else text()
                     if self._identity is not None:
-                        self._identity.seal(content)
+                        self._identity.mark_sealed(content)
                     replace_text(self._files, self.path, content)
                     if self._identity is not None:
                         self._identity.written(content)

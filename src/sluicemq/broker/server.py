@@ -487,7 +487,7 @@ class Broker:
             ("delivery state", self._save_delivery),
             ("tables", self._save_tables),
         ):
-            await self._supervisor.do(f"stop, {name}", step, is_last=True)
+            await self._supervisor.run_async(f"stop, {name}", step, is_last=True)
         await self._in_executor(self.store.close)
         self._store = None
 
@@ -660,7 +660,7 @@ class Broker:
         self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
         self.core.sweep()
         if isinstance(self.side, MasterSide):
-            self._supervisor.run("feeding slaves", self.side.run)
+            self._supervisor.run_unless_pausing("feeding slaves", self.side.run)
 
     async def _save(self, *documents: Document) -> None:
         """Write the documents that have changed. A failure is logged, once for each text, keeps

@@ -309,7 +309,7 @@ class BrokerState:
             frame = b"" if command.is_oneway else finish_answer(outcome.answer, command)
             self._announce(peer, frame)
         elif isinstance(outcome, Postponed):
-            self.background.take(outcome.steps, command, peer)
+            self.background.run_request(outcome.steps, command, peer)
         else:
             raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
 
@@ -322,7 +322,7 @@ class BrokerState:
         """A connection is gone."""
         self.polls.disconnect(peer)
         self.questions.disconnected(peer)
-        self.background.add(self._leaving(peer))
+        self.background.run_in_background(self._leaving(peer))
         self.shares.forget(peer)
         if self.steering is not None:
             self.steering.disconnected(peer)
@@ -366,7 +366,7 @@ class BrokerState:
 
     def sweep(self) -> None:
         """A few times a second: long polls and fsyncs whose time is over, messages that are due."""
-        now_s, run = self.clock.monotonic_s(), self.jobs.run
+        now_s, run = self.clock.monotonic_s(), self.jobs.run_unless_pausing
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.turns.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
@@ -382,7 +382,7 @@ class BrokerState:
 
     def second(self) -> None:
         """Once a second: samples for rates, and what lanes have to do."""
-        self.jobs.run("lanes", self.lanes.run)
+        self.jobs.run_unless_pausing("lanes", self.lanes.run)
         self._look_at_clock()
         counters = self.runtime.counters()
         self.sampled_s = self.clock.monotonic_s()
@@ -393,7 +393,7 @@ class BrokerState:
     def _look_at_clock(self) -> None:
         """Log that the wall clock was set back, once for each time."""
         lead_ms = self.steady.lead_ms
-        self.delayed.kept_clock.look()
+        self.delayed.kept_clock.mark_if_ahead()
         if lead_ms > self._lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Messages that wait are delivered as if it "

@@ -19,7 +19,9 @@ from sluicemq.net.network import MemoryNetwork
 _BROKER_LOGGER: Final = logging.getLogger("sluicemq")
 
 
-async def start_refusal(store: StoreConfig, *, files: Files = SYSTEM_FILES) -> SluiceError | None:
+async def find_start_error(
+    store: StoreConfig, *, files: Files = SYSTEM_FILES
+) -> SluiceError | None:
     """Start a read-only broker on the store in `store.root`, stop it, and return the SluiceError
     that prevents the start; return None if the broker starts. Other errors are raised.
 

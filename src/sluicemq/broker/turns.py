@@ -43,7 +43,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import note_slow
-from sluicemq.net.work.background import Steps, begun
+from sluicemq.net.work.background import Steps, run_first_step
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
@@ -91,7 +91,7 @@ class Postponed(NamedTuple):
 def in_steps(steps: Steps[T]) -> T | Postponed:
     """Do the first step of a request's work. Return its outcome if it has ended, else a Postponed
     that goes on with it."""
-    found = begun(steps)
+    found = run_first_step(steps)
     return Postponed(found) if isinstance(found, Generator) else found
 
 

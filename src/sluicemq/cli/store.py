@@ -293,7 +293,7 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
         ):
             result = verify(layout, progress, 1 << 60 if show_all else 100)
         findings = result.findings
-        _add_start_refusal(findings, **place)
+        _add_start_error(findings, **place)
     except SluiceError as error:
         raise InputError(str(error)) from None
     totals = {name: findings.total(name) for name in ("error", "warning", "note")}
@@ -324,14 +324,14 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
         raise SystemExit(EXIT_FINDINGS)
 
 
-def _add_start_refusal(
+def _add_start_error(
     findings: "Findings", directory: str, commit_log_path: str, consume_queue_path: str
 ) -> None:
     """Add the error with which a broker would refuse to start on this store to `findings`.
 
     A store that a running process holds is not tried: its files change meanwhile.
     """
-    from sluicemq.broker.trial import start_refusal  # noqa: PLC0415 - the whole broker
+    from sluicemq.broker.trial import find_start_error  # noqa: PLC0415 - the whole broker
     from sluicemq.config import StoreConfig  # noqa: PLC0415
     from sluicemq.store.tools.checks import ERROR, NOTE  # noqa: PLC0415 - NumPy: 80 ms
 
@@ -344,7 +344,7 @@ def _add_start_refusal(
     config = StoreConfig(
         directory, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
-    refusal = asyncio.run(start_refusal(config))
+    refusal = asyncio.run(find_start_error(config))
     if refusal is not None:
         findings.add(ERROR, "start", directory, f"no broker starts on this store: {refusal}")
 

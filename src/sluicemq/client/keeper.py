@@ -42,13 +42,13 @@ from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.outages import Outages
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, SluiceError
 from sluicemq.model.ids import UniqueIds
 from sluicemq.net.channel import Channel, Dial, dial
+from sluicemq.outages import Outages
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, Command
@@ -98,7 +98,7 @@ class Keeper:
         outages: Outages | None = None,
     ) -> None:
         """`outages`: those of the client whose heartbeats these are."""
-        self._outages = outages or Outages(SYSTEM_CLOCK)
+        self._outages = outages or Outages(SYSTEM_CLOCK, _log)
         self.client_id = client_id
         self._credentials = credentials
         self._on_ask = on_ask

@@ -331,8 +331,12 @@ class Tasks:
 # ---------------------------------------------------------------------- whatever the caller does
 
 
+def _ignore() -> None:
+    """Do nothing. The default of callbacks that a caller need not pass."""
+
+
 async def run_to_end(
-    work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = bool
+    work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = _ignore
 ) -> T:
     """Run `work` in a task of its own, wait until it has ended, and return its result.
 
@@ -392,7 +396,7 @@ class Closing(Generic[T]):
     has ended. If a run fails, the next caller starts another one.
     """
 
-    def __init__(self, on_hurry: Callable[[], object] = bool) -> None:
+    def __init__(self, on_hurry: Callable[[], object] = _ignore) -> None:
         self._run: asyncio.Task[T] | None = None
         self._hurried = asyncio.Event()
         self._on_hurry = on_hurry
@@ -403,7 +407,7 @@ class Closing(Generic[T]):
         return self._run is not None
 
     def hurry(self) -> None:
-        """End every present and later wait in `patience`, and call `on_hurry`. This works before
+        """End every present and later `wait_unless_hurried`, and call `on_hurry`. This works before
         the run has begun, too."""
         self._hurried.set()
         self._on_hurry()
@@ -417,7 +421,7 @@ class Closing(Generic[T]):
             run = self._run = _task_of(work())
         return await run_to_end(run, self.hurry)
 
-    async def patience(self, awaited: asyncio.Event, timeout_s: float) -> bool:
+    async def wait_unless_hurried(self, awaited: asyncio.Event, timeout_s: float) -> bool:
         """Wait until `awaited` is set, `timeout_s` seconds have passed, or `hurry` is called.
         Return whether `awaited` is set."""
         waits = [_task_of(event.wait()) for event in (awaited, self._hurried)]

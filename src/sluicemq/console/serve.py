@@ -16,7 +16,7 @@ from sluicemq.client.tasks import Tasks
 from sluicemq.console import sign_in
 from sluicemq.console.accounts import LOOPBACKS, check_listening
 from sluicemq.console.app import Console
-from sluicemq.console.doors import bounds
+from sluicemq.console.http_limits import uvicorn_options
 from sluicemq.console.table import PAGES
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.addresses import join
@@ -34,7 +34,7 @@ async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="on",
         proxy_headers=False,  # who asks is who connects: what a header says anybody may write
-        timeout_graceful_shutdown=CLOSE_S, **bounds(),
+        timeout_graceful_shutdown=CLOSE_S, **uvicorn_options(),
     )  # fmt: skip
     server = uvicorn.Server(config)
     listening.listen()  # who comes before it serves waits

@@ -19,7 +19,7 @@ from libc.string cimport memcmp, memcpy
 from sluicemq.errors import StoreError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TRANSACTION_MASK
-from sluicemq.model.properties import CARE_ON_SEND
+from sluicemq.model.properties import ACTED_ON_SEND
 from sluicemq.record import layout
 
 ctypedef unsigned char byte
@@ -66,7 +66,7 @@ cdef enum:
 
 cdef Name[NAMES_MAX] care_names
 cdef int[256] care_first  # by first letter: a name, -1 for none
-care_bytes = sorted(f"{name}\x01".encode() for name in CARE_ON_SEND)  # kept: `text` points there
+care_bytes = sorted(f"{name}\x01".encode() for name in ACTED_ON_SEND)  # kept: `text` points there
 
 
 cdef int index_names() except -1:

@@ -21,7 +21,7 @@ class Incarnation:
     `text`, the id, stays the same as long as every acknowledged message is still there. That is so
     after a clean shutdown, after a killed process (the kernel writes what it was given), and after
     a power loss if every message was synced before it was acknowledged. Otherwise, and when the
-    file or the log is gone, `begin` makes a new id. One case is not noticed: the log alone is
+    file or the log is gone, `open` makes a new id. One case is not noticed: the log alone is
     deleted within a second of its first message.
     """
 
@@ -36,9 +36,9 @@ class Incarnation:
         self._written: dict[str, str | bool] | None = None
         self.text = ""
         self.is_empty = False
-        """The store had no log when it was opened, and `grown` was not called since."""
+        """The store had no log when it was opened, and `note_log` was not called since."""
 
-    def begin(self, *, is_empty: bool, is_synced: bool) -> str:
+    def open(self, *, is_empty: bool, is_synced: bool) -> str:
         """Return the id of a store that has been opened, and write it durably.
 
         `is_empty`: the store has no log. `is_synced`: from now on nothing is acknowledged before it
@@ -57,7 +57,7 @@ class Incarnation:
             self._write()
         return self.text
 
-    def grown(self) -> None:
+    def note_log(self) -> None:
         """Write that the store has a log now. Do nothing if that is written already. Raises
         OSError."""
         with self._lock:
@@ -65,7 +65,7 @@ class Incarnation:
                 self.is_empty = False
                 self._write()
 
-    def end(self) -> None:
+    def note_shutdown(self) -> None:
         """Write that the store was shut down cleanly, so everything is synced. Raises OSError."""
         with self._lock:
             self._is_synced = True

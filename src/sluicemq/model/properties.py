@@ -16,11 +16,10 @@ CONSUMER_SEND_MSG_BACK (36). Three more rules depend on where a message goes, be
 send these names for good reasons:
 
 - `LANE` stays in a message to a retry topic, where a client of the group may set it.
-
 - RETRY_TOPIC and ORIGIN_MESSAGE_ID say where a failed message came from. They count in a retry or
   dead-letter topic, where only members of the group write, and nowhere else (`forget_origin`).
-- `OF_COPIES` is what a broker writes into copies of a prepared message. It is taken off a message
-  that begins a transaction.
+- PREPARED_COPY_PROPERTIES are what a broker writes into copies of a prepared message. They are
+  removed from a message that begins a transaction.
 
 A stored message that is written again as a new one (a copy by Spark) takes over what says what it
 is and where it came from (`COPIED`), and leaves behind what its first delivery needed.
@@ -198,7 +197,7 @@ def _named(*kinds: OnSend) -> frozenset[str]:
 REMOVED_ON_SEND: Final = _named(_REMOVED)
 FILLED_ON_SEND: Final = _named(_FILLED)
 REFUSED_IN_BATCH: Final = _named(_OBEYED)
-CARE_ON_SEND: Final = _named(_REMOVED, _FILLED, _OBEYED)
+ACTED_ON_SEND: Final = _named(_REMOVED, _FILLED, _OBEYED)
 """The fast paths of a send hand a message that has one of these to the ordinary path."""
 COPIED: Final = frozenset(
     {
@@ -220,18 +219,19 @@ COPIED: Final = frozenset(
     }
 )
 """Reserved properties that a new message takes over from the stored one that it copies."""
-OF_COPIES: Final = (CHECK_TIMES, PREPARED_OFFSET)
-RESERVED_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_refused)
+PREPARED_COPY_PROPERTIES: Final = (CHECK_TIMES, PREPARED_OFFSET)
+"""Names that a broker writes into copies of a prepared message."""
+REFUSED_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_refused)
 """Names that our client refuses among the user's own properties."""
 HIDDEN_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_hidden)
 """Names that gRPC clients neither send nor see among the user's own properties."""
 
 
-def is_reserved(name: str) -> bool:
+def is_refused_property(name: str) -> bool:
     """Return whether our client refuses `name` among the user's own properties: it is in
-    RESERVED_PROPERTIES or begins with TRANSIENT_PREFIX. Other names of the table RESERVED give
+    REFUSED_PROPERTIES or begins with TRANSIENT_PREFIX. Other names of the table RESERVED give
     False."""
-    return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
+    return name in REFUSED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
 
 
 def is_copied(name: str) -> bool:
@@ -244,9 +244,9 @@ def is_copied(name: str) -> bool:
 
 
 def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that our client lets users set (`is_reserved` is False). Names of
-    RESERVED that it does not refuse, such as TIMER_OUT_MS, are among them."""
-    return {name: text for name, text in properties.items() if not is_reserved(name)}
+    """Return the properties that our client lets users set (`is_refused_property` is False).
+    Names of RESERVED that it does not refuse, such as TIMER_OUT_MS, are among them."""
+    return {name: text for name, text in properties.items() if not is_refused_property(name)}
 
 
 def remove_on_send(properties: dict[str, str], *, is_retry: bool = False) -> None:

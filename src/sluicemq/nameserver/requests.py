@@ -37,7 +37,7 @@ from sluicemq.nameserver.routes import (
 )
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.openssl import server_contexts
-from sluicemq.net.work.background import Steps, begun, run_now
+from sluicemq.net.work.background import Steps, run_first_step, run_now
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire import headers as h
 from sluicemq.wire.codes import RequestCode as Code
@@ -186,7 +186,7 @@ class Requests:
         except (ProtocolError, OSError) as error:
             return failure(ResponseCode.SYSTEM_ERROR, str(error))
         if isinstance(found, Generator):
-            return begun(self._finishing(found))
+            return run_first_step(self._finishing(found))
         return success() if found is None else found
 
     @staticmethod

@@ -25,7 +25,7 @@ from sluicemq.nameserver.routes import RouteTable, SmallestChanged, drained
 from sluicemq.net.accept import warn_of_protection
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import WITH_MESSAGES, WORKS_MAX, ServerLimits, Shares
+from sluicemq.net.limits import WEIGHT_MAX, WITH_MESSAGES, ServerLimits, Shares
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.work.background import Background, in_executor
 from sluicemq.supervision import Supervisor
@@ -67,7 +67,7 @@ class NameServer:
         call_soon: CallSoon = lambda run: asyncio.get_running_loop().call_soon(run)  # noqa: E731
         self._shares = shares or Shares(clock.monotonic_s, call_soon)
         self._background = Background(clock, self._shares)
-        self.requests.drop = lambda topics: self._background.add(drained(topics))
+        self.requests.drop = lambda topics: self._background.run_in_background(drained(topics))
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
         self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
@@ -78,7 +78,7 @@ class NameServer:
                 RequestCode.SLUICE_ACCESS_STATUS: lambda _command, _peer: access_status(self.guard),
             },
             # One at a time of a connection: a hundred thousand topics may wait in each.
-            deferred=partial(self._background.take, weight=WORKS_MAX),
+            deferred=partial(self._background.run_request, weight=WEIGHT_MAX),
             shares=self._shares,
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,
@@ -150,7 +150,7 @@ class NameServer:
     def tick(self) -> None:
         """Remove brokers that have been silent too long, and close their connections."""
         expired = self.requests.table.expire(self._now_ms())
-        self._background.add(self.requests.table.forgetting(expired))
+        self._background.run_in_background(self.requests.table.forgetting(expired))
         for broker in expired:
             log.warning(
                 "broker %s at %s has not registered for %d ms and is removed",
@@ -174,7 +174,7 @@ class NameServer:
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone, and with it the brokers that registered over it."""
         lost = self.requests.table.registered_by(peer)
-        self._background.add(self.requests.table.forgetting(lost))
+        self._background.run_in_background(self.requests.table.forgetting(lost))
         self._shares.forget(peer)
         for broker in () if self._closing else lost:
             log.warning(
@@ -213,7 +213,7 @@ class NameServer:
         interval_s = self.requests.config.scan_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._sweep)
         self._swept_ms = self._now_ms()
-        self._jobs.run("broker expiry", self.tick)
+        self._jobs.run_unless_pausing("broker expiry", self.tick)
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)

@@ -291,8 +291,8 @@ NOTED_S: Final = 0.000_05
 """What takes less goes on no account, as long as nobody waits: an ordinary pull."""
 SERVED_MAX: Final = 64
 """So many of those who wait are served in a turn, under a clock that stands still."""
-WORKS_MAX: Final = 16
-"""So many works of one connection may be under way; until one ends, its next request waits."""
+WEIGHT_MAX: Final = 16
+"""The next request of a connection waits while its work items weigh this much together."""
 
 Run = Callable[[], Any]
 
@@ -316,7 +316,7 @@ class _Account:
 
     @property
     def can_be_read(self) -> bool:
-        return self.request is not None and self.works < WORKS_MAX
+        return self.request is not None and self.works < WEIGHT_MAX
 
     def take(self) -> Run:
         """What it does next: nothing if it has become full while it waited."""
@@ -389,10 +389,10 @@ class Shares:
 
     def begin_work(self, who: Hashable, weight: int = 1) -> None:
         """A work is under way. The requests behind it need not wait, as long as the works of the
-        connection weigh less than WORKS_MAX together."""
+        connection weigh less than WEIGHT_MAX together."""
         account = self._accounts[who]
         account.works += weight
-        if account.works >= WORKS_MAX:
+        if account.works >= WEIGHT_MAX:
             self._full.add(who)
             self.is_tight = True
 
@@ -401,7 +401,7 @@ class Shares:
         account = self._accounts.get(who)
         if account is not None:
             account.works -= weight
-            if account.works < WORKS_MAX:
+            if account.works < WEIGHT_MAX:
                 self._full.discard(who)
                 self.is_tight = self._is_over or bool(self._full)
                 self._stand(account)

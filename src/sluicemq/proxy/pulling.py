@@ -17,7 +17,7 @@ goes on waiting, for the rest of the time. Lite topics are not served here, and 
 from collections.abc import Iterable
 
 from sluicemq.client.core import requests, talks
-from sluicemq.client.core.identity import position_beyond_end
+from sluicemq.client.core.identity import restart_offset
 from sluicemq.client.core.requests import PullStatus, expect_success, number, pull_answer
 from sluicemq.client.core.talks import Talk
 from sluicemq.filter.subscriptions import tag_matches
@@ -74,7 +74,7 @@ class Pulling:
             answer = pull_answer(reply, address)
             next_offset = answer.next_offset
             if answer.status is PullStatus.OFFSET_ILLEGAL:
-                beginning = position_beyond_end(answer, offset)
+                beginning = restart_offset(answer, offset)
                 if beginning is not None:
                     next_offset = beginning
                 text = (

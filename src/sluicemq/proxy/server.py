@@ -230,7 +230,7 @@ class Proxy:
         for family in self.families:
             method = getattr(family, name, None)
             if method is not None:
-                self.jobs.attempt(f"{name} of {type(family).__name__}", method)
+                self.jobs.run_now(f"{name} of {type(family).__name__}", method)
 
     def _disconnected(self, peer: Peer) -> None:
         self.clients.disconnected(peer)

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.model.properties import CARE_ON_SEND
+from sluicemq.model.properties import ACTED_ON_SEND
 from sluicemq.record.codec import BATCH_FIXED_BYTES, BATCH_MESSAGES_MAX
 from sluicemq.record.layout import (
     BATCH_HEAD,
@@ -377,7 +377,7 @@ def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Posit
     return np.array(list(map(code_of, tags)), np.int64)
 
 
-_NEEDS_CARE: Final = frozenset(name.encode() for name in CARE_ON_SEND)
+_NEEDS_CARE: Final = frozenset(name.encode() for name in ACTED_ON_SEND)
 """Names that the ordinary way has to look at."""
 _CARE: Final = np.frombuffer(
     b"".join(name[-_WORD_BYTES:] for name in _NEEDS_CARE if len(name) >= _WORD_BYTES), ">u8"

@@ -292,7 +292,7 @@ class Replica:
         if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
             return
         if member.end > 0:  # before others hear of it, and the set counts on it
-            self._incarnation.grown()
+            self._incarnation.note_log()
         self._published = None
         known, entries = self.view.state, await self._consensus.read(self._prefix)
         self._look_back(known, entries)

@@ -96,7 +96,7 @@ from sluicemq.spark.filters import (
 )
 from sluicemq.spark.options import DECLARED, EXACTLY_ONCE, READ, WRITE, Options, parse_options
 from sluicemq.spark.schema import BASE, EXTRA, declared_columns, settled, struct_type
-from sluicemq.spark.sources.identity import anchored_parts, anchors_at_end, served
+from sluicemq.spark.sources.identity import anchors_at_end, existing_topics, set_anchors
 from sluicemq.spark.sources.offsets import (
     RangePartition,
     ReadPlan,
@@ -243,7 +243,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         """Where the messages are that a read has to look at."""
         with open_admin(self.options) as admin:
             fails = self.options["failOnDataLoss"]
-            topics = served(admin, self.topics.found(admin), fails=fails)
+            topics = existing_topics(admin, self.topics.found(admin), fails=fails)
             subscription = self.plan.subscription
             if subscription is not None and subscription.kind == SQL92:
                 check_selector(admin, topics, self.plan.group, subscription.expression)
@@ -258,7 +258,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 ranges = narrowed_by_keys(admin, ranges, self.pushed.keys, addresses)
             anchors = anchors_at_end(admin, self.plan.group, ranges)
             parts = partitions_of(self.options, ranges, addresses)
-            return list(anchored_parts(parts, anchors, is_batch=True))
+            return list(set_anchors(parts, anchors, is_batch=True))
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
         from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only

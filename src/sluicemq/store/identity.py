@@ -20,13 +20,14 @@ file lies beside the directory, never inside.
 
 How an owner of a derived file uses it:
 
-    start         `judge` returns a `Verdict`. SEALED: trust the file. OPEN: the process was killed;
-                  check the file's structure from the last durable point on. UNKNOWN: written by
-                  RocketMQ or by a version without identities; verify the file against its source.
-                  DISCARDED, FOREIGN, CHANGED: do not read the file; `discard` and build it.
-    first change  `open`, before the first byte of the file changes. Later calls cost nothing.
-    shutdown      `seal`, when the file is synced, with its checksum.
-    slave         `discard`, then remove the file: another master's log must not meet it.
+    start         `check` returns a `FileVerdict`. SEALED: trust the file. OPEN: the process was
+                  killed; check the file's structure from the last durable point on. UNKNOWN:
+                  written by RocketMQ or by a version without identities; verify the file against
+                  its source. DISCARDED, FOREIGN, CHANGED: do not read the file; `mark_discarded`
+                  and build it.
+    first change  `mark_open`, before the first byte of the file changes. Later calls cost nothing.
+    shutdown      `mark_sealed`, when the file is synced, with its checksum.
+    slave         `mark_discarded`, then remove the file: another master's log must not meet it.
     offline       `read_identity` and `read_incarnation` change nothing.
 
 `Store.open` keeps the incarnation of every store (`files.incarnation`).
@@ -76,7 +77,7 @@ class State(enum.Enum):
     DISCARDED = "discarded"
 
 
-class Verdict(enum.Enum):
+class FileVerdict(enum.Enum):
     """How far a derived file may be trusted at a start."""
 
     SEALED = enum.auto()
@@ -153,9 +154,9 @@ class IdentityFile:
         self._path = path + IDENTITY_SUFFIX
         self._incarnation = incarnation
         self.found: Identity | None = None
-        """What the file says, as of the last `judge` or change."""
+        """What the file says, as of the last `check` or change."""
 
-    def judge(self, log: RecordSource, checksum: Callable[[], int]) -> Verdict:
+    def check(self, log: RecordSource, checksum: Callable[[], int]) -> FileVerdict:
         """Read the identity file and return how far the derived file may be trusted.
 
         `checksum` computes the checksum of the content as it is now; it is called only for a sealed
@@ -163,16 +164,16 @@ class IdentityFile:
         """
         self.found = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
         if found is None:
-            return Verdict.UNKNOWN
+            return FileVerdict.UNKNOWN
         if found.state is State.DISCARDED:
-            return Verdict.DISCARDED
+            return FileVerdict.DISCARDED
         if not found.is_of(self._incarnation, log):
-            return Verdict.FOREIGN
+            return FileVerdict.FOREIGN
         if found.state is State.OPEN:
-            return Verdict.OPEN
-        return Verdict.SEALED if checksum() == found.checksum else Verdict.CHANGED
+            return FileVerdict.OPEN
+        return FileVerdict.SEALED if checksum() == found.checksum else FileVerdict.CHANGED
 
-    def open(self) -> None:
+    def mark_open(self) -> None:
         """Mark the derived file as open, durably: its content is about to change. Call this before
         its first byte changes; do nothing if it is open already. Keep the position of the last
         record, if it is of this incarnation. Raises OSError."""
@@ -184,7 +185,7 @@ class IdentityFile:
             crc = found.record_crc if found is not None and is_known else 0
             self._write(Identity(self._incarnation, State.OPEN, position, crc))
 
-    def seal(
+    def mark_sealed(
         self,
         log: RecordSource,
         position: int,
@@ -204,10 +205,10 @@ class IdentityFile:
             Identity(self._incarnation, State.SEALED, position, crc, checksum, details or {})
         )
 
-    def discard(self) -> None:
+    def mark_discarded(self) -> None:
         """Mark the derived file as discarded, durably: it must not be read any more. Call this
-        before the file is removed, and before it is built again. The next `open` replaces the mark.
-        Raises OSError."""
+        before the file is removed, and before it is built again. The next `mark_open` replaces the
+        mark. Raises OSError."""
         if self.found is None or self.found.state is not State.DISCARDED:
             self._write(Identity(self._incarnation, State.DISCARDED))
 

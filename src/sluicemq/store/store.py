@@ -31,7 +31,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
 from sluicemq.files.incarnation import Incarnation
-from sluicemq.outages import OutageLog
+from sluicemq.outages import Outages, kind_of
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
     DeletedTopics,
@@ -65,6 +65,9 @@ WALK_BYTES: Final = 64 << 20
 """A mark is due when the log is so much longer than at the last one: what a start after a crash
 walks depends on this, not on how fast messages came."""
 WALK_BYTES_A_FILE: Final = 32 << 10  # ... or for each file that the mark needs, which costs more
+_QUEUE_WRITES: Final = "consume queue writes"
+_NEXT_FILE: Final = "commit log preallocation"
+_CHECKPOINT_WRITES: Final = "checkpoint writes"
 FLUSH_EACH: Final = 128  # queues at a time, a millisecond: there may be tens of thousands
 Visible = list[tuple[str, int, int]]
 """(topic, queue id, new maximum offset) of the queues that have something new to read."""
@@ -109,9 +112,7 @@ class Store:
         self._clock = clock
         self._unlock = unlock
         self._is_closed = False
-        self._queue_outage = OutageLog(logger, "writing consume queues")
-        self._next_file_outage = OutageLog(logger, "creating the next commit log file")
-        self._checkpoint_outage = OutageLog(logger, "writing a new checkpoint")
+        self._outages = Outages(clock, logger)
         self._abort_path = f"{config.root}/abort"
         after_crash = files.exists(self._abort_path)
         self._log = log = CommitLog(
@@ -160,9 +161,7 @@ class Store:
         self._start_ms = clock.now_ms()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
         self._settle_recovery(after_crash=after_crash, was_followed=was_followed)
-        self.incarnation.begin(
-            is_empty=log.written_offset <= log.start, is_synced=config.flush_sync
-        )
+        self.incarnation.open(is_empty=log.written_offset <= log.start, is_synced=config.flush_sync)
         if confirmed is not None:
             self.hide(confirmed)
 
@@ -509,9 +508,10 @@ class Store:
         try:
             self._log.prepare_next()
         except OSError as error:
-            self._next_file_outage.failed(error)
+            text = "creating the next commit log file failed: %s"
+            self._outages.failed(_NEXT_FILE, text, error, kind=kind_of(error))
         else:
-            self._next_file_outage.recovered()
+            self._outages.worked(_NEXT_FILE)
 
     def _flush(self, queues: list[Queue], count: int = 1 << 62) -> bool:
         """Write the last so many of these queues, and take them off the list. False: the disk
@@ -521,9 +521,10 @@ class Store:
                 self._queues.flush(queues[-1])
                 queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
-            self._queue_outage.failed(error)
+            text = "writing consume queues failed: %s"
+            self._outages.failed(_QUEUE_WRITES, text, error, kind=kind_of(error))
             return False
-        self._queue_outage.recovered()
+        self._outages.worked(_QUEUE_WRITES)
         return True
 
     # --- checkpoints
@@ -583,15 +584,16 @@ class Store:
         another is made later. Raises OSError for any other error."""
         try:
             if mark.log_offset:  # from here on a missing log is a loss
-                self.incarnation.grown()
+                self.incarnation.note_log()
             self._durable.write(mark)
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise
             self._marked = None
-            self._checkpoint_outage.failed(error)
+            text = "writing a new checkpoint failed: %s"
+            self._outages.failed(_CHECKPOINT_WRITES, text, error, kind=kind_of(error))
         else:
-            self._checkpoint_outage.recovered()
+            self._outages.worked(_CHECKPOINT_WRITES)
 
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):
@@ -767,8 +769,8 @@ class Store:
         a power loss the next start then has a new incarnation, which is safe."""
         try:
             if self._log.written_offset > self._log.start:
-                self.incarnation.grown()
-            self.incarnation.end()
+                self.incarnation.note_log()
+            self.incarnation.note_shutdown()
         except OSError as error:
             if error.errno not in FULL_ERRORS | PASSING_ERRORS:
                 raise

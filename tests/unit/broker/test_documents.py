@@ -7,7 +7,7 @@ import pytest
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.documents import Document
 from sluicemq.files import replace_text
-from sluicemq.store.identity import IDENTITY_SUFFIX, Verdict, read_identity
+from sluicemq.store.identity import IDENTITY_SUFFIX, FileVerdict, read_identity
 from sluicemq.testing.files import CrashableFiles
 
 PATH = "/store/config/table.json"
@@ -46,22 +46,28 @@ def other_store(_: CrashableFiles) -> bytes:
 
 
 Change = Callable[[CrashableFiles], None]
-CASES: dict[str, tuple[Change, Verdict]] = {
-    "as it was written": (lambda files: None, Verdict.SEALED),
+CASES: dict[str, tuple[Change, FileVerdict]] = {
+    "as it was written": (lambda files: None, FileVerdict.SEALED),
     "killed before the document": (
-        lambda files: replace_text(files, PATH, "first"), Verdict.SEALED
+        lambda files: replace_text(files, PATH, "first"),
+        FileVerdict.SEALED,
     ),
-    "main edition removed": (lambda files: files.remove(PATH), Verdict.SEALED),
-    "another text": (lambda files: replace_text(files, PATH, "third"), Verdict.CHANGED),
+    "main edition removed": (lambda files: files.remove(PATH), FileVerdict.SEALED),
+    "another text": (lambda files: replace_text(files, PATH, "third"), FileVerdict.CHANGED),
     "both editions removed": (
-        lambda files: (files.remove(PATH), files.remove(PATH + ".bak"), None)[-1], Verdict.CHANGED
+        lambda files: (files.remove(PATH), files.remove(PATH + ".bak"), None)[-1],
+        FileVerdict.CHANGED,
     ),
     "identity of another log": (
-        lambda files: files.put(PATH + IDENTITY_SUFFIX, other_store(files)), Verdict.FOREIGN
+        lambda files: files.put(PATH + IDENTITY_SUFFIX, other_store(files)),
+        FileVerdict.FOREIGN,
     ),
-    "without identity": (lambda files: files.remove(PATH + IDENTITY_SUFFIX), Verdict.UNKNOWN),
-    "identity spoilt": (lambda files: files.put(PATH + IDENTITY_SUFFIX, b"{}"), Verdict.UNKNOWN),
-}  # fmt: skip
+    "without identity": (lambda files: files.remove(PATH + IDENTITY_SUFFIX), FileVerdict.UNKNOWN),
+    "identity spoilt": (
+        lambda files: files.put(PATH + IDENTITY_SUFFIX, b"{}"),
+        FileVerdict.UNKNOWN,
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -70,7 +76,7 @@ def test_a_start_knows_the_document_that_was_written_last(stored: SteppedBroker,
     change(stored.files)
     made, _ = document(stored)
     assert made.verdict is verdict
-    assert made.is_doubtful == (verdict in (Verdict.CHANGED, Verdict.FOREIGN))
+    assert made.is_doubtful == (verdict in (FileVerdict.CHANGED, FileVerdict.FOREIGN))
 
 
 def test_a_doubtful_document_is_trusted_again_when_it_is_written(stored: SteppedBroker) -> None:
@@ -78,7 +84,7 @@ def test_a_doubtful_document_is_trusted_again_when_it_is_written(stored: Stepped
     assert document(stored)[0].is_doubtful
     save(stored, "of this store")
     made, text = document(stored)
-    assert (made.verdict, text) == (Verdict.SEALED, "of this store")
+    assert (made.verdict, text) == (FileVerdict.SEALED, "of this store")
 
 
 def test_writes_that_fail_after_the_identity_leave_a_right_document(
@@ -97,4 +103,4 @@ def test_writes_that_fail_after_the_identity_leave_a_right_document(
     found = read_identity(files, PATH)
     assert found is not None
     later = SteppedBroker(files=files, clock=stored.clock)
-    assert document(later)[0].verdict is Verdict.SEALED
+    assert document(later)[0].verdict is FileVerdict.SEALED

@@ -19,7 +19,7 @@ from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import SLICE_S, WORKS_MAX, Background, Steps
+from sluicemq.net.work.background import LONG_REQUESTS_MAX, SLICE_S, Background, Steps
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
 
@@ -253,7 +253,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
 def test_too_many_questions_are_refused() -> None:
     background = Background(clock := Watched(), Shares(clock.monotonic_s, lambda _: None))
     client = SteppedBroker().connect()
-    for number in range(WORKS_MAX):
+    for number in range(LONG_REQUESTS_MAX):
         background.answer(steps([], "a", 9), Command(900131, {}, b"", number), client.peer)
     with pytest.raises(RequestError, match="Too many long-running requests"):
         background.answer(steps([], "a", 9), Command(900131, {}, b"", 99), client.peer)

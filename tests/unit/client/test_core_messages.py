@@ -16,7 +16,7 @@ from sluicemq.client.core.names import (
 )
 from sluicemq.errors import ConfigurationError, SendError
 from sluicemq.model.message import Message
-from sluicemq.model.properties import RESERVED_PROPERTIES
+from sluicemq.model.properties import REFUSED_PROPERTIES
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch, decode_properties
@@ -95,7 +95,7 @@ def test_a_body_is_bytes_or_text():
         make_message(Message("t", b"x"), b"y")
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
+@pytest.mark.parametrize("name", sorted(REFUSED_PROPERTIES))
 def test_a_reserved_property_is_refused_by_name(name):
     with pytest.raises(ConfigurationError, match=name):
         check_properties({name: "x"})

@@ -5,8 +5,7 @@ import logging
 
 import pytest
 
-from sluicemq.client.core.outages import FLAP_S, Outages, is_outage
-from sluicemq.errors import ConnectionLostError, RequestError, SendError, SluiceError
+from sluicemq.errors import SluiceError
 from sluicemq.testing.embedded import embedded
 from sluicemq.testing.virtual import VirtualClock
 
@@ -75,55 +74,3 @@ async def test_each_server_that_is_away_is_one_line_and_its_return_another_one(k
         assert not rest
         assert len([one for one in after if "the lock of" in one]) <= 1
         await asyncio.gather(*transactions)
-
-
-class Clock:
-    now_s = 0.0
-
-    def monotonic_s(self):
-        return self.now_s
-
-
-def test_the_end_tells_how_long_it_was_and_how_much_was_not_logged(caplog):
-    clock = Clock()
-    outages = Outages(clock)
-    for _ in range(4):
-        outages.failed("a:1", "pull of %s failed", "q")
-    outages.failed("b:1", "other")
-    clock.now_s = 60.0
-    outages.worked("a:1")
-    outages.worked("a:1")
-    found = [one.getMessage() for one in caplog.records]
-    assert found == [
-        "pull of q failed [until it works again, failures of a:1 are logged at DEBUG]",
-        "other [until it works again, failures of b:1 are logged at DEBUG]",
-        "the outage of a:1 is over after 60 s; 3 more failures were logged at DEBUG",
-    ]
-    assert set(outages.open) == {"b:1"}
-
-
-def test_what_fails_again_at_once_is_logged_when_it_lasts(caplog):
-    clock = Clock()
-    outages = Outages(clock)
-    outages.failed("a:1", "first")
-    outages.worked("a:1")
-    caplog.clear()
-    outages.failed("a:1", "flap")
-    outages.worked("a:1")
-    assert not caplog.records
-    outages.failed("a:1", "flap")
-    clock.now_s += FLAP_S + 1
-    outages.failed("a:1", "lasts")
-    outages.failed("a:1", "lasts")
-    assert [one.getMessage().partition(" ")[0] for one in caplog.records] == ["lasts"]
-    outages.worked("a:1")
-    assert "2 more failures" in caplog.records[-1].getMessage()
-
-
-def test_an_outage_is_found_behind_the_error_that_a_send_raises():
-    failed = SendError("not stored")
-    failed.__cause__ = ConnectionLostError("gone")
-    assert is_outage(failed)
-    refused = RequestError(1, "no")
-    refused.__cause__ = refused  # as `raise error from error` leaves it
-    assert not is_outage(refused)

@@ -21,10 +21,10 @@ from sluicemq.client.core.identity import (
     Judgement,
     Look,
     QueueIdentity,
-    Verdict,
-    judge,
+    QueueVerdict,
+    check_queue,
     look,
-    position_beyond_end,
+    restart_offset,
 )
 from sluicemq.client.core.requests import PullAnswer, PullStatus
 from sluicemq.client.threaded import LitePullConsumer
@@ -309,30 +309,30 @@ def anchors(*offsets: int) -> list[Anchor]:
 @pytest.mark.parametrize(
     ("queue", "known", "expected"),
     [
-        (Queue(lives((0, 60, 1)), 60), anchors(10, 49), Judgement(Verdict.SAME)),
-        (Queue({}, 0), anchors(49), Judgement(Verdict.RECREATED, 0)),
-        (Queue({}, 0), anchors(0), Judgement(Verdict.RECREATED, 0)),
-        (Queue(lives((0, 5, 2)), 5), anchors(10, 49), Judgement(Verdict.RECREATED, 0)),
-        (Queue(lives((0, 49, 2)), 49), anchors(49), Judgement(Verdict.RECREATED, 0)),
-        (Queue(lives((0, 50, 2)), 50), anchors(10, 49), Judgement(Verdict.RECREATED, 0)),
-        (Queue(lives((0, 90, 2)), 90), anchors(10, 49), Judgement(Verdict.RECREATED, 0)),
+        (Queue(lives((0, 60, 1)), 60), anchors(10, 49), Judgement(QueueVerdict.SAME)),
+        (Queue({}, 0), anchors(49), Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue({}, 0), anchors(0), Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 5, 2)), 5), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 49, 2)), 49), anchors(49), Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 50, 2)), 50), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 90, 2)), 90), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 0)),
         # Retention removed the head, up to all that was read, and all there is.
-        (Queue(lives((40, 60, 1)), 60, 40), anchors(10, 49), Judgement(Verdict.SAME)),
-        (Queue(lives((50, 60, 1)), 60, 50), anchors(10, 49), Judgement(Verdict.SAME)),
-        (Queue({}, 50, 50), anchors(10, 49), Judgement(Verdict.SAME)),
-        (Queue({}, 50, 50), [Anchor(49, None)], Judgement(Verdict.SAME)),
-        (Queue(lives((0, 90, 2)), 90), [Anchor(49, None)], Judgement(Verdict.RECREATED, 0)),
+        (Queue(lives((40, 60, 1)), 60, 40), anchors(10, 49), Judgement(QueueVerdict.SAME)),
+        (Queue(lives((50, 60, 1)), 60, 50), anchors(10, 49), Judgement(QueueVerdict.SAME)),
+        (Queue({}, 50, 50), anchors(10, 49), Judgement(QueueVerdict.SAME)),
+        (Queue({}, 50, 50), [Anchor(49, None)], Judgement(QueueVerdict.SAME)),
+        (Queue(lives((0, 90, 2)), 90), [Anchor(49, None)], Judgement(QueueVerdict.RECREATED, 0)),
         # And of a new topic too.
-        (Queue(lives((20, 90, 2)), 90, 20), anchors(10, 49), Judgement(Verdict.RECREATED, 20)),
+        (Queue(lives((20, 90, 2)), 90, 20), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 20)),
         # An unclean failover lost the newest messages; others may be in their places.
-        (Queue(lives((0, 45, 1)), 45), anchors(10, 40, 49), Judgement(Verdict.CUT, 41)),
+        (Queue(lives((0, 45, 1)), 45), anchors(10, 40, 49), Judgement(QueueVerdict.CUT, 41)),
         (Queue(lives((0, 45, 1), (45, 60, 2)), 60), anchors(10, 40, 49),
-         Judgement(Verdict.CUT, 41)),
+         Judgement(QueueVerdict.CUT, 41)),
         # A hole says nothing.
-        (Queue(lives((0, 49, 1), (50, 60, 1)), 60), anchors(10, 49), Judgement(Verdict.SAME)),
+        (Queue(lives((0, 49, 1), (50, 60, 1)), 60), anchors(10, 49), Judgement(QueueVerdict.SAME)),
         (Queue(lives((0, 49, 2), (50, 60, 2)), 60), anchors(10, 49),
-         Judgement(Verdict.RECREATED, 0)),
-        (Queue(lives((0, 60, 1)), 60), [], Judgement(Verdict.SAME)),
+         Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 60, 1)), 60), [], Judgement(QueueVerdict.SAME)),
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_queue(
@@ -342,7 +342,7 @@ def test_the_verdict_on_a_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(identity, "look", queue.look)
-    assert run(judge(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
+    assert run(check_queue(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
 
 
 def run(talk: Iterator[Any]) -> Any:
@@ -361,8 +361,8 @@ def test_nothing_follows_from_the_end_of_a_slave_that_is_behind(
     queue = Queue(lives((0, end, 1)), end)
     queue.is_slave = True
     monkeypatch.setattr(identity, "look", queue.look)
-    found = run(judge(None, GROUP, QUEUE, anchors(49)))  # type: ignore[arg-type]
-    assert found == Judgement(Verdict.UNKNOWN)
+    found = run(check_queue(None, GROUP, QUEUE, anchors(49)))  # type: ignore[arg-type]
+    assert found == Judgement(QueueVerdict.UNKNOWN)
 
 
 def test_a_message_at_the_same_place_with_another_time_or_position_is_another_one() -> None:
@@ -379,8 +379,8 @@ def answer(low: int, high: int, status: PullStatus = PullStatus.NO_NEW_MSG) -> P
 
 def known_queue() -> QueueIdentity:
     known = QueueIdentity()
-    known.saw(anchors(8)[0], 100, 100.0)
-    known.bounded(answer(2, 9))
+    known.add_anchor(anchors(8)[0], 100, 100.0)
+    known.accept_bounds(answer(2, 9))
     return known
 
 
@@ -405,7 +405,7 @@ def test_a_proof_is_due_once_a_second_and_when_the_queue_has_lost_something(
 
 def test_looking_at_large_messages_is_done_less_often() -> None:
     known = known_queue()
-    known.saw(anchors(9)[0], 4 << 20, 100.5)
+    known.add_anchor(anchors(9)[0], 4 << 20, 100.5)
     assert not known.needs_proof(answer(2, 10), 104.0)
     assert known.needs_proof(answer(2, 10), 105.5)
 
@@ -418,12 +418,12 @@ def test_after_an_error_a_proof_is_due_at_once() -> None:
 
 def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
     known = QueueIdentity()
-    known.saw(anchors(8)[0], 1, 0.0)
+    known.add_anchor(anchors(8)[0], 1, 0.0)
     for offset in range(9, 40):
-        known.saw(anchors(offset)[0], 1, 0.0)
+        known.add_anchor(anchors(offset)[0], 1, 0.0)
     assert [anchor.offset for anchor in known.proven] == [8]
     assert len(known.fresh) <= identity.ANCHORS_MAX
-    known.proved(1.0)
+    known.note_same(1.0)
     offsets = [anchor.offset for anchor in known.proven]
     assert (offsets[0], offsets[-1], len(offsets)) == (8, 39, identity.ANCHORS_MAX)
     gaps = [39 - offset for offset in offsets]
@@ -445,7 +445,7 @@ def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
 def test_a_position_behind_the_end_begins_at_the_first_message(
     pulled: PullAnswer, offset: int, expected: int | None
 ) -> None:
-    assert position_beyond_end(pulled, offset) == expected
+    assert restart_offset(pulled, offset) == expected
 
 
 def test_the_file_of_anchors_is_read_back() -> None:

@@ -284,13 +284,13 @@ async def test_a_close_that_failed_is_repeated():
     assert len(runs) == 2
 
 
-async def test_a_cancelled_caller_ends_the_patience_of_a_close(clock):
+async def test_a_cancelled_caller_ends_the_wait_of_a_close(clock):
     closing, hurried = Closing(), []
     closing = Closing(lambda: hurried.append(1))
     told = []
 
     async def work():
-        told.append(await closing.patience(asyncio.Event(), 30.0))
+        told.append(await closing.wait_unless_hurried(asyncio.Event(), 30.0))
 
     began_s = clock.monotonic_s()
     outcome = await inject(closing.run(work), 1, "waiting")

@@ -6,7 +6,7 @@ import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.limits import TURN_S, WORKS_MAX, Shares
+from sluicemq.net.limits import TURN_S, WEIGHT_MAX, Shares
 from sluicemq.wire.frames import Command, decode, encode
 
 
@@ -91,7 +91,7 @@ def test_the_answers_of_sends_leave_before_the_slices_of_a_turn() -> None:
 
 def test_a_connection_with_too_many_works_is_read_on_when_one_ends() -> None:
     loop = Loop()
-    for _ in range(WORKS_MAX):
+    for _ in range(WEIGHT_MAX):
         loop.shares.begin_work("one")
     assert loop.shares.has_to_wait("one")
     assert not loop.shares.has_to_wait("other")

@@ -112,7 +112,7 @@ class Node:
         self.broker.log_end = end
         self.client = self.service.client()
         incarnation = Incarnation(self.files, "/s", boot="b")
-        incarnation.begin(is_empty=not end.end, is_synced=False)
+        incarnation.open(is_empty=not end.end, is_synced=False)
         self.replica = Replica(
             self.broker, self.client, cluster="c", broker="b", replica_id=number,
             incarnation=incarnation, make_life=self._life,

@@ -62,7 +62,9 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "open_admin", lambda _: FakeAdmin())
     monkeypatch.setattr(source, "check_selector", lambda *_: None)
     monkeypatch.setattr(source, "evaluates_selectors", lambda *_: True)
-    monkeypatch.setattr(identity, "stored_ms", lambda _admin, _group, _queue, offset: 1000 + offset)
+    monkeypatch.setattr(
+        identity, "fetch_store_time", lambda _admin, _group, _queue, offset: 1000 + offset
+    )
     monkeypatch.setattr(errors.os, "environ", {})
 
 

@@ -105,12 +105,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         admin.opened += 1
         return admin
 
-    def stored_ms(_admin: object, _group: str, queue: MessageQueue, offset: int) -> int | None:
+    def fetch_store_time(
+        _admin: object, _group: str, queue: MessageQueue, offset: int
+    ) -> int | None:
         admin.looked.append((queue, offset))
         return None if admin.made_ms is None else admin.made_ms + offset
 
     monkeypatch.setattr(stream, "open_admin", opened)
-    monkeypatch.setattr(topic_identity, "stored_ms", stored_ms)
+    monkeypatch.setattr(topic_identity, "fetch_store_time", fetch_store_time)
     return admin
 
 

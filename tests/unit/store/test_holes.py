@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hole_watch import PAGE, TMPFS, HoleWatch, allocated
-from sluicemq.broker.trial import start_refusal
+from sluicemq.broker.trial import find_start_error
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError
 from sluicemq.filter.subscriptions import TagFilter, subscribe
@@ -99,7 +99,7 @@ def check(root: Path, files: HoleWatch) -> int:
 
 
 def trial(root: Path, files: HoleWatch) -> int:
-    assert asyncio.run(start_refusal(config_of(root))) is None
+    assert asyncio.run(find_start_error(config_of(root))) is None
     return MESSAGES
 
 

@@ -9,11 +9,11 @@ import pytest
 from sluicemq.files.incarnation import read_incarnation
 from sluicemq.store.identity import (
     NO_RECORD,
+    FileVerdict,
     Identity,
     IdentityFile,
     RecordSource,
     State,
-    Verdict,
     content_checksum,
     file_checksum,
     read_identity,
@@ -42,12 +42,14 @@ def files() -> CrashableFiles:
 
 def sealed(files: CrashableFiles, incarnation: str = "one", position: int = 8) -> None:
     identity = IdentityFile(files, PATH, incarnation)
-    identity.open()
-    identity.seal(LOG, position, file_checksum(files, PATH), {"version": 7})
+    identity.mark_open()
+    identity.mark_sealed(LOG, position, file_checksum(files, PATH), {"version": 7})
 
 
-def verdict(files: CrashableFiles, log: RecordSource = LOG, incarnation: str = "one") -> Verdict:
-    return IdentityFile(files, PATH, incarnation).judge(log, lambda: file_checksum(files, PATH))
+def verdict(
+    files: CrashableFiles, log: RecordSource = LOG, incarnation: str = "one"
+) -> FileVerdict:
+    return IdentityFile(files, PATH, incarnation).check(log, lambda: file_checksum(files, PATH))
 
 
 def damage(files: CrashableFiles, data: bytes, at: int = 0) -> None:
@@ -55,20 +57,26 @@ def damage(files: CrashableFiles, data: bytes, at: int = 0) -> None:
 
 
 Change = Callable[[CrashableFiles], object]
-CASES: dict[str, tuple[Change, Verdict]] = {
-    "nothing": (lambda files: None, Verdict.SEALED),
-    "opened": (lambda files: IdentityFile(files, PATH, "one").open(), Verdict.OPEN),
-    "one bit": (lambda files: damage(files, b"contenu"), Verdict.CHANGED),
-    "zeroed": (lambda files: damage(files, bytes(7)), Verdict.CHANGED),
-    "truncated": (lambda files: files.open(PATH).truncate(3), Verdict.CHANGED),
-    "grown by zeros": (lambda files: files.open(PATH).truncate(100), Verdict.CHANGED),
-    "missing": (lambda files: files.remove(PATH), Verdict.CHANGED),
-    "no identity": (lambda files: files.remove(f"{PATH}.identity"), Verdict.UNKNOWN),
-    "torn identity": (lambda files: files.open(f"{PATH}.identity").truncate(40), Verdict.UNKNOWN),
-    "not text": (lambda files: files.put(f"{PATH}.identity", b"\xff\xfe"), Verdict.UNKNOWN),
-    "no object": (lambda files: files.put(f"{PATH}.identity", b"[1]"), Verdict.UNKNOWN),
-    "discarded": (lambda files: IdentityFile(files, PATH, "one").discard(), Verdict.DISCARDED),
-    "another store's": (lambda files: sealed(files, "two"), Verdict.FOREIGN),
+CASES: dict[str, tuple[Change, FileVerdict]] = {
+    "nothing": (lambda files: None, FileVerdict.SEALED),
+    "opened": (lambda files: IdentityFile(files, PATH, "one").mark_open(), FileVerdict.OPEN),
+    "one bit": (lambda files: damage(files, b"contenu"), FileVerdict.CHANGED),
+    "zeroed": (lambda files: damage(files, bytes(7)), FileVerdict.CHANGED),
+    "truncated": (lambda files: files.open(PATH).truncate(3), FileVerdict.CHANGED),
+    "grown by zeros": (lambda files: files.open(PATH).truncate(100), FileVerdict.CHANGED),
+    "missing": (lambda files: files.remove(PATH), FileVerdict.CHANGED),
+    "no identity": (lambda files: files.remove(f"{PATH}.identity"), FileVerdict.UNKNOWN),
+    "torn identity": (
+        lambda files: files.open(f"{PATH}.identity").truncate(40),
+        FileVerdict.UNKNOWN,
+    ),
+    "not text": (lambda files: files.put(f"{PATH}.identity", b"\xff\xfe"), FileVerdict.UNKNOWN),
+    "no object": (lambda files: files.put(f"{PATH}.identity", b"[1]"), FileVerdict.UNKNOWN),
+    "discarded": (
+        lambda files: IdentityFile(files, PATH, "one").mark_discarded(),
+        FileVerdict.DISCARDED,
+    ),
+    "another store's": (lambda files: sealed(files, "two"), FileVerdict.FOREIGN),
 }
 
 
@@ -85,25 +93,25 @@ def test_a_start_believes_a_sealed_file_that_did_not_change(
 @pytest.mark.parametrize(
     ("log", "wanted"),
     [
-        (LOG, Verdict.SEALED),
-        (log_of(*RECORDS, b"more"), Verdict.SEALED),
-        (log_of(RECORDS[0]), Verdict.FOREIGN),
-        (log_of(RECORDS[0], b"\0\0\0\x0aefghiJ"), Verdict.FOREIGN),
-        (log_of(RECORDS[0], bytes(100)), Verdict.FOREIGN),
-        (log_of(bytes(8), bytes(10), start=10), Verdict.SEALED),
+        (LOG, FileVerdict.SEALED),
+        (log_of(*RECORDS, b"more"), FileVerdict.SEALED),
+        (log_of(RECORDS[0]), FileVerdict.FOREIGN),
+        (log_of(RECORDS[0], b"\0\0\0\x0aefghiJ"), FileVerdict.FOREIGN),
+        (log_of(RECORDS[0], bytes(100)), FileVerdict.FOREIGN),
+        (log_of(bytes(8), bytes(10), start=10), FileVerdict.SEALED),
     ],
     ids=["same", "longer", "cut", "other bytes", "zeros", "removed by retention"],
 )
 def test_a_file_belongs_to_the_log_from_which_it_was_built(
-    files: CrashableFiles, log: RecordSource, wanted: Verdict
+    files: CrashableFiles, log: RecordSource, wanted: FileVerdict
 ) -> None:
     sealed(files)
     assert verdict(files, log) is wanted
     identity = IdentityFile(files, PATH, "one")
-    identity.judge(log, lambda: 0)
-    identity.open()
-    is_open = wanted is Verdict.SEALED
-    assert verdict(files, log) is (Verdict.OPEN if is_open else wanted), "also after a crash"
+    identity.check(log, lambda: 0)
+    identity.mark_open()
+    is_open = wanted is FileVerdict.SEALED
+    assert verdict(files, log) is (FileVerdict.OPEN if is_open else wanted), "also after a crash"
 
 
 def test_every_flipped_bit_of_an_identity_is_noticed(files: CrashableFiles) -> None:
@@ -119,17 +127,17 @@ def test_every_flipped_bit_of_an_identity_is_noticed(files: CrashableFiles) -> N
 
 def test_opening_again_writes_nothing(files: CrashableFiles) -> None:
     identity = IdentityFile(files, PATH, "one")
-    identity.judge(LOG, lambda: 0)
-    identity.open()
+    identity.check(LOG, lambda: 0)
+    identity.mark_open()
     before = len(files.operations)
-    identity.open()
+    identity.mark_open()
     assert len(files.operations) == before
 
 
 def test_details_come_back(files: CrashableFiles) -> None:
     sealed(files)
     identity = IdentityFile(files, PATH, "one")
-    identity.judge(LOG, lambda: file_checksum(files, PATH))
+    identity.check(LOG, lambda: file_checksum(files, PATH))
     assert identity.found is not None
     assert identity.found.details == {"version": 7}
 
@@ -150,9 +158,9 @@ def test_a_power_loss_leaves_the_old_or_the_new_identity(files: CrashableFiles) 
             torn = files.kill()
             torn.power_fails_after = changes
             identity = IdentityFile(torn, PATH, "one")
-            identity.judge(LOG, lambda: file_checksum(files, PATH))
+            identity.check(LOG, lambda: file_checksum(files, PATH))
             try:
-                identity.open()
+                identity.mark_open()
             except PowerLost:
                 pass
             else:

@@ -348,7 +348,7 @@ def test_a_table_that_the_broker_has_not_written_is_told(
 ) -> None:
     path, text = root / "config" / "consumerOffset.json", '{"offsetTable":{"A@g":{0:2}}}'
     replace_text(SYSTEM_FILES, str(path), text)
-    IdentityFile(SYSTEM_FILES, str(path), "").seal(
+    IdentityFile(SYSTEM_FILES, str(path), "").mark_sealed(
         RecordSource(0, lambda *_: b""), NO_RECORD, text_checksum(text), {TEXT_BEFORE: 0}
     )
     if is_replaced:

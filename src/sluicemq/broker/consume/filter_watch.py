@@ -318,7 +318,7 @@ class FilterWatch:
             self.matches = found
 
         self._is_surveying = True
-        self.background.add(survey())
+        self.background.run_in_background(survey())
 
     def runtime(self) -> dict[str, str]:
         """For 28: what each filter has let through, kept back, and failed on."""

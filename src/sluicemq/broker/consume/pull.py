@@ -636,7 +636,7 @@ class Pull:
                 if result.next_offset < result.offset_max:
                     parked.is_looking = True
                     steps = self.polls.look_on(parked, reading.peer, result.judgement)
-                    self.background.add(steps, reading.peer)
+                    self.background.run_in_background(steps, reading.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None

@@ -56,7 +56,7 @@ from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps, decoding
-from sluicemq.store.identity import Verdict
+from sluicemq.store.identity import FileVerdict
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode
@@ -289,7 +289,7 @@ class EpochTable:
         """Blocking: the file, then the log from where it says."""
         found = self.document.load(_decode)
         low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
-        is_own = self.document.verdict is Verdict.SEALED
+        is_own = self.document.verdict is FileVerdict.SEALED
         if found is not None and (self.document.is_doubtful or (found[0] > high and not is_own)):
             found = low, self._confirmed(*found)
         if found is not None:

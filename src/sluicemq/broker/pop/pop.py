@@ -592,7 +592,7 @@ class Pop:
         if found.is_unfinished:
             parked.is_looking = True
             steps = self.polls.look_on(parked, popping.peer, found.judgement)
-            self.background.add(steps, popping.peer)
+            self.background.run_in_background(steps, popping.peer)
         return None
 
     def _notice_again(self, popping: Popping, parked: Parked, is_last: bool) -> bytes | None:

@@ -44,7 +44,7 @@ from sluicemq.model.message import (
     TRAN_MSG,
     UNIQ_KEY,
 )
-from sluicemq.model.properties import CARE_ON_SEND, REFUSED_IN_BATCH, remove_on_send
+from sluicemq.model.properties import ACTED_ON_SEND, REFUSED_IN_BATCH, remove_on_send
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from sluicemq.record import codec as text
 from sluicemq.record.codec import decode_batch, parse_head
@@ -64,7 +64,7 @@ ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     "msg body length limit {}B, msg properties length limit 32KB."
 )
-_CARE: Final = tuple(f"{name}\x01".encode() for name in sorted(CARE_ON_SEND))
+_CARE: Final = tuple(f"{name}\x01".encode() for name in sorted(ACTED_ON_SEND))
 """What the properties of a message in a batch are searched for; a longer name that ends alike is
 looked at more closely, too."""
 COLUMNS_BYTES_MIN: Final = 4096
@@ -316,7 +316,7 @@ def _as_stored(sent: Sequence[Part], suffix: bytes) -> list[Part]:
 
 def _with_care(own: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
     properties = text.as_dict(own.decode("utf-8", "replace"))
-    if CARE_ON_SEND.isdisjoint(properties):
+    if ACTED_ON_SEND.isdisjoint(properties):
         return _ended(own) + suffix
     refuse_in_batch(properties)
     remove_on_send(properties)

@@ -83,7 +83,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
     WAIT,
 )
-from sluicemq.model.properties import CARE_ON_SEND, forget_origin
+from sluicemq.model.properties import ACTED_ON_SEND, forget_origin
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record import codec as text
@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 _pack_prefix: Final = struct.Struct(">II").pack
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _needs_care: Final = re.compile(
-    f"\x02(?:(?:{'|'.join(map(re.escape, sorted(CARE_ON_SEND)))}|__SHARDINGKEY)\x01"
+    f"\x02(?:(?:{'|'.join(map(re.escape, sorted(ACTED_ON_SEND)))}|__SHARDINGKEY)\x01"
     "|WAIT\x01(?!true\x02))"
 ).search
 """Of properties, each behind the end of another: does a name stand there that is not plain?"""

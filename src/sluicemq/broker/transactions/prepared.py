@@ -336,7 +336,9 @@ def hide(draft: Draft, config: BrokerConfig, open_count: int) -> bool:
         draft.sys_flag &= ~TRANSACTION_MASK
         return False
     _check(properties, config, open_count)
-    for name in reserved.OF_COPIES:  # else it would pass for a copy of another transaction
+    for (
+        name
+    ) in reserved.PREPARED_COPY_PROPERTIES:  # else it would pass for a copy of another transaction
         properties.pop(name, None)
     properties |= {
         REAL_TOPIC: draft.topic,

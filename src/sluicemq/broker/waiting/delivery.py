@@ -31,7 +31,7 @@ from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
 from sluicemq.net.work.background import Alarm, CallLater
-from sluicemq.store.identity import Verdict
+from sluicemq.store.identity import FileVerdict
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
@@ -159,7 +159,7 @@ class DelayLevels:
         """Let a level that does not prove itself go back to the first message that the log shows
         to be undelivered: it is due later than the last record of the log was stored, and its
         delivery would have stored a later one."""
-        if self.document.verdict is Verdict.SEALED:
+        if self.document.verdict is FileVerdict.SEALED:
             return
         low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
         stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
@@ -291,7 +291,7 @@ class DelayLevels:
         for level in self._levels.values():
             if level.due_ms is None or level.due_ms > work.now_ms or work.is_over:
                 continue
-            if not self._jobs.attempt(f"delay level {level.queue_id + 1}", partial(deliver, level)):
+            if not self._jobs.run_now(f"delay level {level.queue_id + 1}", partial(deliver, level)):
                 level.due_ms = work.now_ms + LEVEL_PAUSE_MS
             if stopped is not None:
                 raise stopped
@@ -575,9 +575,9 @@ class Delayed:
         if not self._worker.is_on:
             return
         if not self._worker.is_paused:
-            self._jobs.run("delivery", self._deliver)
-        self._jobs.run(PREPARE, self._prepare)
-        self._jobs.run("delivery alarm", self.plan)
+            self._jobs.run_unless_pausing("delivery", self._deliver)
+        self._jobs.run_unless_pausing(PREPARE, self._prepare)
+        self._jobs.run_unless_pausing("delivery alarm", self.plan)
 
     def _deliver(self) -> None:
         """Deliver one slice of what is due."""
@@ -594,7 +594,7 @@ class Delayed:
         are_well = True
         for part in self.parts:
             if stopped is None:
-                are_well &= self._jobs.run(part.name, partial(deliver, part))
+                are_well &= self._jobs.run_unless_pausing(part.name, partial(deliver, part))
         is_idle = work.left == SLICE_MESSAGES and stopped is None and are_well
         is_stored = is_idle or self.redelivery.finish()
         if stopped is not None or not is_stored:
@@ -604,7 +604,7 @@ class Delayed:
             self._worker.succeeded()
         for part in self.parts:
             settle = partial(part.settle, is_stored=is_stored)
-            self._jobs.attempt(f"{part.name}, settling", settle)
+            self._jobs.run_now(f"{part.name}, settling", settle)
 
     def _prepare(self) -> None:
         try:

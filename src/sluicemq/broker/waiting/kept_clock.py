@@ -47,7 +47,7 @@ class KeptClock:
             self._clock.raise_to(steady_ms + max(self._wall_ms - wall_ms, 0))
         self._lead_ms = self._clock.lead_ms
 
-    def look(self) -> None:
+    def mark_if_ahead(self) -> None:
         """Mark the file as changed, so that it is written, if the clocks differ now or differed at
         the last call. Call this regularly."""
         lead_ms = self._clock.lead_ms

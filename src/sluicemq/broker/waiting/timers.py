@@ -52,6 +52,7 @@ from sluicemq.store.timers.placing import (
     TIMER_TOPIC,
     Placing,
     recall_key,
+    slot_of,
 )
 from sluicemq.store.timers.state import TimerFiles
 
@@ -158,7 +159,7 @@ class Timers:
         self._clock = clock
         self._precision_ms = precision_ms = config.timer_precision_ms
         self._placing = Placing(precision_ms, config.timer_roll_window_slots)
-        self._cut_down, self._slot_of = self._placing.cut, self._placing.slot_of
+        self._slot_start = self._placing.slot_start
         self.files = TimerFiles(
             store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
             precision_ms=precision_ms,
@@ -207,11 +208,11 @@ class Timers:
         # If the wall clock has been set back, messages would wait for a time that has passed, and
         # slots that are delivered would be read again.
         if start.is_exact:
-            self._clock.raise_to(max(self._cut_down(checkpoint.read_ms), checkpoint.done_ms))
+            self._clock.raise_to(max(self._slot_start(checkpoint.read_ms), checkpoint.done_ms))
         self._clock.raise_to(self._newest_ms())
-        now_ms = self._cut_down(self._clock.now_ms())
+        now_ms = self._slot_start(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
-        self.read_ms = self._cut_down(checkpoint.read_ms) if start.is_exact else now_ms
+        self.read_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else now_ms
         if start.is_rebuilt:
             self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
             is_exact = start.is_exact
@@ -239,7 +240,7 @@ class Timers:
         out_ms = entry.record.number("TIMER_OUT_MS")
         if out_ms is None:
             return entry.record.store_time_ms
-        return self._placing.stored_ms(entry.record, self._cut_down(out_ms))
+        return self._placing.stored_ms(entry.record, self._slot_start(out_ms))
 
     def _begin_doubting(self) -> None:
         """From now on, what is in the log and due may be delivered already."""
@@ -427,7 +428,7 @@ class Timers:
         if not message.has_unit:
             slot_ms = self.read_ms
             self._note_late(slot_ms, record.queue_offset)
-            self._list(record, slot_ms, message.magic, self._cut_down(self._clock.now_ms()))
+            self._list(record, slot_ms, message.magic, self._slot_start(self._clock.now_ms()))
             if slot_ms >= self._loaded_ms:
                 return
             due_ms = slot_ms + 1
@@ -438,7 +439,7 @@ class Timers:
     def _load(self, work: Slice) -> None:
         """Read the slots of the near future, as far as the slice lasts."""
         if self._loading is None:
-            until_ms = self._cut_down(work.now_ms + AHEAD_MS) + self._precision_ms
+            until_ms = self._slot_start(work.now_ms + AHEAD_MS) + self._precision_ms
             if until_ms <= self._loaded_ms or self.due.count > LOADED_MAX:
                 return
             self._loading = self._load_until(until_ms)
@@ -507,13 +508,13 @@ class Timers:
         record = self._record(position, due_ms)
         if record is None:
             return
-        deleted = self._deleted.get(self._slot_of(due_ms)) if self._deleted else None
+        deleted = self._deleted.get(slot_of(due_ms, self._precision_ms)) if self._deleted else None
         if deleted and (recall_key(record.properties) in deleted):
             self.recalled += 1
             name = value_of(record.properties, REAL_TOPIC) or b""
             self._topics.append(topic_name(name))
             return
-        added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._cut_down(record.store_time_ms)
+        added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
         topic = self._redelivery.put(record, added + dequeued)
         if topic is not None:
             self._topics.append(topic)
@@ -544,7 +545,7 @@ class Timers:
         times = own.get("TIMER_ROLL_TIMES", "0")
         own["TIMER_DELIVER_MS"] = str(self._placing.due_ms(record) - self._clock.lead_ms)
         own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
-        own["TIMER_ENQUEUE_MS"] = str(self._cut_down(record.store_time_ms))
+        own["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
         own |= as_dict(dequeued.decode())
         self._intake.append(record.draft(TIMER_TOPIC, 0, own))
 
@@ -568,12 +569,12 @@ class Timers:
     def prepare(self, work: Slice) -> None:
         """Load what comes next, and take in what is new. Seconds that are over and have nothing
         left in the table are read."""
-        now_ms, next_ms = self._cut_down(work.now_ms), self.next_ms
+        now_ms, next_ms = self._slot_start(work.now_ms), self.next_ms
         if self._damage:
             self._rebuild_now()
         limit_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
-            limit_ms = min(limit_ms, self._slot_of(next_ms))
+            limit_ms = min(limit_ms, slot_of(next_ms, self._precision_ms))
         if limit_ms > self.read_ms and not self._is_doubtful:
             self.read_ms = limit_ms
             while self._late and self._late[0][0] < limit_ms:
@@ -672,9 +673,11 @@ class Timers:
             # A message of a slot that was over when it was loaded is in the table for the slot's
             # end. Its own time may be any of the slot: nothing of the slot counts as done.
             is_exact = next_ms > self._over_until_ms
-            done_ms = min(done_ms, next_ms - 1 if is_exact else self._slot_of(next_ms))
+            done_ms = min(
+                done_ms, next_ms - 1 if is_exact else slot_of(next_ms, self._precision_ms)
+            )
         if self._damage:
-            done_ms = min(done_ms, self._slot_of(self._damage_ms))
+            done_ms = min(done_ms, slot_of(self._damage_ms, self._precision_ms))
         return done_ms
 
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
@@ -683,7 +686,7 @@ class Timers:
         if self._is_doubtful or self._damage:
             return  # by the old checkpoint, queue and log the rest is known
         self._list_last()
-        must = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
+        force = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
         now_ms = self._clock.now_ms()
         done_ms = self._done_by(now_ms)
@@ -696,11 +699,11 @@ class Timers:
         is_written = False
         try:
             yield from self.files.save(
-                self.read_ms, now_ms, done_ms, self._replay_offset, self._floor, must=must
+                self.read_ms, now_ms, done_ms, self._replay_offset, self._floor, force=force
             )
             is_written = True
         finally:
-            self._has_delivered |= must and not is_written
+            self._has_delivered |= force and not is_written
 
     def _list_last(self) -> None:
         """Give the last message of the queue a unit, in a second that is over: RocketMQ goes on in

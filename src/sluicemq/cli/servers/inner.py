@@ -27,7 +27,7 @@ C = TypeVar("C", bound=ServerConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class RunAccount:
     """The account of one run, and the access rules that its servers share: the path of
     plain_acl.yml ("": there is none), and sluiceAclCompatible."""
 
@@ -36,7 +36,7 @@ class Inner:
     is_compatible: bool = False
 
     @classmethod
-    def made(cls, config: BrokerConfig) -> "Inner | None":
+    def create(cls, config: BrokerConfig) -> "RunAccount | None":
         """Make an account for the servers of a run; None if `config` has no access control."""
         if not config.acl_enable:
             return None
@@ -46,7 +46,7 @@ class Inner:
         return cls(account, path, config.acl_compatible)
 
     @classmethod
-    def taken(cls) -> "Inner | None":
+    def from_environment(cls) -> "RunAccount | None":
         """Return the account that the parent process passed in the environment, and remove it
         there; return None if there is none. Raises ConfigurationError if the variable does not hold
         an account."""
@@ -63,7 +63,7 @@ class Inner:
                 cure="Remove it: `sluice up` sets it for the processes that it starts.",
             ) from None
 
-    def accepted(self, config: C) -> C:
+    def add_to(self, config: C) -> C:
         """Return a copy of `config` with the account, for a server that accepts it. A server that
         has no other credentials signs its own requests with it."""
         return replace(config, inner_account=self.account)

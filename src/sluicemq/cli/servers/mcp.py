@@ -48,7 +48,7 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
         return
     import uvicorn  # noqa: PLC0415 - comes with the extra
 
-    from sluicemq.console.doors import BoundedBody, bounds  # noqa: PLC0415 - as uvicorn
+    from sluicemq.console.http_limits import BoundedBody, uvicorn_options  # noqa: PLC0415 - as uvicorn
 
     accounts = Accounts(path or default_path())
     check_listening(accounts, host, "sluice mcp")
@@ -59,7 +59,7 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.run(
             app, host=host, port=port, log_level="warning", server_header=False,
-            proxy_headers=False, **bounds(),
+            proxy_headers=False, **uvicorn_options(),
         )  # fmt: skip
 
 

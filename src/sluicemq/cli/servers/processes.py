@@ -28,7 +28,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Final
 
-from sluicemq.cli.servers.inner import Inner
+from sluicemq.cli.servers.inner import RunAccount
 from sluicemq.cli.servers.logs import log_options_of
 from sluicemq.config import BrokerConfig
 from sluicemq.config.settings import SUPERVISED
@@ -334,7 +334,7 @@ async def await_masters(
 
 async def start_brokers(
     names: Sequence[str], root: str, name_server: str, config: BrokerConfig, path: str | None,
-    stack: contextlib.AsyncExitStack, children: list[ServerChild], inner: Inner | None = None,
+    stack: contextlib.AsyncExitStack, children: list[ServerChild], inner: RunAccount | None = None,
 ) -> str:  # fmt: skip
     """Starts the `children`, with the file `path`, and for replicas etcd; the stack ends them.
 
@@ -381,7 +381,7 @@ async def start_brokers(
 
 async def start_proxy(
     config: BrokerConfig, name_server: str, port: int, stack: contextlib.AsyncExitStack,
-    inner: Inner | None = None,
+    inner: RunAccount | None = None,
 ) -> str:  # fmt: skip
     """Starts the proxy before the brokers of `config`; the stack ends it. Returns its address.
     With `inner` it checks its clients by the brokers' rules, and asks brokers by that account.
@@ -392,7 +392,7 @@ async def start_proxy(
 
 
 async def start_console(
-    name_server: str, stack: contextlib.AsyncExitStack, inner: Inner | None = None
+    name_server: str, stack: contextlib.AsyncExitStack, inner: RunAccount | None = None
 ) -> str:
     """Starts the console of a cluster at a free port; the stack ends it. Returns the link to open.
     Raises ConfigurationError."""

@@ -31,7 +31,7 @@ from sluicemq.cli.output import (
     print_records,
     server_options,
 )
-from sluicemq.cli.servers.inner import Inner
+from sluicemq.cli.servers.inner import RunAccount
 from sluicemq.cli.servers.logs import log_options
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
@@ -199,8 +199,8 @@ def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -
     proxy = enable_proxy or keys["grpcServerPort"] is not None
     head = "brokerRole=SYNC_MASTER\n" if keys["sluiceConsensus"] else ""
     config, store = _broker_settings(path, keys, head=head)
-    if (inner := Inner.taken()) is not None:
-        config = inner.accepted(config)
+    if (inner := RunAccount.from_environment()) is not None:
+        config = inner.add_to(config)
     if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
     run_servers(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
@@ -257,9 +257,9 @@ def up(
 
     names = processes.names_of(brokers, replicas)
     config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
-    inner = Inner.made(config)
+    inner = RunAccount.create(config)
     if inner is not None:
-        config = inner.accepted(config)
+        config = inner.add_to(config)
     processes.check_root(store.root, names)
     if names and path:
         processes.check_settings(path, parse_properties(_read_config(path)), names)
@@ -317,7 +317,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
     text = _read_file(path) if path else ""
     if keys["grpcServerPort"] == 0 and METRICS_KEY not in text and keys[METRICS_KEY] is None:
         keys = keys | {METRICS_KEY: 0}
-    inner = Inner.taken()
+    inner = RunAccount.from_environment()
     config, warnings = load_proxy_config(
         text,
         overrides=_given(keys) | _tls_file("", Part.PROXY) | dict(inner.overrides if inner else {}),

@@ -471,7 +471,7 @@ class PushConsumer:
             pass
         if self._busy > self._busy_closing:
             self._quiet.clear()
-            if not await self.closing.patience(self._quiet, timeout_s):
+            if not await self.closing.wait_unless_hurried(self._quiet, timeout_s):
                 _log.warning(
                     "consumer %s closes while %d handlers run; their messages come again",
                     self.group,

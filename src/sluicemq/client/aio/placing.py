@@ -22,8 +22,8 @@ from sluicemq.client.core.identity import (
     OFFSET_RESET,
     Judgement,
     QueueIdentity,
-    Verdict,
-    position_beyond_end,
+    QueueVerdict,
+    restart_offset,
 )
 from sluicemq.client.core.requests import PullAnswer, PullStatus
 from sluicemq.client.tasks import notify
@@ -36,7 +36,7 @@ RECREATED: Final = "deleted and created again"
 CUT_OR_RECREATED: Final = f"{RECREATED}, or its broker has lost messages"
 
 
-class Placed(ABC):
+class MovableReader(ABC):
     """Base class of queue readers that checks the identity of the queue and moves the reader's
     offset."""
 
@@ -60,13 +60,13 @@ class Placed(ABC):
     def move(self, position: int) -> None:
         """Go on from `position`; what was handed out before no longer counts."""
 
-    async def _knows_queue(self) -> bool:
+    async def _check_queue(self) -> bool:
         """Make sure, before a pull, that the offset of the reader belongs to the queue as it is
         now: take a first anchor, or check the known ones after an error. Return False if the reader
         was moved. Raises SluiceError."""
         identity, position = self.identity, self.in_flight.position
         if identity.is_suspect and identity.proven:
-            return await self._proves()
+            return await self._check_anchors()
         if identity.proven or identity.is_begun or not position:
             return True
         in_flight, directory = self.in_flight, self._cluster.directory
@@ -77,7 +77,7 @@ class Placed(ABC):
             self._reset_to(reset_to)
         return in_flight is self.in_flight
 
-    async def _is_same(self, answer: PullAnswer) -> bool:
+    async def _check_answer(self, answer: PullAnswer) -> bool:
         """Check an answer before it is handed out. Return True if it may be: the check succeeded or
         is not due, or a slave answered, whose bounds prove nothing. Return False if the reader was
         moved. Raises SluiceError."""
@@ -85,52 +85,52 @@ class Placed(ABC):
         if not is_at_master:  # a slave may be behind: nothing follows from its bounds
             return True
         if answer.remark == OFFSET_RESET and answer.status is PullStatus.OFFSET_ILLEGAL:
-            return await self._obeys(answer)
-        if self.identity.needs_proof(answer, now_s) and not await self._proves():
+            return await self._follow_reset(answer)
+        if self.identity.needs_proof(answer, now_s) and not await self._check_anchors():
             return False
-        self.identity.bounded(answer)
+        self.identity.accept_bounds(answer)
         if answer.status is not PullStatus.OFFSET_ILLEGAL:
             self.is_warned = False
         return True
 
-    async def _proves(self) -> bool:
+    async def _check_anchors(self) -> bool:
         """Check the anchors of the queue and act on the verdict. Return False if the reader was
         moved. Raises SluiceError."""
         in_flight, asked_s = self.in_flight, self._cluster.clock.monotonic_s()
-        judgement = await self._judged()
+        judgement = await self._find_verdict()
         if in_flight is not self.in_flight:
             return False
         position, (verdict, offset) = in_flight.position, judgement
-        if verdict is Verdict.SAME:
+        if verdict is QueueVerdict.SAME:
             self.is_warned = False
-            self.identity.proved(asked_s)
-        elif verdict is Verdict.UNKNOWN:
-            self.identity.unproved(asked_s)
-        elif verdict is Verdict.RESET:
+            self.identity.note_same(asked_s)
+        elif verdict is QueueVerdict.UNKNOWN:
+            self.identity.note_unknown(asked_s)
+        elif verdict is QueueVerdict.RESET:
             self._reset_to(offset)
-        elif verdict is Verdict.CUT:
+        elif verdict is QueueVerdict.CUT:
             self.identity.cut(offset)
             self._cut_to(min(position, offset))
         else:
             self._begins_anew(position, offset, RECREATED)
         return in_flight is self.in_flight
 
-    async def _judged(self) -> Judgement:
+    async def _find_verdict(self) -> Judgement:
         directory = self._cluster.directory
-        return await self._cluster.run(self.identity.judge(directory, self.group, self.queue))
+        return await self._cluster.run(self.identity.check(directory, self.group, self.queue))
 
-    async def _obeys(self, answer: PullAnswer) -> bool:
+    async def _follow_reset(self, answer: PullAnswer) -> bool:
         """Move the reader where a reset of the group says. If the anchors show that the topic was
         created again, report that; otherwise, and if they cannot be checked, log a reset. Return
         False: the reader was moved."""
         in_flight, position = self.in_flight, self.in_flight.position
-        judgement = Judgement(Verdict.SAME)
+        judgement = Judgement(QueueVerdict.SAME)
         if self.identity.proven:
             with contextlib.suppress(SluiceError):  # it is obeyed all the same
-                judgement = await self._judged()
+                judgement = await self._find_verdict()
         if in_flight is not self.in_flight:
             return False
-        if judgement.verdict is Verdict.RECREATED:
+        if judgement.verdict is QueueVerdict.RECREATED:
             self._begins_anew(position, answer.next_offset, RECREATED)
         else:
             self._reset_to(answer.next_offset)
@@ -143,13 +143,13 @@ class Placed(ABC):
         self._move_on(old, new, 0)
         self.on_recreated(old, why)
 
-    def _moved(self, answer: PullAnswer) -> None:
+    def _follow_refusal(self, answer: PullAnswer) -> None:
         """Move the reader after an answer that refuses its offset, and log that. Go where the
         broker says: behind what retention deleted. But if the offset is behind the end of the
         queue, messages before the end may be unread; then go on behind the newest proven anchor, or
         at the beginning if there is none."""
         old, new = self.in_flight.position, answer.next_offset
-        beginning = position_beyond_end(answer, old)
+        beginning = restart_offset(answer, old)
         if beginning is not None and self._is_at_master:
             newest = self.identity.newest
             if newest is None:

@@ -284,7 +284,7 @@ class Producer:
         sender.close()
         if sender.open:
             limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
-            await self.closing.patience(settled, limit_s)
+            await self.closing.wait_unless_hurried(settled, limit_s)
         unknown = (*sender.unknown, *sender.open)
         if unknown:
             _log.warning(

@@ -34,9 +34,9 @@ from sluicemq.client.core.consuming import (
 )
 from sluicemq.client.core.identity import (
     QueueIdentity,
-    Verdict,
+    QueueVerdict,
     anchor_of,
-    position_beyond_end,
+    restart_offset,
 )
 from sluicemq.client.core.names import check_group, check_number, check_queue
 from sluicemq.client.core.requests import PullAnswer, PullStatus
@@ -163,7 +163,7 @@ class PullConsumer:
         )
         if found:
             last, now_s = found[-1], self._cluster.clock.monotonic_s()
-            identity.saw(anchor_of(last), last.size_bytes, now_s)
+            identity.add_anchor(anchor_of(last), last.size_bytes, now_s)
         wanted = [record for record in found if tag_matches(subscription, record.tag)]
         messages, next_offset = await self._screened(wanted, pulled.next_offset)
         return PullResult(
@@ -181,25 +181,25 @@ class PullConsumer:
         if not identity.proven and not identity.is_begun and offset > 0 and not pulled.data:
             await cluster.run(identity.begin(directory, self.group, queue, offset))
         if identity.needs_proof(pulled, asked_s):
-            judged = await cluster.run(identity.judge(directory, self.group, queue))
-            if judged.verdict is Verdict.RECREATED:
+            judged = await cluster.run(identity.check(directory, self.group, queue))
+            if judged.verdict is QueueVerdict.RECREATED:
                 _log.warning(
                     "the topic %s was deleted and created again: %s, which %s pulled at offset %d, "
                     "begins at %d", queue.topic, queue, self.group, offset, judged.offset,
                 )  # fmt: skip
                 identity.forget()
                 return judged.offset
-            if judged.verdict is Verdict.CUT:
+            if judged.verdict is QueueVerdict.CUT:
                 identity.cut(judged.offset)
                 return min(judged.offset, offset)
-            if judged.verdict is Verdict.RESET:
+            if judged.verdict is QueueVerdict.RESET:
                 return judged.offset
-            if judged.verdict is Verdict.SAME:
-                identity.proved(asked_s)
+            if judged.verdict is QueueVerdict.SAME:
+                identity.note_same(asked_s)
             else:
-                identity.unproved(asked_s)
-        identity.bounded(pulled)
-        return None if identity.proven else position_beyond_end(pulled, offset)
+                identity.note_unknown(asked_s)
+        identity.accept_bounds(pulled)
+        return None if identity.proven else restart_offset(pulled, offset)
 
     async def _screened(
         self, found: list[StoredMessage], next_offset: int

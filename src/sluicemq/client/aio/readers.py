@@ -26,7 +26,7 @@ from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
-from sluicemq.client.aio.placing import Placed
+from sluicemq.client.aio.placing import MovableReader
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
@@ -130,7 +130,7 @@ class Reading:
     dead_letters: SendBack | None = None
 
 
-class QueueReader(Placed):
+class QueueReader(MovableReader):
     """Reads one queue for one group.
 
     `in_flight` has every message that is pulled and not acknowledged; when the queue is lost or its
@@ -405,14 +405,14 @@ class QueueReader(Placed):
                 return before is self.in_flight and wanted is self.subscription
 
             try:
-                if not await self._knows_queue():
+                if not await self._check_queue():
                     continue
                 answer = await self._pull()
                 if answer is not None and is_wanted():
-                    is_same = await self._is_same(answer)
-                    if is_same and is_wanted():
+                    may_take = await self._check_answer(answer)
+                    if may_take and is_wanted():
                         self._take(answer)
-                if self._cluster.directory.outages.open:
+                if self._cluster.directory.outages.current:
                     self._cluster.directory.note_success(self.queue, self._name)
                 failures = 0
             except SluiceError as error:
@@ -505,14 +505,14 @@ class QueueReader(Placed):
 
     def _take(self, answer: PullAnswer) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
-            self._moved(answer)
+            self._follow_refusal(answer)
             return
         in_flight, tags = self.in_flight, self.subscription.tags
         found = split_records(  # the broker goes by codes
             answer.data, self.queue.broker, tags, self._options.body_bytes_max
         )
         if found:
-            self.identity.saw(anchor_of(found[-1][2]), found[-1][1], self.pulled_s)
+            self.identity.add_anchor(anchor_of(found[-1][2]), found[-1][1], self.pulled_s)
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
         self._look_for_room()
         if found:

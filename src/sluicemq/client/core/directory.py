@@ -5,14 +5,14 @@ servers no longer know is kept (spec/namesrv.md §8), because a broker that rest
 moment only. `Directory` asks: its methods that end in a Talk need a shell.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from sluicemq.client.core import outages, requests
+from sluicemq.client.core import requests
 from sluicemq.client.core.messages import NEW_TOPIC_QUEUES
 from sluicemq.client.core.names import parse_name_servers
-from sluicemq.client.core.outages import Outages
 from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
@@ -38,13 +38,17 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicRoute,
 )
+from sluicemq.outages import Outages, is_outage
 from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
 from sluicemq.wire.frames import Command
 
+_log = logging.getLogger("sluicemq.client")
 ROUTE_PERIOD_S: Final = 30.0
 _NOWHERE: Final[dict[str, str]] = {}
 NAME_SERVERS: Final = ""
 """As an address: whichever name server answers first."""
+_ALL_NAME_SERVERS: Final = "the name servers"
+"""The name of an outage in which no name server answers."""
 
 
 def write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
@@ -167,7 +171,7 @@ class Directory:
         self.name_servers: tuple[str, ...] = parse_name_servers(name_servers)
         self.clock = clock
         self.routes: Routes = Routes()
-        self.outages: Outages = Outages(clock)
+        self.outages: Outages = Outages(clock, _log)
         self.on_route: Callable[[str], None] = lambda topic: None
         # Not all clients begin with the same one.
         self._first = clock.now_ms() % len(self.name_servers)
@@ -179,14 +183,14 @@ class Directory:
         `error` says so, else as one of `own`, a name for what did not work."""
         what = own
         if isinstance(error, NameServerUnreachableError):
-            what = outages.NAME_SERVERS
-        elif queue is not None and outages.is_outage(error):
+            what = _ALL_NAME_SERVERS
+        elif queue is not None and is_outage(error):
             what = self.place(queue)
         self.outages.failed(what, text, *arguments)
 
     def note_success(self, queue: MessageQueue, own: str = "") -> None:
         """Note that the broker of `queue`, and `own`, work."""
-        if self.outages.open:
+        if self.outages.current:
             self.outages.worked(self.place(queue))
             self.outages.worked(own)
 
@@ -213,8 +217,8 @@ class Directory:
             except (ConnectionLostError, RequestTimeoutError) as error:
                 failures.append((address, error))
             else:
-                if self.outages.open:
-                    self.outages.worked(outages.NAME_SERVERS)
+                if self.outages.current:
+                    self.outages.worked(_ALL_NAME_SERVERS)
                 if is_enough(answer):
                     self._first = index
                     return answer
@@ -277,7 +281,7 @@ class Directory:
             if known is None:
                 raise
             self.outages.failed(
-                outages.NAME_SERVERS, "%s The last known routes are used on.", error.fact
+                _ALL_NAME_SERVERS, "%s The last known routes are used on.", error.fact
             )
             found = None
         if self.routes.put(topic, found, self.clock.monotonic_s()):

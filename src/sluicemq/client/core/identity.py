@@ -27,7 +27,7 @@ next check then notices the new topic; messages above the old offset are deliver
 is lost.
 
 Without any anchor (the first request of a program), an offset behind the end of the queue cannot be
-told from an offset in a deleted topic. `position_beyond_end` chooses the beginning of the queue:
+told from an offset in a deleted topic. `restart_offset` chooses the beginning of the queue:
 repeated messages can be recognised, lost ones cannot.
 """
 
@@ -110,7 +110,7 @@ def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> 
     return Look(found if found.offset == offset else None, *bounds)
 
 
-class Verdict(Enum):
+class QueueVerdict(Enum):
     """The result of a check; the table of the module explains each."""
 
     SAME = "same"
@@ -124,11 +124,11 @@ class Judgement(NamedTuple):
     """A verdict, and the offset at which the reader goes on: -1 for SAME and UNKNOWN, where the
     reader stays."""
 
-    verdict: Verdict
+    verdict: QueueVerdict
     offset: int = -1
 
 
-def judge(
+def check_queue(
     directory: Directory,
     group: str,
     queue: MessageQueue,
@@ -145,7 +145,7 @@ def judge(
         seen = yield from look(directory, group, queue, anchor.offset)
         offset_min = seen.offset_min
         if seen.reset_to is not None:
-            return Judgement(Verdict.RESET, seen.reset_to)
+            return Judgement(QueueVerdict.RESET, seen.reset_to)
         if anchor.offset < offset_min:
             break  # retention removed this one and all that are older
         if anchor.offset >= seen.offset_max:
@@ -153,17 +153,21 @@ def judge(
             if anchor.offset == seen.offset_max:
                 seen = yield from look(directory, group, queue, anchor.offset + 1)
             if not seen.is_refused:
-                return Judgement(Verdict.UNKNOWN)
+                return Judgement(QueueVerdict.UNKNOWN)
             is_changed = True
         elif seen.found is None:
             continue  # a hole, such as a broker's compaction leaves
         elif anchor.agrees(seen.found):
             if is_changed:
-                return Judgement(Verdict.CUT, anchor.offset + 1)
-            return Judgement(Verdict.SAME)
+                return Judgement(QueueVerdict.CUT, anchor.offset + 1)
+            return Judgement(QueueVerdict.SAME)
         else:
             is_changed = True
-    return Judgement(Verdict.RECREATED, offset_min) if is_changed else Judgement(Verdict.SAME)
+    return (
+        Judgement(QueueVerdict.RECREATED, offset_min)
+        if is_changed
+        else Judgement(QueueVerdict.SAME)
+    )
 
 
 class QueueIdentity:
@@ -191,7 +195,7 @@ class QueueIdentity:
         """The proven anchor with the highest offset."""
         return self.proven[-1] if self.proven else None
 
-    def saw(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
+    def add_anchor(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
         """Add `anchor`, the last message of an answer; its record has `size_bytes` bytes, and it
         was seen at `now_s` (monotonic seconds). It is fresh until the next check; the very first
         anchor counts as proven."""
@@ -219,17 +223,17 @@ class QueueIdentity:
         passed_s = now_s - self._proved_s
         return self.is_suspect or passed_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
 
-    def bounded(self, answer: PullAnswer) -> None:
+    def accept_bounds(self, answer: PullAnswer) -> None:
         """Remember the bounds of the queue from an answer that was accepted."""
         self._bounds = answer.offset_min, answer.offset_max
 
-    def unproved(self, asked_s: float) -> None:
+    def note_unknown(self, asked_s: float) -> None:
         """Note that the check at `asked_s` (monotonic seconds) gave no verdict. The queue is no
         longer suspect, so the next check comes after the usual period."""
         self.is_suspect = False
         self._proved_s = asked_s
 
-    def proved(self, asked_s: float) -> None:
+    def note_same(self, asked_s: float) -> None:
         """Note that the check at `asked_s` (monotonic seconds) found the queue unchanged. All fresh
         anchors become proven."""
         self.proven = _thinned(sorted({*self.proven, *self.fresh}))
@@ -267,17 +271,17 @@ class QueueIdentity:
                 self.proven.append(Anchor(position - 1, None))
         return seen.reset_to
 
-    def judge(self, directory: Directory, group: str, queue: MessageQueue) -> Talk[Judgement]:
+    def check(self, directory: Directory, group: str, queue: MessageQueue) -> Talk[Judgement]:
         """Check the proven anchors at the broker and return the verdict. If they are in place and
         the queue is suspect, check the newest fresh anchor as well; if it is missing, the verdict
         is CUT, because another broker may have taken over without it. Raises what `look` raises."""
         fresh = self.fresh[-1:] if self.is_suspect else []
-        found = yield from judge(directory, group, queue, self.proven)
-        if found.verdict is Verdict.SAME and fresh:
-            above = yield from judge(directory, group, queue, fresh)
-            if above.verdict not in (Verdict.SAME, Verdict.UNKNOWN):
-                return Judgement(Verdict.CUT, self.proven[-1].offset + 1)
-            return above if above.verdict is Verdict.UNKNOWN else found
+        found = yield from check_queue(directory, group, queue, self.proven)
+        if found.verdict is QueueVerdict.SAME and fresh:
+            above = yield from check_queue(directory, group, queue, fresh)
+            if above.verdict not in (QueueVerdict.SAME, QueueVerdict.UNKNOWN):
+                return Judgement(QueueVerdict.CUT, self.proven[-1].offset + 1)
+            return above if above.verdict is QueueVerdict.UNKNOWN else found
         return found
 
 
@@ -297,7 +301,7 @@ def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
     return kept
 
 
-def position_beyond_end(answer: PullAnswer, offset: int) -> int | None:
+def restart_offset(answer: PullAnswer, offset: int) -> int | None:
     """Return the first offset of the queue if the broker refused `offset` because it is behind the
     end of the queue; return None for any other answer. A reader without anchors goes on there."""
     if (

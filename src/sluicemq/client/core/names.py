@@ -16,7 +16,7 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import helpful
-from sluicemq.model.properties import is_reserved
+from sluicemq.model.properties import is_refused_property
 from sluicemq.model.topic import (
     DLQ_PREFIX,
     GROUP_LENGTH_MAX,
@@ -150,7 +150,7 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
                 f"the property {name!r} has the value {value!r}.",
                 cure="Names and values are text: write str(value).",
             )
-        if is_reserved(name) and name not in allowed:
+        if is_refused_property(name) and name not in allowed:
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
                 cure="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",

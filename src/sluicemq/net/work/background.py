@@ -106,7 +106,7 @@ log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
-WORKS_MAX: Final = 64
+LONG_REQUESTS_MAX: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -152,12 +152,12 @@ class Background:
     def answer(self, steps: Steps[Command], command: Command, peer: Peer) -> Command | None:
         """Run `steps` and return the answer to `command` if they end within the first slice. Return
         None otherwise; the answer is written to `peer` when they end. Raises RequestError
-        (SYSTEM_BUSY) if WORKS_MAX work items are in progress, and what the steps raise within the
-        first slice."""
-        if len(self._works) >= WORKS_MAX:
+        (SYSTEM_BUSY) if LONG_REQUESTS_MAX work items are in progress, and what the steps raise
+        within the first slice."""
+        if len(self._works) >= LONG_REQUESTS_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
-                f"Too many long-running requests are in progress (limit {WORKS_MAX}). "
+                f"Too many long-running requests are in progress (limit {LONG_REQUESTS_MAX}). "
                 "Try again later.",
             )
         found: list[Command | Exception] = []
@@ -179,7 +179,7 @@ class Background:
             raise found[0]
         return found[0]
 
-    def take(self, steps: Steps[Any], command: Command, peer: Peer, weight: int = 1) -> None:
+    def run_request(self, steps: Steps[Any], command: Command, peer: Peer, weight: int = 1) -> None:
         """Run `steps` for `command` and deliver their outcome to `peer`: a Command or an exception
         as the answer, bytes as they are, None not at all, anything else by `settle`. No limit
         applies to the number of work items. `weight`: see `Shares.begin_work`."""
@@ -196,7 +196,7 @@ class Background:
 
         self._begin(_Work(steps, peer, ended, weight=weight))
 
-    def add(self, steps: Steps[None], peer: Peer | None = None) -> None:
+    def run_in_background(self, steps: Steps[None], peer: Peer | None = None) -> None:
         """Run `steps`, whose result is not needed, in the share of `peer` (None: of the server
         itself). An exception that ends them is logged."""
 
@@ -311,7 +311,7 @@ def decoding(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview
     return (yield job)  # type: ignore[no-any-return]
 
 
-def begun(steps: Steps[T]) -> T | Steps[T]:
+def run_first_step(steps: Steps[T]) -> T | Steps[T]:
     """Run `steps` up to their first yield. Return the result if they end before it, else steps that
     go on from there. Raises what the first step raises."""
     try:

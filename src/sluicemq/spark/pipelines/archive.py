@@ -47,7 +47,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.message import SHARDING_KEY
-from sluicemq.model.properties import RESERVED_PROPERTIES
+from sluicemq.model.properties import REFUSED_PROPERTIES
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.options import moment, parse_options
 from sluicemq.spark.pipelines.ready import (
@@ -489,9 +489,9 @@ def _differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
 
 # ---- replaying
 
-_RESERVED: Final = ", ".join(f"'{name}'" for name in sorted(RESERVED_PROPERTIES))
+_REFUSED: Final = ", ".join(f"'{name}'" for name in sorted(REFUSED_PROPERTIES))
 OWN_PROPERTIES: Final = (
-    f"map_filter(properties, (name, value) -> name not in ({_RESERVED})"
+    f"map_filter(properties, (name, value) -> name not in ({_REFUSED})"
     " and not startswith(name, '__RMQ.'))"
 )
 """The properties that a producer may set itself."""

@@ -61,7 +61,7 @@ _FIX: Final = (
 )
 
 
-def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
+def fetch_store_time(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
     """Pull the message at `offset` and return when it was stored (milliseconds since 1970); None if
     there is no such message. Raises SluiceError."""
     seen = admin.run(look(admin.directory, group, queue, offset))
@@ -100,14 +100,14 @@ class TopicIdentity:
         if compared == anchor and 0 < began <= lowest:
             return True
         self._looked_s[queue] = SYSTEM_CLOCK.monotonic_s()
-        found = stored_ms(admin, self._group, queue, anchor.offset)
+        found = fetch_store_time(admin, self._group, queue, anchor.offset)
         if found is None:  # a hole, such as a broker's compaction leaves
             return None
         if found == anchor.stored_ms:
             self._compared[queue] = anchor, lowest
         return found == anchor.stored_ms
 
-    def resumed(
+    def resume_offset(
         self,
         admin: Admin,
         queue: MessageQueue,
@@ -128,7 +128,7 @@ class TopicIdentity:
         if offset <= highest and is_same is not False:
             return offset
         if self._fails:
-            raise recreated(queue, offset, bounds, anchor if is_same is False else None)
+            raise recreated_error(queue, offset, bounds, anchor if is_same is False else None)
         if is_same:
             logger.warning(
                 "%s of %r lost messages: the stream, which was at %d, goes on at %d",
@@ -139,8 +139,8 @@ class TopicIdentity:
         return lowest
 
     def warn(self) -> None:
-        """Log once for each topic that it was created again, naming the queues that `resumed` has
-        found since the last call."""
+        """Log once for each topic that it was created again, naming the queues that `resume_offset`
+        has found since the last call."""
         for topic, queues in self._recreated.items():
             more = f" and {len(queues) - SHOWN_MAX} more" if len(queues) > SHOWN_MAX else ""
             logger.warning(
@@ -171,7 +171,7 @@ class TopicIdentity:
         logger.warning("%s; the stream goes on with the other queues", what)
         self._gone.update(news)
 
-    def left_of(
+    def remaining_range(
         self,
         admin: Admin,
         one: QueueRange,
@@ -186,7 +186,7 @@ class TopicIdentity:
         if self._fails:
             if False in found or one.end > highest:
                 other = anchors[found.index(False)] if False in found else None
-                raise recreated(queue, one.end, bounds, other)
+                raise recreated_error(queue, one.end, bounds, other)
             if one.start < lowest:
                 raise OffsetOutOfRangeError(
                     f"retention passed the stream: {place(queue)} of {queue.topic!r} begins at"
@@ -207,7 +207,7 @@ class TopicIdentity:
             )  # fmt: skip
         return left
 
-    def anchored(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
+    def renew_anchors(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
         """Return `known` with new anchors for the queues that `moved`: for each it has the first
         offset and the offset behind the last message that was read. The new anchor is that last
         message. An old anchor stays while it lies in the newer half of the messages before it."""
@@ -221,7 +221,7 @@ class TopicIdentity:
             elif 0 <= last < lowest:
                 found[queue] = Anchor(last, None)
             elif last >= lowest:
-                time_ms = stored_ms(admin, self._group, queue, last)
+                time_ms = fetch_store_time(admin, self._group, queue, last)
                 if time_ms is not None:
                     self._looked_s[queue] = SYSTEM_CLOCK.monotonic_s()
                     found[queue] = Anchor(last, time_ms)
@@ -229,7 +229,7 @@ class TopicIdentity:
         return found
 
 
-def recreated(
+def recreated_error(
     queue: MessageQueue, offset: int, bounds: tuple[int, int], anchor: Anchor | None
 ) -> OffsetOutOfRangeError:
     """Return the error for a queue that is not the one that was read up to `offset`. `anchor` is
@@ -267,7 +267,7 @@ def bounds_of(admin: Admin, topics: Collection[str]) -> tuple[Bounds, list[str]]
     return bounds, missing
 
 
-def served(admin: Admin, topics: Sequence[str], *, fails: bool) -> Sequence[str]:
+def existing_topics(admin: Admin, topics: Sequence[str], *, fails: bool) -> Sequence[str]:
     """Return the topics of a batch that exist, and log the others. Raises RouteNotFoundError for
     the first missing topic if none exists, or if `fails` is set."""
     missing = [topic for topic in topics if admin.find_route(topic) is None]
@@ -313,7 +313,9 @@ def anchors_at_end(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> An
     ends: Offsets = {}
     for one in ranges:
         ends[one.queue] = max(one.end, ends.get(one.queue, 0))
-    found = {queue: stored_ms(admin, group, queue, end - 1) for queue, end in ends.items() if end}
+    found = {
+        queue: fetch_store_time(admin, group, queue, end - 1) for queue, end in ends.items() if end
+    }
     return {
         queue: Anchor(ends[queue] - 1, time_ms)
         for queue, time_ms in found.items()
@@ -321,7 +323,7 @@ def anchors_at_end(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> An
     }
 
 
-def anchored_parts(
+def set_anchors(
     parts: Sequence[RangePartition], anchors: Anchors, *, is_batch: bool
 ) -> Sequence[RangePartition]:
     """Set the anchor of each partition's queue, in place, and return `parts`. In a batch, also mark
@@ -337,7 +339,7 @@ def anchored_parts(
     return parts
 
 
-def left_of_part(plan: ReadPlan, part: RangePartition) -> QueueRange | None:
+def range_to_read(plan: ReadPlan, part: RangePartition) -> QueueRange | None:
     """Check, in a task, whether the queue of a partition is that of the plan. Return the range to
     read: the planned one if it is. If it is not and loss is allowed, return what the new topic has
     of the range in a batch, and None in a stream. Raises OffsetOutOfRangeError if loss is an error,
@@ -348,7 +350,7 @@ def left_of_part(plan: ReadPlan, part: RangePartition) -> QueueRange | None:
     if bounds is None:
         return one
     if plan.fail_on_data_loss:
-        raise recreated(part.queue, part.end, bounds, part.anchor)
+        raise recreated_error(part.queue, part.end, bounds, part.anchor)
     logger.warning(
         "the topic %r was deleted and created again after the read of %d to %d of %s was planned:"
         " %s", part.queue.topic, part.start, part.end, place(part.queue),
@@ -369,7 +371,7 @@ def check_part(plan: ReadPlan, part: RangePartition) -> None:
     assert part.queue is not None
     bounds = _changed(plan, part)
     if bounds is not None and plan.fail_on_data_loss:
-        raise recreated(part.queue, part.end, bounds, part.anchor)
+        raise recreated_error(part.queue, part.end, bounds, part.anchor)
     if bounds is not None:
         logger.warning(
             "the topic %r was deleted and created again while %s was read: rows of both may be"

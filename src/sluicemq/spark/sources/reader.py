@@ -71,7 +71,7 @@ from sluicemq.record.codec import decode_record
 from sluicemq.spark.errors import Outage, did_you_mean, keep_imports, ride_out
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import ERROR, FAIL, NUMBERS, RAW, TEXT, BodyFormat
-from sluicemq.spark.sources.identity import NO_QUEUE, check_part, left_of_part
+from sluicemq.spark.sources.identity import NO_QUEUE, check_part, range_to_read
 from sluicemq.spark.sources.offsets import (
     Bounds,
     QueueRange,
@@ -134,7 +134,7 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
         return
     tally = Tally()
     decoder = decoder_of(plan, partition.queue.broker)
-    left = ride_out(lambda: left_of_part(plan, partition), plan.timeout_s)
+    left = ride_out(lambda: range_to_read(plan, partition), plan.timeout_s)
     if left is None:
         return
     part = RangePartition(left.queue, left.start, left.end, partition.address)

@@ -54,9 +54,9 @@ from sluicemq.spark.filters import Pushed, subscription_of, tried_at_brokers, wa
 from sluicemq.spark.options import STREAM, Options, parse_options
 from sluicemq.spark.sources.identity import (
     TopicIdentity,
-    anchored_parts,
     bounds_of,
     gone_queues,
+    set_anchors,
 )
 from sluicemq.spark.sources.offsets import (
     Anchors,
@@ -265,7 +265,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         with plain_errors():
             bounds, offsets = self._ask(initial, is_first=True)
             stored = {queue: (lowest, offsets[queue]) for queue, (lowest, _) in bounds.items()}
-            anchors = self._ask(self.identity.anchored, {}, stored)
+            anchors = self._ask(self.identity.renew_anchors, {}, stored)
             return self._checkpoint(offsets, anchors) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -285,9 +285,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 bound = admin.offsets(queue)
                 one = QueueRange(queue, begins.get(queue, bound[0]), stop)
                 known = [of.get(queue) for of in anchors]
-                ranges.append(self.identity.left_of(admin, one, bound, known))
+                ranges.append(self.identity.remaining_range(admin, one, bound, known))
             parts = partitions_of(self.options, ranges, addresses)
-            return list(anchored_parts(parts, anchors_of(end), is_batch=False))
+            return list(set_anchors(parts, anchors_of(end), is_batch=False))
 
         with plain_errors():
             begins, ends = self._offsets(start), self._offsets(end)
@@ -387,7 +387,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         begins = {queue: lowest for queue, (lowest, _) in bounds.items()}
         for queue in set(start) & set(bounds):
             begins[queue] = self._ask(
-                self.identity.resumed, queue, start[queue], bounds[queue], anchors.get(queue)
+                self.identity.resume_offset, queue, start[queue], bounds[queue], anchors.get(queue)
             )
         self.identity.warn()
         ends = {queue: highest for queue, (_, highest) in bounds.items()}
@@ -407,7 +407,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             if queue in bounds and (queue in anew or start.get(queue) != end)
         }
         kept = {queue: anchor for queue, anchor in anchors.items() if queue not in anew}
-        return _Step(begins, ends, self._ask(self.identity.anchored, kept, moved), anew)
+        return _Step(begins, ends, self._ask(self.identity.renew_anchors, kept, moved), anew)
 
     def _look_around(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
         """The bounds of every queue that there is, and the queues of `known` that disappeared.

@@ -48,7 +48,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
-from sluicemq.outages import OutageLog
+from sluicemq.outages import Outages, kind_of
 from sluicemq.record.codec import key_hash, keyed_hashes, keys_of
 from sluicemq.store.directory import DurableMark
 from sluicemq.store.index.file import (
@@ -83,6 +83,7 @@ CLOSE_BACKLOG_MAX: Final = 256 << 20
 CANDIDATES_MAX: Final = 4096
 """Records that one query reads: keys of equal hash are rare, hot keys are within their limit."""
 _COLUMNS: Final = "sluicemq.store.index.columns"
+_WRITES: Final = "key index writes"
 
 
 class Known(NamedTuple):
@@ -199,7 +200,7 @@ class KeyIndex:
         self._skip = 0  # keys of the record at `position` that are in already
         self._flush_s = clock.monotonic_s()
         self._flush_due_ms: int | None = None
-        self._outage = OutageLog(logger, "writing the key index")
+        self._outages = Outages(clock, logger)
         self.follows_ticks = True
         """Whether `tick` lets the index catch up; false when somebody else does it more often."""
         self.record_at: Callable[[int], bytes | None] = lambda offset: None
@@ -411,7 +412,7 @@ class KeyIndex:
             done = self._try(lambda: self._advance(bytes_max))
         finally:
             self._lock.release()
-        return done or self._outage.is_on
+        return done or _WRITES in self._outages.current
 
     def _advance(self, left: int) -> bool:
         """Index about so many bytes; True when all is done. Raises OSError when an entry cannot be
@@ -462,9 +463,10 @@ class KeyIndex:
         try:
             done = work()
         except OSError as error:
-            self._outage.failed(error)
+            text = "writing the key index failed: %s"
+            self._outages.failed(_WRITES, text, error, kind=kind_of(error))
             return False
-        self._outage.recovered()
+        self._outages.worked(_WRITES)
         return done
 
     def _index_slice(self, bytes_max: int) -> int:

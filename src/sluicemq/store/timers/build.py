@@ -18,13 +18,13 @@ from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
-from sluicemq.store.timers.overdue import Overdue, OverdueMessages, place_of
+from sluicemq.store.timers.overdue import Overdue, OverdueMessages, target_queue
 from sluicemq.store.timers.placing import (
     DELETES,
     TIMER_TOPIC,
     Placing,
     ReadRecord,
-    read_timed,
+    parse_record,
     recall_key,
 )
 from sluicemq.store.timers.state import Start, TimerFiles
@@ -61,7 +61,7 @@ class _Building:
     ) -> None:
         self._store, self._timers, self._now_ms = store, timers, now_ms
         self._placing = Placing(config.timer_precision_ms, config.timer_roll_window_slots)
-        self._read_ms = self._placing.cut(now_ms)
+        self._read_ms = self._placing.slot_start(now_ms)
         self._known = timers.checkpoint
         self._replay_offset = self._known.replay_offset if start.is_exact else 0
         self._overdue = OverdueMessages(store, store.written_offset)
@@ -88,7 +88,7 @@ class _Building:
         offsets = [record.queue_offset for record in late]
         saving = timers.save(
             self._read_ms, self._now_ms, self._read_ms, min(offsets, default=timers.queue_offset),
-            self._store.written_offset, must=True,
+            self._store.written_offset, force=True,
         )  # fmt: skip
         with closing(saving) as steps:
             for step in steps:
@@ -104,7 +104,7 @@ class _Building:
         ):
             for position, size, _ in UNIT.iter_unpack(units):
                 view = store.committed_record(position, size) if size != BLANK_SIZE else None
-                yield offset, position, read_timed(view)
+                yield offset, position, parse_record(view)
                 offset += 1
 
     def _take(self, record: ReadRecord) -> None:
@@ -143,8 +143,8 @@ class _Building:
         """Return the record of an overdue message that has to be delivered. Return None if its
         record or topic is gone, or if it was recalled."""
         size = int.from_bytes(self._store.committed_record(message.position, 4) or b"")
-        record = read_timed(self._store.committed_record(message.position, size))
-        if record is None or not self._store.counts(place_of(record)[0], message.position):
+        record = parse_record(self._store.committed_record(message.position, size))
+        if record is None or not self._store.counts(target_queue(record)[0], message.position):
             return None
         is_recalled = recall_key(record.properties) in self._marks
         return None if is_recalled and not message.magic & ROLL else record
@@ -162,5 +162,5 @@ class _Building:
     def _add(self, record: ReadRecord, slot_ms: int, magic: int) -> None:
         self._timers.add(
             slot_ms, magic, self._read_ms, record.physical_offset, record.size_bytes,
-            tag_code(place_of(record)[0]),
+            tag_code(target_queue(record)[0]),
         )  # fmt: skip

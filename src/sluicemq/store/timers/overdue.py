@@ -28,7 +28,7 @@ from sluicemq.store.timers.placing import (
     TIMER_TOPIC,
     UNIQUE_ID,
     TimedRecord,
-    read_timed,
+    parse_record,
 )
 
 WAITING_MAX: Final = 100_000
@@ -82,7 +82,7 @@ class OverdueMessages:
         own queue."""
         key, place = delivery_key(record, more_rolls=is_roll), (TIMER_TOPIC, 0)
         if not is_roll:
-            place = place_of(record)
+            place = target_queue(record)
         self._waiting.setdefault(place, {}).setdefault(key, []).append(message)
         self._floors[place] = min(self._floors.get(place, floor), floor)
         self.count += 1
@@ -116,7 +116,7 @@ class OverdueMessages:
                     return
                 view = store.committed_record(position, size) if size != BLANK_SIZE else None
                 if view is not None and OUT in bytes(view):
-                    record = read_timed(view)
+                    record = parse_record(view)
                     key = delivery_key(record) if record is not None else b""
                     if key in messages:
                         messages[key].pop(0)
@@ -126,7 +126,7 @@ class OverdueMessages:
             yield
 
 
-def place_of(record: TimedRecord) -> tuple[str, int]:
+def target_queue(record: TimedRecord) -> tuple[str, int]:
     """Return the topic and the queue id to which a timed message is delivered."""
     name = value_of(record.properties, REAL_TOPIC) or b""
     queue_id = value_of(record.properties, REAL_QUEUE) or b""

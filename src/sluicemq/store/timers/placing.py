@@ -58,7 +58,7 @@ class TimedRecord(Protocol):
 
 
 class ReadRecord(NamedTuple):
-    """A `TimedRecord` as `read_timed` finds it."""
+    """A `TimedRecord` as `parse_record` finds it."""
 
     size_bytes: int
     body_crc: int
@@ -71,7 +71,7 @@ class ReadRecord(NamedTuple):
     properties: bytes
 
 
-def read_timed(view: memoryview | bytes | None) -> ReadRecord | None:
+def parse_record(view: memoryview | bytes | None) -> ReadRecord | None:
     """Parse the record at the beginning of `view`, timed or not; return None if no whole record
     begins there."""
     if view is None:
@@ -109,14 +109,9 @@ class Placing:
         self._window_slots = window_slots
         self._window_ms = window_slots * precision_ms
 
-    def cut(self, time_ms: int) -> int:
+    def slot_start(self, time_ms: int) -> int:
         """Return the beginning of the slot that `time_ms` is in."""
         return time_ms - time_ms % self.precision_ms
-
-    def slot_of(self, due_ms: int) -> int:
-        """Return the slot of a message that is due at `due_ms`. A due time on the boundary of two
-        slots belongs to the earlier one."""
-        return self.cut(due_ms - 1)
 
     def place(self, record: TimedRecord, write_ms: int) -> Place | None:
         """Return the slot and magic of a message that is read from the timer queue at `write_ms`;
@@ -128,8 +123,8 @@ class Placing:
         out = value_of(record.properties, OUT)
         if out is None or not out.isdigit() or len(out) > _DIGITS_MAX:
             return None
-        slot_ms, magic = self.cut(int(out)), DEFAULT
-        begin_ms = min(self.cut(self.stored_ms(record, slot_ms)), write_ms)
+        slot_ms, magic = self.slot_start(int(out)), DEFAULT
+        begin_ms = min(self.slot_start(self.stored_ms(record, slot_ms)), write_ms)
         if slot_ms - begin_ms >= self._window_ms:
             magic |= ROLL
             # Looked at again when the wheel ends, or half-way when little would be left then.
@@ -153,13 +148,13 @@ class Placing:
         number: `place` has to accept the record first."""
         out_ms = int(value_of(record.properties, OUT) or 0)
         return exact_due_ms(
-            record.properties, self.cut(out_ms), record.store_time_ms, self.precision_ms
+            record.properties, self.slot_start(out_ms), record.store_time_ms, self.precision_ms
         )
 
 
 def slot_of(due_ms: int, precision_ms: int) -> int:
-    """Return the slot of a due time: the largest multiple of `precision_ms` that is less than
-    `due_ms`."""
+    """Return the slot of a message that is due at `due_ms`: the largest multiple of `precision_ms`
+    that is less. A due time on the boundary of two slots belongs to the earlier one."""
     return (due_ms - 1) // precision_ms * precision_ms
 
 

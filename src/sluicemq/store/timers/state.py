@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
-from sluicemq.store.identity import IdentityFile, State, Verdict
+from sluicemq.store.identity import FileVerdict, IdentityFile, State
 from sluicemq.store.store import Store
 from sluicemq.store.timers.checking import disagreement, gone_units, revise
 from sluicemq.store.timers.files import (
@@ -50,10 +50,14 @@ log = logging.getLogger(__name__)
 
 _QUIET_MS: Final = 60_000
 REASONS: Final = {
-    Verdict.FOREIGN: "they belong to another store, or to another commit log",
-    Verdict.CHANGED: "they have changed since the last orderly stop",
-    Verdict.UNKNOWN: "they have no identity file, because RocketMQ or an older version wrote them",
-    Verdict.DISCARDED: "they were discarded: this replica was a slave, or a start was interrupted",
+    FileVerdict.FOREIGN: "they belong to another store, or to another commit log",
+    FileVerdict.CHANGED: "they have changed since the last orderly stop",
+    FileVerdict.UNKNOWN: (
+        "they have no identity file, because RocketMQ or an older version wrote them"
+    ),
+    FileVerdict.DISCARDED: (
+        "they were discarded: this replica was a slave, or a start was interrupted"
+    ),
 }
 
 
@@ -121,8 +125,8 @@ class TimerFiles:
                 self._revise()
                 reason = self._disagreement()
             if not reason:
-                with full_disk_allowed():
-                    self._identity.open()  # before the first unit, and the first delivery
+                with suppress_full_disk():
+                    self._identity.mark_open()  # before the first unit, and the first delivery
                 return Start(is_rebuilt=False, is_exact=True, is_settled=is_settled)
         self.begin_again(reason, is_exact=is_exact)
         return Start(is_rebuilt=True, is_exact=is_exact, is_settled=False)
@@ -132,7 +136,7 @@ class TimerFiles:
         return disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
 
     def _load_files(self, known: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
-        """Load and judge wheel and log. Return (reason, is_settled): why they cannot be trusted, ""
+        """Load and check wheel and log. Return (reason, is_settled): why they cannot be trusted, ""
         if they can; and whether the last run shut down cleanly with them."""
         try:
             self.wheel.check()
@@ -140,7 +144,7 @@ class TimerFiles:
         except StoreDamagedError as error:
             return error.fact.rstrip("."), False
         source = self._store.record_source
-        verdict = self._identity.judge(source, lambda: self._checksum(known.log_end))
+        verdict = self._identity.check(source, lambda: self._checksum(known.log_end))
         if self.checkpoint.time_ms == 0 and not self.wheel.exists:
             return "there is no checkpoint of them yet", False
         if verdict in REASONS:
@@ -150,7 +154,7 @@ class TimerFiles:
         if self.log.end != known.log_end or (known.log_end and not self.wheel.exists):
             return "files are missing", False
         found = self._identity.found
-        is_sealed = verdict is Verdict.SEALED
+        is_sealed = verdict is FileVerdict.SEALED
         if is_sealed and found is not None and found.details != self._details(known):
             return "config/timercheck is not that of the last orderly stop", False
         self._sealed_checksum = found.checksum if is_sealed and found is not None else None
@@ -218,9 +222,9 @@ class TimerFiles:
         """Discard wheel and log, durably, so that they have to be built. Change the checkpoint so
         that every broker reads the whole timer queue; what it says about deliveries stays. A full
         disk is no error here. Raises OSError."""
-        with full_disk_allowed():  # a file that is missing is not trusted either
-            self._identity.discard()
-        with full_disk_allowed():
+        with suppress_full_disk():  # a file that is missing is not trusted either
+            self._identity.mark_discarded()
+        with suppress_full_disk():
             if self.checkpoint.time_ms:
                 self.checkpoint = self.checkpoint.without_files()
                 write_timer_checkpoint(self._files, self._check_path, self.checkpoint)
@@ -274,14 +278,14 @@ class TimerFiles:
 
     def save(
         self, read_ms: int, now_ms: int, done_ms: int, replay_offset: int, log_position: int,
-        *, must: bool,
+        *, force: bool,
     ) -> Generator[Callable[[], None]]:  # fmt: skip
         """Write wheel, log and a new checkpoint. Yield a function that does the blocking part; call
         it on any thread, then close the generator. Raises OSError.
 
         `now_ms` is the time of the checkpoint; the other times and offsets are its fields
         (`store.timers.files`). If log, wheel and queue offset are as in the last checkpoint, write
-        nothing, unless `must` is set, or `read_ms` has advanced and that checkpoint is a minute
+        nothing, unless `force` is set, or `read_ms` has advanced and that checkpoint is a minute
         old.
 
         The function raises OSError and StoreError. Saves run one at a time; a function does nothing
@@ -296,7 +300,7 @@ class TimerFiles:
         state = (read_ms, self.log.end, self.queue_offset)
         is_same = state[1:] == old[1:3] and not self.wheel.has_memory
         is_young = not old.time_ms or now_ms - old.time_ms < _QUIET_MS
-        if is_same and (is_young or state == old[:3]) and not must:
+        if is_same and (is_young or state == old[:3]) and not force:
             return
         source, position = self._store.record_source, self.record_position
         new = TimerCheckpoint(
@@ -317,7 +321,7 @@ class TimerFiles:
                     return
                 try:
                     self._store.sync()
-                    self._identity.open()
+                    self._identity.mark_open()
                     self.log.sync(start, end)
                     self.wheel.write(slots)
                     crc = source.record_crc(position) if position != NONE else 0
@@ -364,7 +368,9 @@ class TimerFiles:
         checksum = self._sealed_checksum
         if checksum is None:
             checksum = self._checksum(saved.log_end)
-        self._identity.seal(self._store.record_source, saved.record_position, checksum, details)
+        self._identity.mark_sealed(
+            self._store.record_source, saved.record_position, checksum, details
+        )
 
     def _checksum(self, log_end: int) -> int:
         return checksum_of(self.wheel, self.log, log_end)
@@ -398,8 +404,8 @@ def discard_timer_files(store: Store, files: Files, root: str) -> None:
     if "timerwheel" not in names and "timerlog" not in names:
         return
     identity = IdentityFile(files, f"{root}/timerwheel", store.incarnation.text)
-    with full_disk_allowed():
-        identity.discard()
+    with suppress_full_disk():
+        identity.mark_discarded()
     if "timerwheel" in names:
         files.remove(f"{root}/timerwheel")
     remove_timer_log(files, root)
@@ -415,7 +421,7 @@ def remove_timer_log(files: Files, root: str) -> None:
 
 
 @contextmanager
-def full_disk_allowed() -> Iterator[None]:
+def suppress_full_disk() -> Iterator[None]:
     """Suppress an OSError that says that the disk is full."""
     try:
         yield

@@ -4,7 +4,7 @@ While the commit log is read, each message of the timer queue is noted. It is re
 delivery follows, its next record after a roll, or its recall. A message that is left waits: it has
 to be in the timer wheel, or behind the checkpoint, where the next start reads it.
 
-The wheel is judged as at the start of a broker: by its identity, its checksum, or its chains.
+The wheel is checked as at the start of a broker: by its identity, its checksum, or its chains.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.files.incarnation import read_incarnation
 from sluicemq.record.codec import value_of
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.identity import Identity, IdentityFile, RecordSource, State, Verdict
+from sluicemq.store.identity import FileVerdict, Identity, IdentityFile, RecordSource, State
 from sluicemq.store.timers.checking import disagreement, revise, unit_arrays
 from sluicemq.store.timers.files import (
     DELETE,
@@ -27,13 +27,13 @@ from sluicemq.store.timers.files import (
     TimerWheel,
     read_timer_checkpoint,
 )
-from sluicemq.store.timers.overdue import delivery_key, place_of
+from sluicemq.store.timers.overdue import delivery_key, target_queue
 from sluicemq.store.timers.placing import (
     DELETES,
     OUT,
     ROLLS,
     TIMER_TOPIC,
-    read_timed,
+    parse_record,
     recall_key,
 )
 from sluicemq.store.timers.state import REASONS, checksum_of, details_of
@@ -77,7 +77,7 @@ class TimerCheck:
             return
         for row in _rows_with(data, records.starts, records.ends):
             start = int(records.starts[row])
-            record = read_timed(data[start : int(records.ends[row])])
+            record = parse_record(data[start : int(records.ends[row])])
             out = value_of(record.properties, OUT) if record is not None else None
             if record is None or out is None or not out.isdigit():
                 continue
@@ -91,7 +91,7 @@ class TimerCheck:
                 self._marks.add((int(out), key))
                 continue
             noted = _Noted(
-                record.physical_offset, record.queue_offset, int(out), place_of(record)[0]
+                record.physical_offset, record.queue_offset, int(out), target_queue(record)[0]
             )
             self._noted.setdefault(delivery_key(record), []).append(noted)
 
@@ -162,7 +162,7 @@ class TimerCheck:
         if not self._marks:
             return False
         size = int.from_bytes(self._layout.log.read(noted.position, 4))
-        record = read_timed(self._layout.log.read(noted.position, size))
+        record = parse_record(self._layout.log.read(noted.position, size))
         return record is not None and (noted.out_ms, recall_key(record.properties)) in self._marks
 
 
@@ -206,7 +206,7 @@ class _Files:
         return found is not None and found.state is State.DISCARDED
 
     def _distrust(self) -> str:
-        """Load and judge the files as a start would. Return why they cannot be trusted, as a
+        """Load and check the files as a start would. Return why they cannot be trusted, as a
         phrase; "" if they can."""
         known, log, wheel = self.checkpoint, self.log, self.wheel
         try:
@@ -214,13 +214,13 @@ class _Files:
             log.load(known.log_end, removes=False)
         except StoreDamagedError as error:
             return error.fact.rstrip(".")
-        verdict = self._identity.judge(self._source, lambda: checksum_of(wheel, log, known.log_end))
+        verdict = self._identity.check(self._source, lambda: checksum_of(wheel, log, known.log_end))
         found: Identity | None = self._identity.found
         if found is not None:
             precision_ms = found.details.get("precisionMs")
             if isinstance(precision_ms, int) and precision_ms > 0:
                 self.precision_ms = wheel.precision_ms = precision_ms
-        if verdict is Verdict.UNKNOWN and not (known.incarnation or found):
+        if verdict is FileVerdict.UNKNOWN and not (known.incarnation or found):
             if known.log_end and not wheel.exists:
                 return "the timer wheel is missing"
             self._walk_on()  # RocketMQ's, or of an older version: each message is compared
@@ -231,7 +231,7 @@ class _Files:
             return "their checkpoint, config/timercheck, is not one that this store wrote"
         if log.end != known.log_end or (known.log_end and not wheel.exists):
             return "files are missing"
-        if verdict is Verdict.SEALED:
+        if verdict is FileVerdict.SEALED:
             is_same = found is not None and found.details == details_of(known, self.precision_ms)
             return "" if is_same else "config/timercheck is not that of the last orderly stop"
         self._walk_on()

@@ -49,15 +49,15 @@ def anybody_is_elected() -> Any:
 
 def same_disk() -> Any:
     """Fencing: a wiped disk goes for the one before."""
-    real = Incarnation.begin
+    real = Incarnation.open
 
-    def begin(self: Incarnation, *, is_empty: bool, is_synced: bool) -> str:
+    def opened(self: Incarnation, *, is_empty: bool, is_synced: bool) -> str:
         real(self, is_empty=is_empty, is_synced=is_synced)
         self.text = "the same"
         self._write()
         return self.text
 
-    return patch.object(Incarnation, "begin", begin)
+    return patch.object(Incarnation, "open", opened)
 
 
 def keeps_its_tail() -> Any:

@@ -66,7 +66,7 @@ class World:
 
         def deferred(outcome: Any, command: Command, peer: Peer) -> None:
             assert isinstance(outcome, Postponed)
-            background.take(outcome.steps, command, peer)
+            background.run_request(outcome.steps, command, peer)
 
         dispatcher = Dispatcher({} if is_java else {FOLLOW: handle}, deferred=deferred)
         listener = self.network.listener(dispatcher)

@@ -104,6 +104,6 @@ class TooLargeError(Exception):
     """The body of a request is above its limit."""
 
 
-def bounds() -> dict[str, Any]:
+def uvicorn_options() -> dict[str, Any]:
     """Return the options of uvicorn that bound its connections."""
     return {"http": BoundedProtocol, "ws": "none", "timeout_keep_alive": 5, "backlog": 128}

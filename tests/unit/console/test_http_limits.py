@@ -1,4 +1,4 @@
-"""What bounds the HTTP connections of the console and of `sluice mcp`."""
+"""Limits for HTTP connections to the console and to `sluice mcp`."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from sluicemq.client.tasks import Tasks
-from sluicemq.console import doors
+from sluicemq.console import http_limits
 from sluicemq.console.serve import listen
 
 
@@ -29,7 +29,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 async def serving(app: Any = echo) -> AsyncIterator[int]:
     listening = listen("127.0.0.1", 0)
     listening.listen()
-    config = uvicorn.Config(app, log_level="error", lifespan="off", **doors.bounds())
+    config = uvicorn.Config(app, log_level="error", lifespan="off", **http_limits.uvicorn_options())
     server, tasks = uvicorn.Server(config), Tasks()
     task = tasks.spawn(server._serve([listening]), "server")
     try:
@@ -61,15 +61,15 @@ POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
 async def test_a_request_that_does_not_become_whole_is_closed(
     monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
-    monkeypatch.setattr(doors, "HEAD_S", 0.05)
-    monkeypatch.setattr(doors, "BODY_S", 0.1)
+    monkeypatch.setattr(http_limits, "HEAD_S", 0.05)
+    monkeypatch.setattr(http_limits, "BODY_S", 0.1)
     async with serving() as port:
         assert b"200" not in await ask(port, begin)
 
 
 async def test_a_slow_answer_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "HEAD_S", 0.02)
-    monkeypatch.setattr(doors, "BODY_S", 0.02)
+    monkeypatch.setattr(http_limits, "HEAD_S", 0.02)
+    monkeypatch.setattr(http_limits, "BODY_S", 0.02)
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.2)
@@ -82,7 +82,7 @@ async def test_a_slow_answer_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(http_limits, "CONNECTIONS_MAX", 2)
     async with serving() as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         assert await ask(port, POST + b"\r\n") == b""
@@ -99,7 +99,7 @@ async def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch
 async def test_a_body_has_so_many_bytes_whether_it_says_so_or_not(
     head: bytes, body: bytes, status: bytes
 ) -> None:
-    async with serving(doors.BoundedBody(echo, 100)) as port:
+    async with serving(http_limits.BoundedBody(echo, 100)) as port:
         answer = await ask(port, POST + head + b"\r\n\r\n" + body)
         assert answer.startswith(b"HTTP/1.1 " + status)
 
@@ -113,14 +113,14 @@ async def test_what_is_no_request_passes() -> None:
     async def nothing(*_: Any) -> Message:
         return {}
 
-    await doors.BoundedBody(app)({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
+    await http_limits.BoundedBody(app)({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
     assert seen == ["lifespan"]
 
 
 async def test_the_head_after_a_long_answer_has_its_full_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doors, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_limits, "HEAD_S", 0.2)
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/slow":
