@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -642,7 +643,8 @@ def run_one(cluster: Cluster, seed: int, sink: str, report: Report) -> list[str]
     try:
         wrong = run.run()
     except (TimeoutError, SluiceError) as error:
-        wrong = [f"stuck: {error}"]
+        place = traceback.extract_tb(error.__traceback__)
+        wrong = [f"stuck: {error} ({' > '.join(frame.name for frame in place)})"]
     wrong += filter(None, [same_logs(cluster) if not wrong else ""])
     history = run.history
     report.add(seed, history, run.story, sink, faults_s=run.faults_s, wrong=bool(wrong))
