@@ -204,6 +204,30 @@ def test_a_recall_counts_after_a_restart(broker: SteppedBroker, client: SteppedC
     assert bodies(broker) == [9500]
 
 
+def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
+    broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new master builds its wheel from the queue, slice by slice, while time goes on. Found by
+    histories of real processes, 60 and 208 of three replicas."""
+    broker.change(recall_enable=True)
+    handle = send(client, 9400).fields["recallHandle"]
+    for number in range(40):
+        send(client, 60_000 + number)
+    recall(client, handle)
+    broker.close()
+    broker.files.remove("/store/timerwheel")
+    again = restarted(broker)
+    monkeypatch.setattr("sluicemq.broker.waiting.delivery.SLICE_MESSAGES", 8)
+    again.core.delayed.run()
+    again.core.delayed.run()  # the message is taken in, its recall is not
+    assert again.core.delayed.timers.queue_behind > 0
+    again.clock.advance(10.0)
+    again.run(5.0)
+    assert again.core.delayed.timers.queue_behind == 0
+    assert again.core.delayed.timers.recalled == 1
+    assert bodies(again) == []
+
+
 def test_a_recall_of_a_message_that_rolls_waits_with_it(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:

@@ -172,6 +172,7 @@ class Timers:
         self._loaded_ms = 0  # slots before it are in the table, or being read
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
+        self._taken_in_ms = 0  # all that was stored before is taken in
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
         self._known_offset = NONE  # of the queue: messages before it were known to that checkpoint
         self._over_until_ms = 0  # of slots before it the exact times were not read
@@ -292,6 +293,7 @@ class Timers:
             )
             return
         slot_ms, magic = place
+        self._taken_in_ms = max(self._taken_in_ms, self._placing.stored_ms(record, slot_ms))
         is_old = offset < self._rebuild_end
         if is_old and slot_ms < self._rebuild_ms:
             self._last_skipped = entry
@@ -492,8 +494,11 @@ class Timers:
     def deliver(self, work: Slice) -> None:
         """Append what is due, as long as the slice lasts. Raises StoreError."""
         dequeued = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
-        for table, put in ((self._rolls, self._roll), (self.due, self._put)):
-            while not work.is_over and (chunk := table.take(work.now_ms, _CHUNK)):
+        for table, put, until_ms in (
+            (self._rolls, self._roll, work.now_ms),
+            (self.due, self._put, self._deliverable_until(work.now_ms)),
+        ):
+            while not work.is_over and (chunk := table.take(until_ms, _CHUNK)):
                 done = 0
                 try:
                     for due_ms, position in chunk:
@@ -503,6 +508,17 @@ class Timers:
                     self._taken.append((table, chunk[:done]))
                     table.give_back(chunk[done:])
                 work.done(len(chunk))
+
+    def _deliverable_until(self, now_ms: int) -> int:
+        """Return up to which due time messages may be delivered at `now_ms`.
+
+        A recall that was stored before a message is due holds, so the message waits until the
+        queue is taken in up to that time. Only timers that are far behind do not wait: they take in
+        nothing before they have delivered.
+        """
+        if not self.queue_behind or self._is_far_behind(now_ms):
+            return now_ms
+        return min(now_ms, self._taken_in_ms)
 
     def _put(self, due_ms: int, position: int, dequeued: bytes) -> None:
         record = self._record(position, due_ms)
