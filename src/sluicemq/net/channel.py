@@ -416,7 +416,7 @@ class ChannelPool:
                 return channel
             failure = self._failures.get(address)
             if failure is not None and self._clock.monotonic_s() < failure[0]:
-                raise type(failure[2])(failure[2].fact, cure=failure[2].cure)
+                raise type(failure[2])(f"{failure[2].fact}.", cure=failure[2].cure)
             try:
                 channel = await (self._connect or dial)(
                     address,

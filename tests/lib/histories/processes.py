@@ -69,6 +69,8 @@ READS: Final = 6
 """Pulls of the reader in the longest pause of a sender."""
 HOP_S: Final = 90.0
 """Generous: a broker takes half a minute to start on a machine that is very busy."""
+TAKE_OVER_S: Final = 20.0
+"""For an election after a kill; longer than the lease of the one that was killed."""
 CIRCLES_MAX: Final = 4
 TIMED_SHARE: Final = 0.25
 GROUP_COMMIT_MS: Final = 2000.0
@@ -399,11 +401,16 @@ class Run:
     def _hop(self, target: int) -> None:
         """Make `target` the master: kill the one before, or switch as planned. Raises
         TimeoutError."""
-        cluster, master = self.cluster, self.cluster.master()
+        cluster = self.cluster
+        # Without a replica that is in sync, nobody may take over from one that is killed.
+        cluster.wait(cluster.is_whole, "a whole set before a hop", HOP_S)
+        master = cluster.master()
         if self.rng.random() < 0.4:
             cluster.kill(master)
             self.story.append(f"kill {master} (master) in a circle")
-            cluster.wait(lambda: cluster.master() not in (0, master), "another master", HOP_S)
+            # One that falls out of the set just before cannot take over: then the killed one does.
+            with contextlib.suppress(TimeoutError):
+                cluster.wait(lambda: cluster.master() not in (0, master), "a master", TAKE_OVER_S)
             cluster.heal()
         cluster.wait(cluster.is_whole, "a whole set in a circle", HOP_S)
         master, talk = cluster.master(), Talk(cluster)

@@ -24,12 +24,13 @@ from sluicemq.broker.replicas.mirror import (
 )
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Postponed
-from sluicemq.clock import Clock
+from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.files import Files
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.work.background import Steps
+from sluicemq.outages import Outages
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
@@ -146,6 +147,7 @@ class StateFollower:
         on_changed: Callable[[set[str]], None] = lambda names: None,
         signed: Callable[[Command], Command] = lambda command: command,
         java: Callable[[Channel], Awaitable[None]] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.applier = applier
         self.master_log_start = -1
@@ -156,7 +158,8 @@ class StateFollower:
         self._claim, self._log_end, self._sync = claim, log_end, sync
         self._in_executor, self._on_changed, self._signed = in_executor, on_changed, signed
         self._java = java
-        self._said = ""
+        self._outages = Outages(clock, log)
+        self._address = ""
 
     async def run(self, pool: ChannelPool, master: Callable[[], str | None]) -> None:
         """Follows whoever is master, until it is cancelled. `master` tells its address."""
@@ -164,11 +167,13 @@ class StateFollower:
             address = master()
             try:
                 if address is not None:
+                    self._address = address
                     await self.follow(await pool.get(address))
             except (SluiceError, OSError) as error:
-                if str(error) != self._said:
-                    self._said = str(error)
-                    log.warning("state of the master %s: %s", address, error)
+                self._outages.failed(
+                    f"the master {address}", "cannot follow the state of the master %s: %s",
+                    address, error, kind=type(error),
+                )  # fmt: skip
             await asyncio.sleep(PAUSE_S)
 
     async def follow(self, channel: Channel) -> None:
@@ -202,7 +207,7 @@ class StateFollower:
             self.ticket = bytes.fromhex(header.ticket)
         except ValueError as error:
             raise ProtocolError(f"the master's ticket: {error}") from error
-        self._said = ""
+        self._outages.worked(f"the master {self._address}")
         return header
 
     async def _apply(self, channel: Channel) -> None:
