@@ -1,4 +1,3 @@
-# ruff: noqa: SIM117 - nested blocks show the order of events
 """The Python client against our own servers: exact sets of messages, restarts, fail-over."""
 
 import asyncio
@@ -95,6 +94,9 @@ async def test_what_was_not_acknowledged_comes_again_after_a_restart_of_the_brok
     port = cluster.stop_broker()
     cluster.start_broker(port=port)
     async with Sluice(cluster.addresses) as mq:
+        async with asyncio.timeout(10):
+            while "t" not in await mq.admin.topics():
+                await asyncio.sleep(0.05)
         async with mq.subscribe("t", group="g") as stream:
             again = await collect(stream, 5)
     assert {15, 16, 17, 18, 19} <= set(bodies(again))

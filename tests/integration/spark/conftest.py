@@ -25,10 +25,15 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """py4j leaves sockets to the garbage collector: no fault of the test that it runs in."""
+    """py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
+
+    A test that fails runs once more: Spark gives a Python worker 10 s to start, which is not enough
+    on a machine that starts several JVMs at once. pytest reports it as flaky, with the traceback.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.flaky(reruns=1))
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 

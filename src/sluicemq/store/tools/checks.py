@@ -36,7 +36,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.files import File, Files, read_text
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
-from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Mark, read_checkpoint, slots_of
+from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Mark, slots_of
 from sluicemq.store.identity import is_last_text, read_identity
 from sluicemq.store.index.columns import Slots, columns_of
 from sluicemq.store.log import SCHEDULE_TOPIC
@@ -224,16 +224,9 @@ def known_topics(layout: StoreLayout) -> set[str] | None:
     return None
 
 
-def check_documents(
-    layout: StoreLayout, findings: Findings, ends: Mapping[QueueKey, int], log_end: int
-) -> None:
+def check_documents(layout: StoreLayout, findings: Findings, ends: Mapping[QueueKey, int]) -> None:
     """Check that each document can be read, that it is the one that our broker wrote last, and
-    that no progress in it lies behind the end of its queue. `ends` are those of the queues,
-    `log_end` is that of the commit log."""
-    mark = read_checkpoint(layout.files, layout.checkpoint_path).mark
-    # A stop of our broker leaves a mark at the end of the log. Behind it RocketMQ has stored
-    # records, whose tables count, or our broker has, which a kill ended.
-    is_log_longer = mark is None or mark.log_offset < log_end
+    that no progress in it lies behind the end of its queue, which `ends` has."""
     for path in layout.documents():
         name = layout.name_of(path)
         if not name.endswith((".json", *JSON_DOCUMENTS)):
@@ -255,7 +248,7 @@ def check_documents(
                 "it is not what our broker wrote last: RocketMQ has had the store since, or this is"
                 " an older copy, or the file of another store"
             )
-            findings.add(NOTE if is_log_longer else WARNING, "document", name, text)
+            findings.add(NOTE, "document", name, text)  # the first is usual, and harmless
         for who, queue, offset in _progress(name, value):
             end = ends.get(queue)
             if end is not None and isinstance(offset, int) and offset > end:

@@ -158,7 +158,7 @@ class _Verification:
         self._check_batches(log_end)
         end = waiting[0].start if waiting else walk.position
         check_checkpoint(layout, findings, end, self._last_time)
-        check_documents(layout, findings, self._queues.ends(), log_end)
+        check_documents(layout, findings, self._queues.ends())
         return Verified(
             findings, self._records, self._queues.units, self._index.entries, log.start, log_end
         )
