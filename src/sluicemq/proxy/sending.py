@@ -264,7 +264,12 @@ def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> O
 
 
 def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoing:
-    """All of them as one; it belongs to a group when all do. Raises StatusError."""
+    """Join messages into one batch, which goes to the queue of their message group.
+
+    Messages without a group go along with those of a group. Raises StatusError if the messages have
+    different topics or different message groups: a batch is stored in one queue, so a second group
+    would leave its own. Also raises it for a message that is delayed or of a transaction.
+    """
     for message, part in zip(messages, parts, strict=True):
         if message.topic != messages[0].topic:
             raise StatusError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
@@ -274,9 +279,15 @@ def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoi
                 Code.BAD_REQUEST,
                 "a message that is delayed or of a transaction cannot be in a batch: send it alone",
             )
+    groups = list(dict.fromkeys(part.sharding_key for part in parts if part.sharding_key))
+    if len(groups) > 1:
+        raise StatusError(
+            Code.BAD_REQUEST,
+            f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, and is stored "
+            "in one queue: send each message group by itself.",
+        )
     joined = join(parts, parts[0].message_id)
-    is_one = all(part.sharding_key == joined.sharding_key for part in parts)
-    return joined if is_one else replace(joined, sharding_key=None)
+    return replace(joined, sharding_key=groups[0] if groups else None)
 
 
 # ------------------------------------------------------------------------------------- answers
