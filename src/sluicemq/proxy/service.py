@@ -35,8 +35,8 @@ from sluicemq.errors import (
 from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Answered, Conversation
-from sluicemq.proxy.clients import Client, Clients, StatusError
-from sluicemq.proxy.limits import check_shape
+from sluicemq.proxy.clients import Client, Clients
+from sluicemq.proxy.limits import Refusal, StatusError, check_shape
 from sluicemq.proxy.messages import Code
 from sluicemq.wire.codes import ResponseCode
 
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 PATH: Final = "/apache.rocketmq.v2.MessagingService/"
 AUTHORIZATION: Final = "authorization"
 DATE_TIME: Final = "x-mq-date-time"
+TELEMETRY_FAILED: Final = "process client telemetryCommand failed. "
 
 _OF_BROKER: Final[Mapping[int, Code]] = {
     ResponseCode.SUCCESS: Code.OK,
@@ -55,6 +56,10 @@ _OF_BROKER: Final[Mapping[int, Code]] = {
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
     ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
     ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
+    # RocketMQ's proxy calls these two INTERNAL_SERVER_ERROR. They are refused each time that the
+    # client tries again.
+    ResponseCode.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
+    ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
 }
 
 
@@ -66,7 +71,7 @@ def status_of(error: Exception) -> m.Status:
     elif isinstance(error, RequestError):
         code, text = _OF_BROKER.get(error.code, code), error.remark
     elif isinstance(error, RouteNotFoundError):
-        code = Code.TOPIC_NOT_FOUND
+        code, text = Code.TOPIC_NOT_FOUND, f"{Refusal.TOPIC_UNKNOWN.phrase}: {text}"
     elif isinstance(error, RequestTimeoutError | ConnectionLostError):
         code = Code.PROXY_TIMEOUT
     elif not isinstance(error, SluiceError):
@@ -83,14 +88,24 @@ _OF_STATUS: Final[Mapping[int, StatusCode]] = {
 
 
 def end_of(error: Exception) -> CallError:
-    """The same as the end of a call: whose fault it is, and the clients' code in the text."""
+    """Return the end of a call for an error: whose fault it is, and behind the text the code that
+    clients know."""
     if isinstance(error, CallError):
         return error
     status = status_of(error)
     is_theirs = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
     code = StatusCode.INVALID_ARGUMENT if is_theirs else StatusCode.INTERNAL
-    text = f"{status.code:d} {Code(status.code).name}: {status.message}"
+    text = f"{status.message} ({status.code:d} {Code(status.code).name})"
     return CallError(_OF_STATUS.get(status.code, code), text)
+
+
+def end_of_telemetry(error: Exception) -> CallError:
+    """Return what ends a telemetry stream. It begins as RocketMQ's does, except where settings have
+    neither side, of which RocketMQ speaks without that beginning."""
+    end = end_of(error)
+    if isinstance(error, StatusError) and error.refusal is Refusal.SETTINGS_EMPTY:
+        return end
+    return CallError(end.code, f"{TELEMETRY_FAILED}{end}")
 
 
 class Method(NamedTuple):
@@ -148,7 +163,7 @@ class Dialogue:
     def _done(self, result: Sequence[Any] | Exception) -> None:
         self._is_busy = False
         if isinstance(result, Exception):
-            error = end_of(result)
+            error = end_of_telemetry(result)
             self._call.end(error.code, str(error))
             return
         for answer in result:
@@ -235,7 +250,7 @@ class Calls:
         if not verdict.is_allowed:
             if not peer.is_trusted:
                 peer.count_refusal()
-            raise StatusError(Code.UNAUTHORIZED, verdict.reason)
+            raise StatusError(Refusal.NOT_AUTHENTICATED, verdict.reason)
         peer.is_trusted = True
         return verdict.account
 
@@ -294,7 +309,7 @@ class Calls:
                 answered(error)
                 return
             if not verdict.is_allowed:
-                answered(StatusError(Code.FORBIDDEN, verdict.reason))
+                answered(StatusError(Refusal.NOT_PERMITTED, verdict.reason))
                 return
         client.link.ask(call, answered)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from proxied import Proxied, Speaker, proxied
 from sluicemq.client.core.requests import SendStatus
 from sluicemq.client.core.transactions import HalfPlace
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.model.ids import Host, java_hash
 from sluicemq.model.message import SHARDING_KEY, StoredMessage
 from sluicemq.model.properties import HIDDEN_PROPERTIES, RESERVED
@@ -217,7 +218,7 @@ def test_however_messages_are_batched_a_group_stays_in_its_queue_in_order(
 def test_messages_without_a_group_go_along_with_those_of_one() -> None:
     batch = [message(message_group=group) for group in ("", "order-1", "")]
     peer = Host("127.0.0.1", 1)
-    parts = [outgoing_of(one, "MIXED", peer, 0) for one in batch]
+    parts = [outgoing_of(one, "MIXED", peer, 0, ProxyLimits()) for one in batch]
     assert batch_of(batch, parts).sharding_key == "order-1"
 
 

@@ -293,9 +293,7 @@ def test_a_server_that_closes_answers_who_waits_and_breaks_nothing_off(
     assert "'drain of Broken' failed; it is retried after a pause: It is set wrong." in caplog.text
 
 
-def test_who_never_answers_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DRAIN_S", 0.05)
-
+def test_who_never_answers_does_not_keep_the_server() -> None:
     async def scene(mq: EmbeddedSluice) -> None:
         proxy, silent = mq.servers.proxies["broker-a"], Family()
         proxy.methods[HOLD] = silent.hold
@@ -303,6 +301,7 @@ def test_who_never_answers_does_not_keep_the_server(monkeypatch: pytest.MonkeyPa
             waiting = channel.unary_unary(HOLD).future(b"")
             while not silent.held:
                 await asyncio.sleep(0.01)
+            proxy._drain_s = 0.05
             await proxy.close()
             with pytest.raises(grpc.RpcError):
                 await asyncio.to_thread(waiting.result, 10)
