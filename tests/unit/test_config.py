@@ -435,6 +435,38 @@ def test_a_change_is_in_force_for_live_keys_and_pending_for_others() -> None:
     assert "sluicePending.mappedFileSizeCommitLog=8388608" in shown
 
 
+ONE_A_REASON = {
+    reason: name for name, reason in INERT.items() if name not in REFUSED | {"configBlackList": ""}
+}
+
+
+@pytest.mark.parametrize("name", sorted(ONE_A_REASON.values()))
+def test_a_request_to_change_a_key_without_effect_is_refused_and_a_file_loads(name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        changed(f"{name}=1")
+    assert name in str(caught.value)
+    assert INERT[name] in str(caught.value)
+    _, _, warnings = load_broker_config(f"{name}=1", environment=HOME)
+    assert warnings == [f"Without effect here, because {INERT[name]}: {name}."]
+
+
+def test_a_request_to_change_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean fileReservedTime?"):
+        changed("fileReservedTimes=48")
+    with pytest.raises(ConfigurationError, match="Nothing was changed"):
+        changed("orderMessageEnabled=true", NameServerConfig())
+
+
+def test_keys_without_effect_beside_others_are_named_in_the_remark() -> None:
+    change = changed("fileReservedTime=48\nlistenPort=1\nclusterTest=true\nbrokrName=b")
+    assert change.entries == {"fileReservedTime": "48", "listenPort": "1"}
+    assert change.remark is not None
+    for words in ("next start: listenPort", "clusterTest", "brokrName", "Did you mean brokerName?"):
+        assert words in change.remark
+    assert changed("fileReservedTime=48").remark is None
+    assert changed("fileReservedTime=72\nclusterTest=true").remark is not None
+
+
 def test_a_pending_change_is_checked_with_the_pending_ones_before_it() -> None:
     first = changed("enabledAppendPropCRC=true")
     with pytest.raises(ConfigurationError, match="forceVerifyPropCRC"):

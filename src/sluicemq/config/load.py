@@ -183,6 +183,9 @@ class Found(NamedTuple):
 
     values: dict[tuple[Part, str], Any]
     warnings: list[str]
+    without_effect: list[str]
+    """Of `warnings` those about keys that set nothing: RocketMQ's that mean nothing here, and
+    unknown ones."""
 
     def of(self, part: Part) -> dict[str, Any]:
         return {field: value for (owner, field), value in self.values.items() if owner is part}
@@ -379,7 +382,7 @@ def _unknown_keys(names: list[str], known: Iterable[str]) -> Iterator[str]:
 def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf) -> Found:
     """What the entries set. Raises ConfigurationError for a value that cannot be."""
     known = {name: key for key in keys_of(*parts) for name in (key.name, *key.aliases)}
-    found = Found({}, [])
+    found = Found({}, [], [])
     inert: dict[str, list[str]] = {}
     unknown: list[str] = []
     for name, text in entries.items():
@@ -398,11 +401,12 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
             raise ConfigurationError(f"{name} has control characters.", cure="Leave them out.")
         elif text != "":
             found.values[key.part, key.field] = _read(key, name, text, path_of)
-    found.warnings.extend(_unknown_keys(unknown, known))
-    found.warnings.extend(
+    found.without_effect.extend(_unknown_keys(unknown, known))
+    found.without_effect.extend(
         f"Without effect here, because {reason}: {', '.join(names)}."
         for reason, names in inert.items()
     )
+    found.warnings.extend(found.without_effect)
     return found
 
 
@@ -532,13 +536,21 @@ def warnings_about(found: Found, *settings: Settings) -> list[str]:
 
 class Change(NamedTuple):
     """What becomes of the settings. `entries` are for the file, `pending` names what waits for the
-    next start, `warnings` are one sentence each."""
+    next start, `warnings` are one sentence each, `without_effect` are those of them about keys that
+    set nothing."""
 
     in_force: Configs
     at_next_start: Configs
     entries: dict[str, str]
     pending: list[str]
     warnings: list[str]
+    without_effect: list[str]
+
+    @property
+    def remark(self) -> str | None:
+        """What the answer to the request says beside its success: None if all of it is in force."""
+        waits = [f"kept for the next start: {', '.join(self.pending)}"] if self.pending else []
+        return " ".join([*waits, *self.without_effect]) or None
 
 
 CHANGE_LENGTH_MAX: Final = 65_536
@@ -550,8 +562,9 @@ def change_settings(
 ) -> Change:
     """Settings changed by the text of a request; a key without a value gets its default.
 
-    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value
-    and for one that the next start would not take.
+    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value,
+    for one that the next start would not take, and if no key of the text has an effect: a tool of
+    RocketMQ shows errors alone. Where some keys have one, `Change.remark` names the others.
     """
     if len(text) > CHANGE_LENGTH_MAX:
         raise ConfigurationError(
@@ -561,7 +574,14 @@ def change_settings(
     entries = with_system_properties(parse_properties(text))
     if (ALWAYS_BLACK | set(black_list)).intersection(entries):
         raise PermissionDeniedError(NO_PERMISSION, "Can not update config in black list.")
-    return _change(in_force, at_next_start, entries)
+    change = _change(in_force, at_next_start, entries)
+    known = {name for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
+    if change.without_effect and not known.intersection(entries):
+        raise ConfigurationError(
+            f"Nothing was changed. {' '.join(change.without_effect)}",
+            cure="Name a key of docs/configuration.md.",
+        )
+    return change
 
 
 def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Change:
@@ -608,6 +628,7 @@ def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str
         found.warnings
         + [f"{name} takes effect at the next start." for name in pending]
         + warnings_about(found, *later.values()),
+        found.without_effect,
     )
 
 
