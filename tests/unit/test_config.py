@@ -451,7 +451,7 @@ def test_a_request_to_change_a_key_without_effect_is_refused_and_a_file_loads(na
 
 
 def test_a_request_to_change_an_unknown_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Did you mean fileReservedTime?"):
+    with pytest.raises(ConfigurationError, match=r"Did you mean fileReservedTime\?"):
         changed("fileReservedTimes=48")
     with pytest.raises(ConfigurationError, match="Nothing was changed"):
         changed("orderMessageEnabled=true", NameServerConfig())
