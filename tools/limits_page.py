@@ -177,6 +177,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("... and at most", "maxInvisibleTimeMills", "as above", ("the invisibleTime is too large", _PROXY)),
         Row("Invisible times are renewed for", "renewMaxTimeMillis"),
         Row("A renewal is tried again so often", "maxRenewRetryTimes"),
+        Row("How far the date that a call signs may be away, with access control", "sluiceGrpcDateSeconds", "UNAUTHORIZED", ("The date of the signature for accessKey=", "acl/verdict.py")),
         Row("A proxy that ends waits for answers at most", "grpcShutdownTimeSeconds"),
         Row("Acknowledgements of one request", "proxy.receiving:ENTRIES_MAX", "refused", ("send some at a time.", "proxy/receiving.py")),
         Row("Clients of a connection", "proxy.clients:CLIENTS_A_CONNECTION_MAX", "TOO_MANY_REQUESTS", ("clients on this connection and", "proxy/clients.py")),

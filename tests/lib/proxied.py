@@ -173,10 +173,12 @@ class Proxied:
 async def proxied(
     clock: VirtualClock | None = None,
     limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
+    *,
+    store: Path | None = None,
     **settings: str,
 ) -> AsyncIterator[Proxied]:
     """`settings`: keys of a broker.conf."""
-    async with embedded(clock=clock, settings=settings) as mq:
+    async with embedded(clock=clock, store=store, settings=settings) as mq:
         yield Proxied(mq, proxy_of(mq.servers.broker, limits=limits))
 
 

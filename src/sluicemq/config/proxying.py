@@ -77,6 +77,11 @@ class ProxyLimits:
     recovery_s_max: int = setting("maxTransactionRecoverySecond", 3600,
         "The longest time that a producer may set until its transaction is asked about, in s; 0 or "
         "-1 is no limit.", minimum=-1)
+    date_s_max: int = setting("sluiceGrpcDateSeconds", 15 * 3600,
+        "With access control: how far the date that a call signs may be from the proxy's clock, in "
+        "s; 0 is no limit. The default has room for every time zone, as the clients for Java, Go, "
+        "Python and C# sign their local time as if it were UTC. Where all of them run in UTC, "
+        "write 300.")
     drain_s: int = setting("grpcShutdownTimeSeconds", 3,
         "A proxy that ends waits at most as many s for answers on their way. **Differs from "
         "RocketMQ, where the default is 30.**", maximum=3600)

@@ -125,7 +125,7 @@ class Proxy:
         self.backend = backend
         self.config = config
         self.clients = Clients(backend)
-        self.service = Calls(self.clients, guard)
+        self.service = Calls(self.clients, guard, backend.clock, limits)
         self._drain_s = limits.drain_s
         methods = table(backend, self.clients, limits)
         self.methods = self.service.methods(methods) | {STATUS: self._status}

@@ -24,6 +24,8 @@ from typing import Any, Final, NamedTuple
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.rules import Account
 from sluicemq.client.core import talks
+from sluicemq.clock import Clock
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import (
     ConnectionLostError,
     ProtocolError,
@@ -223,9 +225,13 @@ def _name(code: int) -> str:
 class Calls:
     """Methods by path, for a `net.grpc.GrpcServer`."""
 
-    def __init__(self, clients: Clients, guard: Guard | None) -> None:
+    def __init__(
+        self, clients: Clients, guard: Guard | None, clock: Clock, limits: ProxyLimits
+    ) -> None:
         self.clients = clients
         self.guard = guard
+        self._clock = clock
+        self._limits = limits
         self.tallies: dict[str, Tally] = {}
         """By method; dialogues, which last as long as their clients, are not counted."""
 
@@ -240,13 +246,20 @@ class Calls:
         }
 
     def account(self, call: Call) -> Account | None:
-        """Who signed a call; None: somebody who may do all. Raises StatusError."""
+        """Return the account that signed a call; None for a caller who may do everything.
+
+        The date of the signature is compared with the time at which the call began: a telemetry
+        stream lasts for days, and has the headers of its beginning. Raises StatusError if there is
+        no signature, if it is wrong, or if its date is too far away.
+        """
         if self.guard is None:
             return None
         headers, peer = call.headers, call.connection.peer
+        began_ms = self._clock.now_ms() - int(call.age_s * 1000)
         verdict = self.guard.identify_call(
-            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), peer.remote.address
-        )
+            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), peer.remote.address,
+            now_ms=began_ms, age_s_max=self._limits.date_s_max,
+        )  # fmt: skip
         if not verdict.is_allowed:
             if not peer.is_trusted:
                 peer.count_refusal()

@@ -155,6 +155,10 @@ async def drains_for_s(proxy: Proxied, client: Speaker) -> float:
     return proxy.proxy._drain_s
 
 
+async def dates_are_near(proxy: Proxied, client: Speaker) -> int:
+    return proxy.service._limits.date_s_max  # test_dates.py looks at what it does
+
+
 def backoff(settings: m.Settings) -> Any:
     return settings.backoff_policy.exponential_backoff
 
@@ -203,6 +207,7 @@ CASES: list[tuple[str, Any, Scene, Any, Any]] = [
      sends("paid", message_type=MessageType.TRANSACTION,
            orphaned_transaction_recovery_duration=SOON), "OK", "BAD_REQUEST"),
     ("grpcShutdownTimeSeconds", 30, drains_for_s, 3, 30),
+    ("sluiceGrpcDateSeconds", 300, dates_are_near, 54_000, 300),
 ]  # fmt: skip
 
 
