@@ -32,7 +32,8 @@ from string import hexdigits
 from typing import Any, Final, NamedTuple
 
 from sluicemq.config.inert import INERT, REFUSED
-from sluicemq.config.keys import Key, Kind, Origin, Part, TlsConfig
+from sluicemq.config.keys import Key, Kind, Origin, Part, ServerConfig, TlsConfig
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import (
     CHANGES_FILE,
     BrokerConfig,
@@ -272,6 +273,51 @@ def load_proxy_config(
     places = _acl_files(path, _directory(path), environment)
     config = replace(config, acl_files=config.acl_files or places)
     return config, found.warnings + warnings_about(found, config)
+
+
+def load_local_proxy_config(
+    text: str, broker: BrokerConfig, *, environment: Mapping[str, str] | None = None
+) -> tuple[BrokerConfig, ProxyLimits, list[str]]:
+    """Read a rmq-proxy.json for the proxy in the process of `broker`.
+
+    Return the settings with which that proxy is served: the broker's, with the port, address, TLS
+    and limits of connections of the file; then its limits, and warnings. Keys that are the
+    broker's own are among the warnings. Raises ConfigurationError as `load_broker_config` does, and
+    if the file wants access control while the broker has none.
+    """
+    environment = os.environ if environment is None else environment
+    entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
+    entries.pop("brokerConfigPath", None)  # the caller has read it
+    warnings = []
+    if entries.pop("proxyMode", "LOCAL").upper() != "LOCAL":
+        warnings.append("proxyMode is taken as LOCAL: this proxy is in a broker's process.")
+    found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
+    values = found.of(Part.PROXY)
+    if values.pop("acl_enable", False) and not broker.acl_enable:
+        raise ConfigurationError(
+            "aclEnable (enableACL) = true for the proxy, and the broker has no access control: a "
+            "proxy in a broker's process has the broker's rules.",
+            cure="Set aclEnable = true in the broker's file.",
+        )
+    limits = {item.name for item in fields(ProxyLimits)}
+    served = {item.name for item in fields(ServerConfig)} - {"acl_files", "acl_compatible"}
+    own, foreign = dict[str, Any](), list[str]()
+    for key in keys_of(Part.PROXY):
+        if key.field not in values or key.field in limits:
+            continue
+        if key.field not in served:
+            foreign.append(key.name)
+        elif key.name not in broker.origin.command_line:
+            field = "proxy_port" if key.field == "listen_port" else key.field
+            own[field] = values[key.field]
+    if foreign:
+        warnings.append(
+            f"Without effect here, because they are the broker's in its own file: "
+            f"{', '.join(foreign)}."
+        )
+    config = replace(broker, **own)
+    chosen = ProxyLimits(**{name: value for name, value in values.items() if name in limits})
+    return config, chosen, warnings + found.warnings + warnings_about(found, config)
 
 
 def parse_json(text: str) -> dict[str, str]:
