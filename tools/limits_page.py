@@ -36,6 +36,7 @@ _NAME: Final = "characters; the limit is", "broker/topics.py"
 _CLOSED: Final = "the connection is closed; the log says why"
 _PROXY: Final = "proxy/limits.py"
 
+
 PAGE: Final[dict[str, tuple[Row, ...]]] = {
     "Messages": (
         Row("Body, compressed or not, of a message or of a batch", "maxMessageSize", "13 MESSAGE_ILLEGAL", _ILLEGAL),
@@ -162,18 +163,22 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("... that sends: messages and their fields", "proxy.limits:SENT_FIELDS_MAX", "PAYLOAD_TOO_LARGE", ("messages and fields of messages.", _PROXY)),
         Row("... its messages without their bodies", "proxy.limits:SENT_REST_BYTES_MAX", "PAYLOAD_TOO_LARGE", ("bytes beside their bodies.", _PROXY)),
         Row("Headers of a request", "wire.hpack:LIST_BYTES_MAX", "ENHANCE_YOUR_CALM", ("The headers of a request are above the limit of", "wire/hpack.py")),
-        Row("Body of a message", "proxy.limits:BODY_BYTES_MAX", "MESSAGE_BODY_TOO_LARGE", ("message body cannot exceed the max", _PROXY)),
-        Row("Properties of a message", "proxy.limits:USER_PROPERTIES_MAX", "MESSAGE_PROPERTIES_TOO_LARGE", ("too many user properties", _PROXY)),
-        Row("... their names, values, tag and keys", "proxy.limits:USER_PROPERTIES_BYTES_MAX", "as above", ("the total size of user property is too large", _PROXY)),
-        Row("Message group", "proxy.limits:MESSAGE_GROUP_BYTES_MAX", "ILLEGAL_MESSAGE_GROUP", ("message group exceed the max size", _PROXY)),
-        Row("Name of a lite topic, in characters", "proxy.limits:LITE_TOPIC_LENGTH_MAX", "ILLEGAL_LITE_TOPIC", ("the lite topic has", _PROXY)),
-        Row("Delay", "proxy.limits:DELAY_MS_MAX", "ILLEGAL_DELIVERY_TIME", ("the max delay time of message is too large", _PROXY)),
-        Row("Time until a transaction is asked about", "proxy.limits:RECOVERY_S_MAX", "BAD_REQUEST", ("the max transaction recovery time of message is too large", _PROXY)),
+        Row("Body of a message", "config.proxying:ProxyLimits.body_bytes_max", "MESSAGE_BODY_TOO_LARGE", ("message body cannot exceed the max", _PROXY), "`maxMessageSize` of rmq-proxy.json"),
+        Row("Properties of a message", "userPropertyMaxNum", "MESSAGE_PROPERTIES_TOO_LARGE", ("too many user properties", _PROXY)),
+        Row("... their names, values, tag and keys", "maxUserPropertySize", "as above", ("the total size of user property is too large", _PROXY)),
+        Row("Message group, which has fewer", "maxMessageGroupSize", "ILLEGAL_MESSAGE_GROUP", ("message group exceed the max size", _PROXY)),
+        Row("Name of a lite topic, in characters", "proxy.limits:LITE_TOPIC_LENGTH_MAX", "ILLEGAL_LITE_TOPIC", ("lite topic exceed the max size", _PROXY)),
+        Row("Delay", "maxDelayTimeMills", "ILLEGAL_DELIVERY_TIME", ("the max delay time of message is too large", _PROXY)),
+        Row("Time until a transaction is asked about", "maxTransactionRecoverySecond", "BAD_REQUEST", ("the max transaction recovery time of message is too large", _PROXY)),
         Row("Messages of a receive", "proxy.receiving:BATCH_MAX"),
-        Row("A receive waits at least", "proxy.receiving:POLL_MS_MIN"),
-        Row("... and at most", "proxy.receiving:POLL_MS_MAX"),
-        Row("Invisible time, at least", "proxy.receiving:INVISIBLE_MS_MIN", "ILLEGAL_INVISIBLE_TIME", ("the invisible duration of", "proxy/receiving.py")),
-        Row("... and at most", "proxy.receiving:INVISIBLE_MS_MAX", "as above"),
+        Row("A receive waits at least", "grpcClientConsumerMinLongPollingTimeoutMillis", "ILLEGAL_POLLING_TIME", ("The deadline time remaining is not enough", _PROXY)),
+        Row("... and at most", "grpcClientConsumerMaxLongPollingTimeoutMillis"),
+        Row("Invisible time, at least", "minInvisibleTimeMillsForRecv", "ILLEGAL_INVISIBLE_TIME", ("the invisibleTime is too small", _PROXY)),
+        Row("... and at most", "maxInvisibleTimeMills", "as above", ("the invisibleTime is too large", _PROXY)),
+        Row("Invisible times are renewed for", "renewMaxTimeMillis"),
+        Row("A renewal is tried again so often", "maxRenewRetryTimes"),
+        Row("How far the date that a call signs may be away, with access control", "sluiceGrpcDateSeconds", "UNAUTHORIZED", ("The date of the signature for accessKey=", "acl/verdict.py")),
+        Row("A proxy that ends waits for answers at most", "grpcShutdownTimeSeconds"),
         Row("Acknowledgements of one request", "proxy.receiving:ENTRIES_MAX", "refused", ("send some at a time.", "proxy/receiving.py")),
         Row("Clients of a connection", "proxy.clients:CLIENTS_A_CONNECTION_MAX", "TOO_MANY_REQUESTS", ("clients on this connection and", "proxy/clients.py")),
         Row("Clients", "proxy.clients:CLIENTS_MAX", "as above", ("clients on this connection and", "proxy/clients.py")),
@@ -224,7 +229,7 @@ def declared(of: str) -> tuple[str, str]:
         return shown(key.field, key.default), f"`{of}`"
     value: Any = import_module(f"sluicemq.{module}")
     for name in path.split("."):
-        if isinstance(value, type):
+        if isinstance(value, type) and "__slots__" in vars(value):
             value = value("")  # the defaults of a topic or group
         value = getattr(value, name)
     return shown(path, value), ""

@@ -16,6 +16,8 @@ ROWS = [row for rows in TOOL["PAGE"].values() for row in rows]
 SAID = sorted({row.said for row in ROWS if row.said[0]})
 NOT_MET = {
     "deleteFileBatchMax",
+    "grpcClientProducerBackoffMaxMillis",
+    "grpcClientProducerMaxAttempts",
     "haTransferBatchSize",
     "maxTopicLength",
     "registerBrokerTimeoutMills",

@@ -198,3 +198,41 @@ def test_a_process_that_ends_answers_who_waits_and_loses_nothing(tmp_path: Any) 
     with served(store, "--no-proxy") as (_, addresses):
         shown = run("topic", "show", "orders", "-n", addresses["nameserver"], "--json")
     assert sum(it["offset_max"] for it in shown["queues"]) >= len(client.stored) > 20
+
+
+def test_a_broker_serves_its_proxy_by_the_file_of_rocketmqs_proxy(tmp_path: Any) -> None:
+    """The port and a limit are those of rmq-proxy.json, which names the broker's file."""
+    broker = tmp_path / "broker.conf"
+    broker.write_text("listenPort=0\nbindAddress=127.0.0.1\nmetricsExporterType=DISABLE\n")
+    settings = tmp_path / "rmq-proxy.json"
+    settings.write_text(json.dumps({
+        "proxyMode": "LOCAL", "brokerConfigPath": str(broker), "grpcServerPort": 0,
+        "minInvisibleTimeMillsForRecv": 70_000,
+    }))  # fmt: skip
+    command = [
+        sys.executable, "-m", "sluicemq", "broker", "--store", str(tmp_path / "store"),
+        "--proxy-config", str(settings),
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            port = ready.rpartition(" proxy=127.0.0.1:")[2].strip()
+            assert port.isdigit(), ready
+            assert port != "8081", "the port is that of the file"
+            request = m.ReceiveMessageRequest(
+                group=m.Resource(name="g"),
+                message_queue=m.MessageQueue(topic=m.Resource(name="t")),
+                invisible_duration=m.Duration(seconds=60),
+                long_polling_timeout=m.Duration(seconds=5),
+            )
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                receive = channel.unary_stream(
+                    PATH + "ReceiveMessage",
+                    request_serializer=m.ReceiveMessageRequest.SerializeToString,
+                    response_deserializer=m.ReceiveMessageResponse.FromString,
+                )
+                answer = next(receive(request, metadata=METADATA, timeout=30))
+            assert answer.status.message.startswith("the invisibleTime is too small. min is 70000")
+        finally:
+            process.terminate()

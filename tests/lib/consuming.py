@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from proxied import Proxied, Speaker, proxied
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.model.topic import GroupConfig
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code
@@ -19,7 +20,7 @@ def play(scene: Scene, **settings: str) -> None:
     """The scene with a topic of two queues, on virtual time."""
 
     async def run() -> None:
-        async with proxied(VirtualClock(), **settings) as proxy:
+        async with proxied(VirtualClock(), ProxyLimits(), store=None, **settings) as proxy:
             await proxy.mq.admin.create_topic(TOPIC, queues=2)
             await proxy.mq.admin.create_group(GroupConfig(GROUP))
             await scene(proxy, proxy.speaker())

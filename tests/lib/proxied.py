@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sluicemq.client.core.names import Credentials
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import CallError, StatusCode
@@ -169,10 +170,16 @@ class Proxied:
 
 
 @contextlib.asynccontextmanager
-async def proxied(clock: VirtualClock | None = None, **settings: str) -> AsyncIterator[Proxied]:
+async def proxied(
+    clock: VirtualClock | None = None,
+    limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
+    *,
+    store: Path | None = None,
+    **settings: str,
+) -> AsyncIterator[Proxied]:
     """`settings`: keys of a broker.conf."""
-    async with embedded(clock=clock, settings=settings) as mq:
-        yield Proxied(mq, proxy_of(mq.servers.broker))
+    async with embedded(clock=clock, store=store, settings=settings) as mq:
+        yield Proxied(mq, proxy_of(mq.servers.broker, limits=limits))
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """Property files, the table of keys, and what follows from it."""
 
 import dataclasses
+import json
 import runpy
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from sluicemq.config import (
     decode_properties_file,
     edit_properties,
     load_broker_config,
+    load_local_proxy_config,
     load_name_server_config,
     load_proxy_config,
     parse_properties,
@@ -29,6 +31,8 @@ from sluicemq.config import (
 )
 from sluicemq.config.inert import INERT, REFUSED
 from sluicemq.config.keys import Kind
+from sluicemq.config.load import value_text
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
 ROOT = Path(__file__).parents[2]
@@ -435,6 +439,38 @@ def test_a_change_is_in_force_for_live_keys_and_pending_for_others() -> None:
     assert "sluicePending.mappedFileSizeCommitLog=8388608" in shown
 
 
+ONE_A_REASON = {
+    reason: name for name, reason in INERT.items() if name not in REFUSED | {"configBlackList": ""}
+}
+
+
+@pytest.mark.parametrize("name", sorted(ONE_A_REASON.values()))
+def test_a_request_to_change_a_key_without_effect_is_refused_and_a_file_loads(name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        changed(f"{name}=1")
+    assert name in str(caught.value)
+    assert INERT[name] in str(caught.value)
+    _, _, warnings = load_broker_config(f"{name}=1", environment=HOME)
+    assert warnings == [f"Without effect here, because {INERT[name]}: {name}."]
+
+
+def test_a_request_to_change_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"Did you mean fileReservedTime\?"):
+        changed("fileReservedTimes=48")
+    with pytest.raises(ConfigurationError, match="Nothing was changed"):
+        changed("orderMessageEnabled=true", NameServerConfig())
+
+
+def test_keys_without_effect_beside_others_are_named_in_the_remark() -> None:
+    change = changed("fileReservedTime=48\nlistenPort=1\nclusterTest=true\nbrokrName=b")
+    assert change.entries == {"fileReservedTime": "48", "listenPort": "1"}
+    assert change.remark is not None
+    for words in ("next start: listenPort", "clusterTest", "brokrName", "Did you mean brokerName?"):
+        assert words in change.remark
+    assert changed("fileReservedTime=48").remark is None
+    assert changed("fileReservedTime=72\nclusterTest=true").remark is not None
+
+
 def test_a_pending_change_is_checked_with_the_pending_ones_before_it() -> None:
     first = changed("enabledAppendPropCRC=true")
     with pytest.raises(ConfigurationError, match="forceVerifyPropCRC"):
@@ -632,3 +668,72 @@ def test_what_is_no_settings_of_a_proxy_is_refused(text: str, words: str) -> Non
 def test_a_proxy_without_a_file_has_its_defaults() -> None:
     config, warnings = load_proxy_config("", overrides={"grpcServerPort": "0"}, environment=HOME)
     assert (config.listen_port, config.cluster, warnings) == (0, None, [])
+
+
+# ---- the proxy in a broker's process
+
+
+def local_proxy(
+    text: str, conf: str = "", **overrides: str
+) -> tuple[BrokerConfig, ProxyLimits, list[str]]:
+    broker, _, _ = load_broker_config(conf, overrides=overrides, environment=HOME)
+    return load_local_proxy_config(text, broker, environment=HOME)
+
+
+def test_a_proxy_in_a_broker_reads_its_own_file() -> None:
+    text = """{
+      "proxyMode": "local", "brokerConfigPath": "/etc/mq/broker.conf", "grpcServerPort": 18081,
+      "tlsCertPath": "~/proxy.pem", "tlsTestModeEnable": false, "minInvisibleTimeMillsForRecv": 1
+    }"""
+    conf = "brokerName=b\nbindAddress=10.0.0.1\ntls.server.certPath=/broker.pem\ngrpcServerPort=1"
+    config, limits, warnings = local_proxy(text, conf)
+    assert (config.proxy_port, config.tls_certificate) == (18081, "/home/mq/proxy.pem")
+    assert not config.tls_test_mode
+    assert (config.broker_name, config.bind_address) == ("b", "10.0.0.1")
+    assert (limits.invisible_ms_min, limits.invisible_ms_max) == (1, 43_200_000)
+    assert warnings == []
+
+
+def test_the_command_line_wins_over_the_file_of_the_proxy() -> None:
+    text = '{"grpcServerPort": 18081, "bindAddress": "10.0.0.2"}'
+    config, _, _ = local_proxy(text, grpcServerPort="0", bindAddress="127.0.0.1")
+    assert (config.proxy_port, config.bind_address) == (0, "127.0.0.1")
+
+
+def test_what_the_broker_decides_is_named() -> None:
+    text = """{
+      "proxyMode": "CLUSTER", "namesrvAddr": "a:9876", "metricsPromExporterPort": 1,
+      "plainAclFile": "x.yml", "grpcThreadPoolNums": 3, "grpcServerPrt": 1
+    }"""
+    _, _, warnings = local_proxy(text)
+    said = " ".join(warnings)
+    for words in (
+        "proxyMode is taken as LOCAL", "namesrvAddr", "metricsPromExporterPort", "plainAclFile",
+        "grpcThreadPoolNums", "Did you mean grpcServerPort?",
+    ):  # fmt: skip
+        assert words in said
+
+
+def test_a_proxy_is_not_left_open_that_wants_access_control() -> None:
+    with pytest.raises(ConfigurationError, match="the broker has no access control"):
+        local_proxy('{"enableACL": true}')
+    config, _, warnings = local_proxy('{"enableACL": true}', "aclEnable=true")
+    assert (config.acl_enable, warnings) == (True, [])
+
+
+KEYS_OF_PROXY = [key for key in KEYS if key.part is Part.PROXY]
+
+
+@pytest.mark.parametrize("key", KEYS_OF_PROXY, ids=[key.name for key in KEYS_OF_PROXY])
+def test_every_key_of_a_proxy_counts_in_a_broker_or_is_named(key: Key) -> None:
+    text = value_text(key, key.default() if callable(key.default) else key.default)
+    text = text or ("x:1" if key.kind is Kind.SERVERS else "x")
+    text = {"false": "true", "true": "false"}.get(text, text)
+    text = str(int(text) + 1) if text.isdigit() else text
+    if len(key.choices) > 1:
+        text = key.choices[-1][0]
+    conf = "aclEnable=true"
+    config, limits, warnings = local_proxy(json.dumps({key.name: text}), conf)
+    broker, no_limits, _ = local_proxy("{}", conf)
+    changed = (config, limits) != (broker, no_limits)
+    assert changed or key.name in " ".join(warnings) or key.field in ("acl_enable", "mode")

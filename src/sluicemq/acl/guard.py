@@ -220,9 +220,13 @@ class Guard:
             self._count_refusal(fields.get(ACCESS_KEY, ""))
         return verdict
 
-    def identify_call(self, authorization: str, date_time: str, host: str) -> Verdict:
-        """Who a call of gRPC is from (`verdict.identify_call`)."""
-        verdict = identify_call(self.rules, authorization, date_time, host)
+    def identify_call(
+        self, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
+    ) -> Verdict:
+        """Return the account of a gRPC call (`verdict.identify_call`), and count a refusal."""
+        verdict = identify_call(
+            self.rules, authorization, date_time, host, now_ms=now_ms, age_s_max=age_s_max
+        )
         if not verdict.is_allowed:
             key = authorization.partition("Credential=")[2].partition(",")[0].partition("/")[0]
             self._count_refusal(key)

@@ -35,7 +35,7 @@ from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
-from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, sign
+from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, call_date_ms, sign
 from sluicemq.wire.staging import STAGING_TOPIC
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
@@ -280,9 +280,15 @@ def identify(rules: Rules, request: Request) -> Verdict:
     return _identify(rules, request.host, request.fields.get(ACCESS_KEY), is_signed)
 
 
-def identify_call(rules: Rules, authorization: str, date_time: str, host: str) -> Verdict:
-    """The same for a call of gRPC with these two headers, of which the second is all that is signed
-    (spec/grpc.md §1)."""
+def identify_call(
+    rules: Rules, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
+) -> Verdict:
+    """Return the account of a gRPC call with these two headers, of which the second is all that is
+    signed (spec/grpc.md §1).
+
+    So whoever has read the headers of a call can send others with them. `age_s_max` bounds for how
+    long: a date that is farther from `now_ms`, or is none, is refused; 0 is no bound.
+    """
     scheme, _, rest = authorization.partition(" ")
     parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
     access_key = parts.get("Credential", "").partition("/")[0] or None
@@ -292,7 +298,23 @@ def identify_call(rules: Rules, authorization: str, date_time: str, host: str) -
         given = parts.get("Signature", "").lower().encode("utf-8", "replace")
         return scheme == CALL_SCHEME and hmac.compare_digest(expected.hexdigest().encode(), given)
 
-    return _identify(rules, host, access_key, is_signed)
+    verdict = _identify(rules, host, access_key, is_signed)
+    if verdict.account is None or not age_s_max:
+        return verdict
+    date_ms = call_date_ms(date_time)
+    if date_ms is not None and abs(now_ms - date_ms) <= age_s_max * 1000:
+        return verdict
+    far = (
+        "is not a date: write it as 20261128T094500Z"
+        if date_ms is None
+        else f"is {abs(now_ms - date_ms) / 1000:.3f} s from the proxy's clock, the limit is "
+        f"{age_s_max} s (sluiceGrpcDateSeconds): set the clock of the client"
+    )
+    return Verdict(
+        False,
+        f"The date of the signature for accessKey={access_key} {far}. It is {date_time!r:.80}.",
+        "sluiceGrpcDateSeconds",
+    )
 
 
 def tried(

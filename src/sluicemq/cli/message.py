@@ -6,6 +6,7 @@ transaction`, those that nobody gets yet: only SluiceMQ brokers know these reque
 import asyncio
 import contextlib
 import functools
+from collections.abc import Sequence
 from operator import add
 from typing import Any
 
@@ -113,7 +114,7 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
 )
 @click.option(
     "--max", "count_max", type=click.IntRange(1), default=COUNT_MAX, show_default=True,
-    help="So many at most, the newest; a broker gives no more than its maxMsgsNumBatch.",
+    help="Show at most N messages, the newest; a broker gives at most its maxMsgsNumBatch.",
 )  # fmt: skip
 @admin_options
 def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> None:
@@ -129,6 +130,32 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
     )
     empty = f"No message of {topic} has the key {key}."
     print_records(records, as_json=as_json, columns=columns, empty=empty)
+    until_ms = _complete_from_ms(found)
+    if found and _has_others(admin, topic, key, found, options["begin_ms"], until_ms):
+        click.echo(
+            f"These are {len(found)} of the messages with the key {key}, and there are more: "
+            f"--max is {options['count_max']}, and a broker gives at most its maxMsgsNumBatch. "
+            f"Show older ones with --end {until_ms}.",
+            err=True,
+        )
+
+
+def _complete_from_ms(found: Sequence[StoredMessage]) -> int:
+    """Return the time from which the answers of all brokers are complete: each broker has given its
+    newest messages, up to its limit."""
+    oldest_ms = dict[str, int]()
+    for one in found:
+        oldest_ms[one.broker] = min(oldest_ms.get(one.broker, TIME_MAX_MS), one.store_time_ms)
+    return max(oldest_ms.values(), default=0)
+
+
+def _has_others(
+    admin: Admin, topic: str, key: str, found: Sequence[StoredMessage], begin_ms: int, end_ms: int
+) -> bool:
+    """Return whether more messages bear the key than were found, from `begin_ms` to `end_ms`."""
+    older = admin.messages_by_key(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+    places = {(one.broker, one.physical_offset) for one in found}
+    return any((one.broker, one.physical_offset) not in places for one in older)
 
 
 @message.command("consume")

@@ -143,18 +143,23 @@ _REASONS: Final = {
     "the list is fixed for a broker": """
         configBlackList
     """,
-    "the proxy's limits are what RocketMQ's are without these keys": """
-        defaultInvisibleTimeMills enableMessageBodyEmptyCheck enableProxyAutoRenew
-        enableTopicMessageTypeCheck grpcClientConsumerLongPollingBatchSize
-        grpcClientConsumerMaxLongPollingTimeoutMillis grpcClientConsumerMinLongPollingTimeoutMillis
-        grpcClientIdleTimeMills grpcClientProducerBackoffInitialMillis
-        grpcClientProducerBackoffMaxMillis grpcClientProducerBackoffMultiplier
-        grpcClientProducerMaxAttempts grpcMaxInboundMessageSize
-        grpcProxyRelayRequestTimeoutInSeconds grpcShutdownTimeSeconds invisibleTimeMillisWhenClear
-        longPollingReserveTimeInMillis maxDelayTimeMills maxInvisibleTimeMills maxMessageGroupSize
-        maxRenewRetryTimes maxTransactionRecoverySecond maxUserPropertySize
-        minInvisibleTimeMillsForRecv renewAheadTimeMillis renewMaxTimeMillis
-        renewSchedulePeriodMillis userPropertyMaxNum
+    "a connection of a client ends after serverChannelMaxIdleTimeSeconds without traffic": """
+        grpcClientIdleTimeMills
+    """,
+    "a request of a gRPC client has at most 16 MiB": """
+        grpcMaxInboundMessageSize
+    """,
+    "what a broker asks of a gRPC client is answered after 4 s if the client does not": """
+        grpcProxyRelayRequestTimeoutInSeconds
+    """,
+    "brokers are told to answer a receive 500 ms before the client's deadline": """
+        longPollingReserveTimeInMillis
+    """,
+    "the proxy looks every second for messages to renew": """
+        renewSchedulePeriodMillis
+    """,
+    "timed messages of gRPC clients are exact to the millisecond": """
+        useDelayLevel
     """,
     "the proxy has one loop, and no thread pools": """
         channelExpiredInSeconds contextExpiredInSeconds detectInterval detectTimeout enableBatchAck

@@ -32,7 +32,8 @@ from string import hexdigits
 from typing import Any, Final, NamedTuple
 
 from sluicemq.config.inert import INERT, REFUSED
-from sluicemq.config.keys import Key, Kind, Origin, Part, TlsConfig
+from sluicemq.config.keys import Key, Kind, Origin, Part, ServerConfig, TlsConfig
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import (
     CHANGES_FILE,
     BrokerConfig,
@@ -183,6 +184,9 @@ class Found(NamedTuple):
 
     values: dict[tuple[Part, str], Any]
     warnings: list[str]
+    without_effect: list[str]
+    """Of `warnings` those about keys that set nothing: RocketMQ's that mean nothing here, and
+    unknown ones."""
 
     def of(self, part: Part) -> dict[str, Any]:
         return {field: value for (owner, field), value in self.values.items() if owner is part}
@@ -269,6 +273,51 @@ def load_proxy_config(
     places = _acl_files(path, _directory(path), environment)
     config = replace(config, acl_files=config.acl_files or places)
     return config, found.warnings + warnings_about(found, config)
+
+
+def load_local_proxy_config(
+    text: str, broker: BrokerConfig, *, environment: Mapping[str, str] | None = None
+) -> tuple[BrokerConfig, ProxyLimits, list[str]]:
+    """Read a rmq-proxy.json for the proxy in the process of `broker`.
+
+    Return the settings with which that proxy is served: the broker's, with the port, address, TLS
+    and limits of connections of the file; then its limits, and warnings. Keys that are the
+    broker's own are among the warnings. Raises ConfigurationError as `load_broker_config` does, and
+    if the file wants access control while the broker has none.
+    """
+    environment = os.environ if environment is None else environment
+    entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
+    entries.pop("brokerConfigPath", None)  # the caller has read it
+    warnings = []
+    if entries.pop("proxyMode", "LOCAL").upper() != "LOCAL":
+        warnings.append("proxyMode is taken as LOCAL: this proxy is in a broker's process.")
+    found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
+    values = found.of(Part.PROXY)
+    if values.pop("acl_enable", False) and not broker.acl_enable:
+        raise ConfigurationError(
+            "aclEnable (enableACL) = true for the proxy, and the broker has no access control: a "
+            "proxy in a broker's process has the broker's rules.",
+            cure="Set aclEnable = true in the broker's file.",
+        )
+    limits = {item.name for item in fields(ProxyLimits)}
+    served = {item.name for item in fields(ServerConfig)} - {"acl_files", "acl_compatible"}
+    own, foreign = dict[str, Any](), list[str]()
+    for key in keys_of(Part.PROXY):
+        if key.field not in values or key.field in limits:
+            continue
+        if key.field not in served:
+            foreign.append(key.name)
+        elif key.name not in broker.origin.command_line:
+            field = "proxy_port" if key.field == "listen_port" else key.field
+            own[field] = values[key.field]
+    if foreign:
+        warnings.append(
+            f"Without effect here, because they are the broker's in its own file: "
+            f"{', '.join(foreign)}."
+        )
+    config = replace(broker, **own)
+    chosen = ProxyLimits(**{name: value for name, value in values.items() if name in limits})
+    return config, chosen, warnings + found.warnings + warnings_about(found, config)
 
 
 def parse_json(text: str) -> dict[str, str]:
@@ -379,7 +428,7 @@ def _unknown_keys(names: list[str], known: Iterable[str]) -> Iterator[str]:
 def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf) -> Found:
     """What the entries set. Raises ConfigurationError for a value that cannot be."""
     known = {name: key for key in keys_of(*parts) for name in (key.name, *key.aliases)}
-    found = Found({}, [])
+    found = Found({}, [], [])
     inert: dict[str, list[str]] = {}
     unknown: list[str] = []
     for name, text in entries.items():
@@ -398,11 +447,12 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
             raise ConfigurationError(f"{name} has control characters.", cure="Leave them out.")
         elif text != "":
             found.values[key.part, key.field] = _read(key, name, text, path_of)
-    found.warnings.extend(_unknown_keys(unknown, known))
-    found.warnings.extend(
+    found.without_effect.extend(_unknown_keys(unknown, known))
+    found.without_effect.extend(
         f"Without effect here, because {reason}: {', '.join(names)}."
         for reason, names in inert.items()
     )
+    found.warnings.extend(found.without_effect)
     return found
 
 
@@ -532,13 +582,21 @@ def warnings_about(found: Found, *settings: Settings) -> list[str]:
 
 class Change(NamedTuple):
     """What becomes of the settings. `entries` are for the file, `pending` names what waits for the
-    next start, `warnings` are one sentence each."""
+    next start, `warnings` are one sentence each, `without_effect` are those of them about keys that
+    set nothing."""
 
     in_force: Configs
     at_next_start: Configs
     entries: dict[str, str]
     pending: list[str]
     warnings: list[str]
+    without_effect: list[str]
+
+    @property
+    def remark(self) -> str | None:
+        """What the answer to the request says beside its success: None if all of it is in force."""
+        waits = [f"kept for the next start: {', '.join(self.pending)}"] if self.pending else []
+        return " ".join([*waits, *self.without_effect]) or None
 
 
 CHANGE_LENGTH_MAX: Final = 65_536
@@ -550,8 +608,9 @@ def change_settings(
 ) -> Change:
     """Settings changed by the text of a request; a key without a value gets its default.
 
-    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value
-    and for one that the next start would not take.
+    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value,
+    for one that the next start would not take, and if no key of the text has an effect: a tool of
+    RocketMQ shows errors alone. Where some keys have one, `Change.remark` names the others.
     """
     if len(text) > CHANGE_LENGTH_MAX:
         raise ConfigurationError(
@@ -561,7 +620,14 @@ def change_settings(
     entries = with_system_properties(parse_properties(text))
     if (ALWAYS_BLACK | set(black_list)).intersection(entries):
         raise PermissionDeniedError(NO_PERMISSION, "Can not update config in black list.")
-    return _change(in_force, at_next_start, entries)
+    change = _change(in_force, at_next_start, entries)
+    known = {name for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
+    if change.without_effect and not known.intersection(entries):
+        raise ConfigurationError(
+            f"Nothing was changed. {' '.join(change.without_effect)}",
+            cure="Name a key of docs/configuration.md.",
+        )
+    return change
 
 
 def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Change:
@@ -608,6 +674,7 @@ def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str
         found.warnings
         + [f"{name} takes effect at the next start." for name in pending]
         + warnings_about(found, *later.values()),
+        found.without_effect,
     )
 
 

@@ -30,6 +30,7 @@ from sluicemq.config.keys import (
     PushedConfig,
     setting,
 )
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
 
@@ -553,7 +554,7 @@ class NameServerConfig(MeasuredConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyConfig(PushedConfig):
+class ProxyConfig(PushedConfig, ProxyLimits):
     """The settings of a proxy that stands alone."""
 
     listen_port: int = setting("grpcServerPort", 8081, "Port. 0 takes a free one.", maximum=65_535)

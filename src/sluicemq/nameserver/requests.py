@@ -453,8 +453,7 @@ class Requests:
         for warning in change.warnings:
             log.warning("configuration changed at run time: %s", warning)
         self._apply(change)
-        waits = f"kept for the next start: {', '.join(change.pending)}" if change.pending else None
-        return Command(ResponseCode.SUCCESS, remark=waits)
+        return Command(ResponseCode.SUCCESS, remark=change.remark)
 
 
 class Row(NamedTuple):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import Call, StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, Link, OnRequest
+from sluicemq.proxy.limits import Refusal, StatusError
 from sluicemq.proxy.messages import Code
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import LANGUAGES, VERSION, Command
@@ -39,21 +39,6 @@ _LANGUAGES: Final = {"GOLANG": "GO", "DOT_NET": "DOTNET"}
 
 
 OK: Final = m.Status(code=Code.OK, message=Code.OK.name)
-
-
-class StatusError(SluiceError):
-    """A call is answered with this status.
-
-    When: inside a proxy: a request of a gRPC client breaks a limit, or names what is not there.
-    Then: nothing was done. Clients get the status, `code` is RocketMQ's.
-    Cure: in the text, which names value and limit.
-
-        no message to send
-    """
-
-    def __init__(self, code: Code, text: str, *, cure: str = "") -> None:
-        super().__init__(text, cure=cure)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,23 +185,24 @@ class Clients:
         mine = self._by_peer.get(peer, {})
         if not client_id or len(client_id) > CLIENT_ID_MAX:
             raise StatusError(
-                Code.CLIENT_ID_REQUIRED,
-                f"The metadata lack {CLIENT_ID}, or it is longer than {CLIENT_ID_MAX} characters.",
+                Refusal.CLIENT_ID_MISSING,
+                f"the metadata lack {CLIENT_ID}, or it is longer than {CLIENT_ID_MAX} characters.",
             )
         if len(mine) >= CLIENTS_A_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
             raise StatusError(
-                Code.TOO_MANY_REQUESTS,
+                Refusal.CLIENTS_TOO_MANY,
                 f"There are {len(mine)} clients on this connection and {len(self.by_id)} in all, "
                 f"the limits are {CLIENTS_A_CONNECTION_MAX} and {CLIENTS_MAX}.",
                 cure="Use fewer clients, or another proxy.",
             )
         if client is not None and client.access_key != access_key:
             raise StatusError(
-                Code.FORBIDDEN, f"The client id {client_id} is another account's.",
+                Refusal.CLIENT_OF_ANOTHER_ACCOUNT,
+                f"The client id {client_id} is another account's.",
                 cure="Give each client an id of its own.",
             )  # fmt: skip
         if peer.closed:
-            raise StatusError(Code.REQUEST_TIMEOUT, "The connection is gone.")
+            raise StatusError(Refusal.CONNECTION_CLOSED, "The connection is gone.")
         if client is None:
             client = self.by_id[client_id] = Client(call, self._backend, self._asked)
         client.connections.add(peer)

@@ -251,7 +251,8 @@ async def stand_alone(
         name_servers, Credentials.of(credentials), SYSTEM_CLOCK,
         secured(SOCKETS, Tls.of(None)).dial, cluster=config.cluster,
     )  # fmt: skip
-    proxy = Proxy(backend, guard, Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon), config)
+    shares = Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
+    proxy = Proxy(backend, guard, shares, config, limits=config)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(backend.close)
         if guard is not None:

@@ -1,33 +1,226 @@
-"""What a call may say: names, and the fields of a message (spec/grpc.md §3).
+"""What a call may say, and every way in which the proxy refuses one (spec/grpc.md §3).
 
-Each check raises StatusError with the code that the clients know it by. Characters that control
-(U+0000 to U+001F, U+007F to U+009F) are refused wherever a client may write text that is stored:
-two of them separate properties.
+A status message begins with the phrase that RocketMQ's proxy writes there, since clients and test
+suites compare it. What SluiceMQ adds comes behind it: the value, the limit and the fix.
+
+    the invisibleTime is too small. min is 10000: the call asks for 9000 ms
+    `------------------- phrase ---------------'  `------ ours -----------'
+
+A `StatusError` is always made of a `Refusal`, so no refusal can leave the table. The golden table
+`tests/golden/grpc_refusals.json` holds code and phrase of each, and a test provokes each.
+
+Control characters (U+0000 to U+001F, U+007F to U+009F) are refused wherever a client may write text
+that is stored: two of them separate properties.
 """
 
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from itertools import count
 from typing import Final
 
 from sluicemq.client.core import names
-from sluicemq.client.core.messages import BODY_BYTES_MAX
-from sluicemq.errors import ConfigurationError
+from sluicemq.config.proxying import ProxyLimits
+from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.model import topic
+from sluicemq.model.bodies import COMPRESSED
 from sluicemq.model.properties import HIDDEN_PROPERTIES
 from sluicemq.model.topic import MESSAGE_TYPES, MIXED
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.clients import StatusError
 from sluicemq.proxy.messages import Code
+
+NAME_PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
+
+
+class Refusal(Enum):
+    """One reason for which a call is refused.
+
+    `code` is the code of the status. `phrase` is RocketMQ's, with the places of `str.format`; ""
+    where RocketMQ's proxy refuses nothing, or has a different text each time.
+    """
+
+    code: Code
+    phrase: str
+
+    def __init__(self, code: Code, phrase: str, _distinct: str = "") -> None:
+        """`_distinct` keeps members apart that have the same code and no phrase."""
+        self.code = code
+        self.phrase = phrase
+
+    # ---- names
+    TOPIC_OF_SYSTEM = Code.ILLEGAL_TOPIC, "cannot access system topic"
+    TOPIC_BLANK = Code.ILLEGAL_TOPIC, "The specified topic is blank"
+    TOPIC_TOO_LONG = (
+        Code.ILLEGAL_TOPIC, "The specified topic is longer than topic max length {limit}."
+    )  # fmt: skip
+    TOPIC_CHARACTERS = (
+        Code.ILLEGAL_TOPIC,
+        "The specified topic[{name}] contains illegal characters, allowing only " + NAME_PATTERN,
+    )
+    TOPIC_UNKNOWN = (
+        Code.TOPIC_NOT_FOUND,
+        "CODE: 17  DESC: No topic route info in name server for the topic",
+    )
+    GROUP_OF_SYSTEM = Code.ILLEGAL_CONSUMER_GROUP, "cannot use system consumer group"
+    GROUP_BLANK = Code.ILLEGAL_CONSUMER_GROUP, "the specified group is blank"
+    GROUP_TOO_LONG = (
+        Code.ILLEGAL_CONSUMER_GROUP,
+        "the specified group[{name}] is longer than group max length: {limit}.",
+    )
+    GROUP_CHARACTERS = (
+        Code.ILLEGAL_CONSUMER_GROUP,
+        "the specified group[{name}] contains illegal characters, allowing only " + NAME_PATTERN,
+    )
+
+    # ---- sends
+    NO_MESSAGE = Code.MESSAGE_CORRUPTED, "no message to send"
+    TOPICS_DIFFER = Code.MESSAGE_CORRUPTED, "topic in message is not same"
+    BATCH_OF_SPECIAL = Code.BAD_REQUEST, "", "delayed or transactional message in a batch"
+    BATCH_OF_GROUPS = Code.BAD_REQUEST, "", "several message groups in a batch"
+    NO_WRITABLE_QUEUE = Code.FORBIDDEN, "no writable queue"
+    TYPE = (
+        Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        "TopicMessageType validate failed, the expected type is {expected}, but actual type is "
+        "{actual}",
+    )
+    BODY_EMPTY = Code.MESSAGE_BODY_EMPTY, "message body cannot be empty"
+    BODY_TOO_LARGE = Code.MESSAGE_BODY_TOO_LARGE, "message body cannot exceed the max {limit}"
+    PROPERTY_OF_SYSTEM = (
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "property is used by system: {name}"
+    )  # fmt: skip
+    PROPERTY_KEY_EMPTY = Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "", "empty name of a property"
+    PROPERTY_KEY_CONTROL = (
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the key of property cannot contain control character"
+    )  # fmt: skip
+    PROPERTY_VALUE_CONTROL = (
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the value of property cannot contain control character"
+    )  # fmt: skip
+    PROPERTIES_TOO_MANY = (
+        Code.MESSAGE_PROPERTIES_TOO_LARGE, "too many user properties, max is {limit}"
+    )  # fmt: skip
+    PROPERTIES_TOO_LARGE = (
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "the total size of user property is too large, max is {limit}",
+    )
+    TAG_BLANK = Code.ILLEGAL_MESSAGE_TAG, "tag cannot be the char sequence of whitespace"
+    TAG_BAR = Code.ILLEGAL_MESSAGE_TAG, "tag cannot contain '|'"
+    TAG_CONTROL = Code.ILLEGAL_MESSAGE_TAG, "tag cannot contain control character"
+    KEY_BLANK = Code.ILLEGAL_MESSAGE_KEY, "key cannot be the char sequence of whitespace"
+    KEY_CONTROL = Code.ILLEGAL_MESSAGE_KEY, "key cannot contain control character"
+    MESSAGE_GROUP_BLANK = (
+        Code.ILLEGAL_MESSAGE_GROUP, "message group cannot be the char sequence of whitespace"
+    )  # fmt: skip
+    MESSAGE_GROUP_TOO_LONG = (
+        Code.ILLEGAL_MESSAGE_GROUP, "message group exceed the max size {limit}"
+    )  # fmt: skip
+    MESSAGE_GROUP_CONTROL = (
+        Code.ILLEGAL_MESSAGE_GROUP, "message group cannot contain control character"
+    )  # fmt: skip
+    MESSAGE_ID_EMPTY = Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty"
+    MESSAGE_ID_CONTROL = Code.ILLEGAL_MESSAGE_ID, "", "control character in a message id"
+    LITE_TOPIC_BLANK = Code.ILLEGAL_LITE_TOPIC, "", "blank lite topic"
+    LITE_TOPIC_CONTROL = (
+        Code.ILLEGAL_LITE_TOPIC,
+        "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)",
+    )
+    LITE_TOPIC_TOO_LONG = Code.ILLEGAL_LITE_TOPIC, "lite topic exceed the max size {limit}"
+    BORN_HOST_CONTROL = Code.BAD_REQUEST, "", "control character in a born host"
+    TRACE_CONTEXT_CONTROL = Code.BAD_REQUEST, "", "control character in a trace context"
+    DELIVERY_TIME = (
+        Code.ILLEGAL_DELIVERY_TIME,
+        "the max delay time of message is too large, max is {limit}",
+    )
+    RECOVERY_TIME = (
+        Code.BAD_REQUEST,
+        "the max transaction recovery time of message is too large, max is {limit}",
+    )
+
+    # ---- transactions, recalls
+    TRANSACTION_ID_EMPTY = Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty"
+    TRANSACTION_UNKNOWN = Code.INVALID_TRANSACTION_ID, "cannot found transaction data"
+    TRANSACTION_DELAYED = Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "", "delayed transaction"
+    RECALL_HANDLE = Code.INTERNAL_SERVER_ERROR, "recall handle is invalid"
+    RECALL_BROKER = Code.BAD_REQUEST, "cannot find broker {broker}"
+
+    # ---- receives, acknowledgements
+    NO_READABLE_QUEUE = Code.FORBIDDEN, "no readable queue"
+    POLLING_TIME = (
+        Code.ILLEGAL_POLLING_TIME,
+        "The deadline time remaining is not enough for polling, please check network condition",
+    )
+    POLLING_TIME_OLD_CLIENT = (
+        Code.BAD_REQUEST,
+        "The deadline time remaining is not enough for polling, please check network condition",
+    )
+    INVISIBLE_TIME_TOO_SMALL = (
+        Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too small. min is {limit}"
+    )  # fmt: skip
+    INVISIBLE_TIME_TOO_LARGE = (
+        Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too large. max is {limit}"
+    )  # fmt: skip
+    FILTER_EMPTY = Code.ILLEGAL_FILTER_EXPRESSION, "Expression can't be null! SQL92"
+    FILTER = Code.ILLEGAL_FILTER_EXPRESSION, "", "a filter that does not compile"
+    FILTER_OF_SETTINGS = Code.ILLEGAL_FILTER_EXPRESSION, "expression format is not correct"
+    MESSAGES_HELD_TOO_MANY = Code.TOO_MANY_REQUESTS, "", "messages that clients work on"
+    ENTRIES_TOO_MANY = Code.BAD_REQUEST, "", "entries of an acknowledgement"
+    ENTRIES_NONE = Code.INTERNAL_SERVER_ERROR, "ack message result is empty"
+    HANDLE_MALFORMED = Code.INVALID_RECEIPT_HANDLE, "", "a handle that names no message"
+    HANDLE_EXPIRED = Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired"
+    HANDLE_WITHOUT_PLACE = Code.INVALID_RECEIPT_HANDLE, "commit log offset is empty"
+    HANDLE_BROKER = Code.INVALID_RECEIPT_HANDLE, "cannot find broker {broker}"
+    HANDLE_UNKNOWN = Code.INVALID_RECEIPT_HANDLE, "", "a handle that the broker does not know"
+
+    # ---- reads by offset, which RocketMQ's proxy does not serve
+    OFFSET_NEGATIVE = Code.ILLEGAL_OFFSET, "", "an offset below 0"
+    OFFSET_POLICY = Code.BAD_REQUEST, "", "a policy without its timestamp"
+    QUEUE_BROKER = Code.BAD_REQUEST, "", "a broker without the topic"
+    QUEUE_UNKNOWN = Code.BAD_REQUEST, "", "a queue that the topic does not have"
+    QUEUE_UNREADABLE = Code.FORBIDDEN, "", "a queue that must not be read"
+    LITE_TOPICS = Code.UNSUPPORTED, "", "lite topics"
+
+    # ---- clients
+    CLIENT_ID_MISSING = Code.CLIENT_ID_REQUIRED, "client id cannot be empty"
+    CLIENTS_TOO_MANY = Code.TOO_MANY_REQUESTS, "", "clients"
+    CLIENT_OF_ANOTHER_ACCOUNT = Code.FORBIDDEN, "", "a client id of another account"
+    CONNECTION_CLOSED = Code.REQUEST_TIMEOUT, "", "a connection that is gone"
+    SETTINGS_EMPTY = (
+        Code.BAD_REQUEST, "there is no publishing or subscription data in settings"
+    )  # fmt: skip
+    SETTINGS_TOO_MANY = Code.BAD_REQUEST, "", "topics of a client"
+    SETTINGS_MISSING = Code.BAD_REQUEST, "", "a stream that begins without settings"
+    SETTINGS_UNKNOWN = (
+        Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client"
+    )  # fmt: skip
+    CLIENT_TYPE = Code.UNRECOGNIZED_CLIENT_TYPE, "Client type is not consumer, type: {kind}"
+    ANSWERS_NOT_TAKEN = Code.TOO_MANY_REQUESTS, "", "answers that a client does not take"
+    REQUEST_TOO_LARGE = Code.PAYLOAD_TOO_LARGE, "", "a request that is too large"
+    NOT_AUTHENTICATED = Code.UNAUTHORIZED, "", "the reason that the access rules give"
+    NOT_PERMITTED = Code.FORBIDDEN, "", "the reason that the access rules give"
+
+
+class StatusError(SluiceError):
+    """A call is answered with this status.
+
+    When: inside a proxy: a request of a gRPC client breaks a limit, or names what is not there.
+    Then: nothing was done. Clients get the status, `code` is RocketMQ's.
+    Cure: in the text, which names value and limit.
+
+        the policy TIMESTAMP needs a timestamp.
+    """
+
+    def __init__(
+        self, refusal: Refusal, text: str = "", *, cure: str = "", **values: object
+    ) -> None:
+        """`values` fill the places of the refusal's phrase; `text` follows it."""
+        phrase = refusal.phrase.format(**values)
+        super().__init__(": ".join(part for part in (phrase, text) if part), cure=cure)
+        self.refusal = refusal
+        self.code = refusal.code
+
 
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-USER_PROPERTIES_MAX: Final = 128
-USER_PROPERTIES_BYTES_MAX: Final = 16 * 1024
-"""Of names and values, tag and keys."""
-MESSAGE_GROUP_BYTES_MAX: Final = 63
-DELAY_MS_MAX: Final = 24 * 3600 * 1000
-RECOVERY_S_MAX: Final = 3600
 LITE_TOPIC_LENGTH_MAX: Final = 64
 
 _controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
@@ -56,7 +249,7 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
     if not has_bodies:
         if len(data) > REQUEST_BYTES_MAX:
             raise StatusError(
-                Code.PAYLOAD_TOO_LARGE,
+                Refusal.REQUEST_TOO_LARGE,
                 f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
             )
         return
@@ -68,7 +261,7 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
             rest += 0 if number == _BODY_FIELD else stop - start
         if rest > SENT_REST_BYTES_MAX:
             raise StatusError(
-                Code.PAYLOAD_TOO_LARGE,
+                Refusal.REQUEST_TOO_LARGE,
                 f"the messages have more than {SENT_REST_BYTES_MAX} bytes beside their bodies.",
             )
 
@@ -81,7 +274,7 @@ def _fields(
     while begin < end:
         if next(counted) > SENT_FIELDS_MAX:
             raise StatusError(
-                Code.PAYLOAD_TOO_LARGE,
+                Refusal.REQUEST_TOO_LARGE,
                 f"the request has more than {SENT_FIELDS_MAX} messages and fields of messages.",
             )
         tag, begin = _varint(data, begin, end)
@@ -114,152 +307,182 @@ def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def topic_of(resource: m.Resource) -> str:
-    """The name of a topic; system topics are not for clients of gRPC."""
+    """Return the name of a topic. Raises StatusError if it is not a valid name, or that of a topic
+    of the system, which gRPC clients may not use."""
     name = resource.name
     if name.startswith(SYSTEM_TOPIC_PREFIX):
-        raise StatusError(Code.ILLEGAL_TOPIC, f"the topic {name!r} belongs to the broker itself.")
+        text = f"the topic {name!r} belongs to the broker itself."
+        raise StatusError(Refusal.TOPIC_OF_SYSTEM, text)
     try:
         return names.check_topic_to_send(name)
     except ConfigurationError as error:
-        raise StatusError(Code.ILLEGAL_TOPIC, str(error)) from error
+        if not name.strip():
+            refusal = Refusal.TOPIC_BLANK
+        elif name in names.BROKERS_TOPICS:
+            refusal = Refusal.TOPIC_OF_SYSTEM
+        elif len(name) > topic.TOPIC_LENGTH_MAX:
+            refusal = Refusal.TOPIC_TOO_LONG
+        else:
+            refusal = Refusal.TOPIC_CHARACTERS
+        raise StatusError(refusal, str(error), name=name, limit=topic.TOPIC_LENGTH_MAX) from error
 
 
 def group_of(resource: m.Resource) -> str:
-    """The name of a consumer group."""
+    """Return the name of a consumer group. Raises StatusError if it is not a valid name, or that of
+    a group of the system."""
     name = resource.name
     if name.startswith(SYSTEM_GROUP_PREFIX):
-        raise StatusError(
-            Code.ILLEGAL_CONSUMER_GROUP, f"the group {name!r} belongs to the broker itself."
-        )
+        text = f"the group {name!r} belongs to the broker itself."
+        raise StatusError(Refusal.GROUP_OF_SYSTEM, text)
     try:
         return names.check_group(name)
     except ConfigurationError as error:
-        raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, str(error)) from error
+        if not name.strip():
+            refusal = Refusal.GROUP_BLANK
+        elif len(name) > topic.GROUP_LENGTH_MAX:
+            refusal = Refusal.GROUP_TOO_LONG
+        else:
+            refusal = Refusal.GROUP_CHARACTERS
+        raise StatusError(refusal, str(error), name=name, limit=topic.GROUP_LENGTH_MAX) from error
 
 
 def check_type(expected: str, actual: str) -> None:
-    """May messages of this type go to a topic that is for the expected one? MIXED takes the four
-    that its route names."""
+    """Raise StatusError if a topic of the type `expected` does not take messages of the type
+    `actual`. MIXED takes the four types that its route names."""
     if actual != expected and (expected != MIXED or actual not in MESSAGE_TYPES):
-        raise StatusError(
-            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"TopicMessageType validate failed, the expected type is {expected}, but actual type "
-            f"is {actual}",
-        )
+        raise StatusError(Refusal.TYPE, expected=expected, actual=actual)
 
 
-def body_of(body: bytes, encoding: int) -> bytes:
-    """The body as it is stored. One that came as gzip is stored plain: consumers of the remoting
-    protocol, whose flag says zlib, could not read it (spec/grpc.md §4)."""
-    if encoding == _GZIP:
-        inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
-        try:
-            body = inflater.decompress(body, BODY_BYTES_MAX + 1)
-        except zlib.error as error:
-            raise StatusError(
-                Code.MESSAGE_CORRUPTED, f"the body is said to be GZIP and is not: {error}"
-            ) from None
-        if not inflater.eof and len(body) <= BODY_BYTES_MAX:
-            raise StatusError(Code.MESSAGE_CORRUPTED, "the body is GZIP that ends too early")
-    if not body:
-        raise StatusError(Code.MESSAGE_BODY_EMPTY, "message body cannot be empty")
-    if len(body) > BODY_BYTES_MAX:
-        raise StatusError(
-            Code.MESSAGE_BODY_TOO_LARGE,
-            f"message body cannot exceed the max {BODY_BYTES_MAX}; it has {len(body)} bytes",
-        )
-    return body
+def body_of(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
+    """Return the body as it is stored, and its flag of compression (0 or COMPRESSED).
+
+    A body that came as gzip is stored plain: consumers of the remoting protocol, whose flag says
+    zlib, could not read it (spec/grpc.md §4). One that is called GZIP and cannot be decompressed is
+    stored as it came, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
+    empty or too large.
+    """
+    limit, flag = limits.body_bytes_largest, 0
+    found = f"the body has {len(body)} bytes"
+    if encoding == _GZIP and body:
+        plain = _inflated(body, limit + 1)
+        if plain is None:
+            flag = COMPRESSED
+        else:
+            body, found = plain, "the decompressed body is larger"
+    if not body and limits.checks_body_empty:
+        raise StatusError(Refusal.BODY_EMPTY)
+    if len(body) > limit:
+        raise StatusError(Refusal.BODY_TOO_LARGE, found, limit=limit)
+    return body, flag
 
 
-def check_texts(user: Mapping[str, str], system: m.SystemProperties) -> None:
-    """The properties of the user, and the texts among those of the system. HOT: short visible
-    words are settled together."""
+def _inflated(body: bytes, length_max: int) -> bytes | None:
+    """Return what a body of gzip or zlib decompresses to, cut at `length_max` bytes; None if it is
+    neither, or ends too early."""
+    inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        plain = inflater.decompress(body, length_max)
+    except zlib.error:
+        return None
+    return plain if inflater.eof or len(plain) == length_max else None
+
+
+def check_texts(user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits) -> None:
+    """Raise StatusError if the properties of the user, or a text among those of the system, break a
+    limit. HOT: short visible words are settled together."""
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
-        raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name}")
+        raise StatusError(Refusal.PROPERTY_OF_SYSTEM, name=name)
     tag, message_id, group = system.tag, system.message_id, system.message_group
     own = "".join([*user, *user.values(), tag, *system.keys])
-    if len(own) * 4 > USER_PROPERTIES_BYTES_MAX or len(user) > USER_PROPERTIES_MAX:
-        _check_size(user, own)
-    if len(group) * 4 > MESSAGE_GROUP_BYTES_MAX and len(group.encode()) > MESSAGE_GROUP_BYTES_MAX:
-        raise StatusError(
-            Code.ILLEGAL_MESSAGE_GROUP,
-            f"message group exceed the max size {MESSAGE_GROUP_BYTES_MAX + 1}",
-        )
+    if len(own) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
+        _check_size(user, own, limits)
+    if group and len(group) * 4 >= limits.message_group_bytes_max:
+        _check_group_size(group, limits.message_group_bytes_max)
     if "|" in tag:
-        raise StatusError(Code.ILLEGAL_MESSAGE_TAG, "tag cannot contain '|'")
+        raise StatusError(Refusal.TAG_BAR)
     if not message_id or message_id.isspace():
-        raise StatusError(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
+        raise StatusError(Refusal.MESSAGE_ID_EMPTY)
     text = f"{own}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
     if " " in text or "" in user or not text.isprintable():
         _check_each(user, system)
 
 
-def _check_size(user: Mapping[str, str], own: str) -> None:
-    size = len(own.encode())
-    if len(user) > USER_PROPERTIES_MAX:
-        what, limit, found = "too many user properties", USER_PROPERTIES_MAX, len(user)
-    elif size > USER_PROPERTIES_BYTES_MAX:
-        what = "the total size of user property is too large"
-        limit, found = USER_PROPERTIES_BYTES_MAX, size
-    else:
-        return
-    raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"{what}, max is {limit}; it has {found}")
+def _check_size(user: Mapping[str, str], own: str, limits: ProxyLimits) -> None:
+    """Raise StatusError if there are too many properties, or their texts `own` are too long."""
+    if len(user) > limits.properties_max:
+        text = f"the message has {len(user)}"
+        raise StatusError(Refusal.PROPERTIES_TOO_MANY, text, limit=limits.properties_max)
+    limit, size = limits.properties_bytes_max, len(own.encode())
+    if 0 < limit < size:
+        text = f"properties, tag and keys have {size} bytes"
+        raise StatusError(Refusal.PROPERTIES_TOO_LARGE, text, limit=limit)
+
+
+def _check_group_size(group: str, limit: int) -> None:
+    """Raise StatusError if a message group has `limit` bytes or more; 0 or less is no limit."""
+    size = len(group.encode())
+    if 0 < limit <= size:
+        text = f"the message group has {size} bytes, and has to have fewer"
+        raise StatusError(Refusal.MESSAGE_GROUP_TOO_LONG, text, limit=limit)
+
+
+_WORDS: Final = (
+    ("tag", "the tag", Refusal.TAG_BLANK, Refusal.TAG_CONTROL),
+    ("keys", "the key", Refusal.KEY_BLANK, Refusal.KEY_CONTROL),
+    (
+        "message_group",
+        "the message group",
+        Refusal.MESSAGE_GROUP_BLANK,
+        Refusal.MESSAGE_GROUP_CONTROL,
+    ),
+    ("message_id", "the message id", Refusal.MESSAGE_ID_EMPTY, Refusal.MESSAGE_ID_CONTROL),
+    ("lite_topic", "the lite topic", Refusal.LITE_TOPIC_BLANK, Refusal.LITE_TOPIC_CONTROL),
+)
+"""Fields whose texts may be neither blank nor hold a control character."""
 
 
 def _check_each(user: Mapping[str, str], system: m.SystemProperties) -> None:
-    """Every text by itself: nothing that controls, no name of white space alone."""
-    key = Code.ILLEGAL_MESSAGE_PROPERTY_KEY
+    """Raise StatusError for the first text that has a control character, and for a name that is
+    blank."""
     for name, value in user.items():
         if not name:
-            raise StatusError(key, "the key of property cannot be empty")
-        check_characters(key, "the key of property", name)
-        check_characters(key, "the value of property", value)
-    for code, what, words in (
-        (Code.ILLEGAL_MESSAGE_TAG, "tag", [system.tag]),
-        (Code.ILLEGAL_MESSAGE_KEY, "key", system.keys),
-        (Code.ILLEGAL_MESSAGE_GROUP, "message group", [system.message_group]),
-        (Code.ILLEGAL_MESSAGE_ID, "message id", [system.message_id]),
-        (Code.ILLEGAL_LITE_TOPIC, "lite topic", [system.lite_topic]),
-    ):
-        for word in words:
+            raise StatusError(Refusal.PROPERTY_KEY_EMPTY, "the key of property cannot be empty")
+        _check_controls(Refusal.PROPERTY_KEY_CONTROL, "the key of property", name)
+        _check_controls(Refusal.PROPERTY_VALUE_CONTROL, "the value of property", value)
+    for field, what, blank, control in _WORDS:
+        found = getattr(system, field)
+        for word in (found,) if isinstance(found, str) else found:
             if word.isspace():
-                raise StatusError(code, f"{what} cannot be the char sequence of whitespace")
-            check_characters(code, what, word)
-    check_characters(Code.BAD_REQUEST, "born host", system.born_host)
-    check_characters(Code.BAD_REQUEST, "trace context", system.trace_context)
+                raise StatusError(blank, f"{what} is {word!r}")
+            _check_controls(control, what, word)
+    _check_controls(Refusal.BORN_HOST_CONTROL, "the born host", system.born_host)
+    _check_controls(Refusal.TRACE_CONTEXT_CONTROL, "the trace context", system.trace_context)
 
 
-def check_characters(code: Code, what: str, text: str) -> None:
-    """Nothing that controls."""
+def _check_controls(refusal: Refusal, what: str, text: str) -> None:
+    """Raise StatusError if the text has a control character."""
     if _controls(text):
-        raise StatusError(code, f"{what} cannot contain control character")
+        raise StatusError(refusal, f"remove the control character from {what} {text!r:.100}.")
 
 
 def check_lite_topic(name: str) -> None:
-    """The length of a lite topic's name; `check_texts` has seen to its characters."""
+    """Raise StatusError if the name of a lite topic is too long; `check_texts` has seen to its
+    characters."""
     if len(name) > LITE_TOPIC_LENGTH_MAX:
-        raise StatusError(
-            Code.ILLEGAL_LITE_TOPIC,
-            f"the lite topic has {len(name)} characters, max is {LITE_TOPIC_LENGTH_MAX}",
-        )
+        text = f"the lite topic has {len(name)} characters"
+        raise StatusError(Refusal.LITE_TOPIC_TOO_LONG, text, limit=LITE_TOPIC_LENGTH_MAX)
 
 
-def check_delivery(deliver_ms: int, now_ms: int) -> None:
-    """When a delayed message is delivered."""
-    if deliver_ms - now_ms > DELAY_MS_MAX:
-        raise StatusError(
-            Code.ILLEGAL_DELIVERY_TIME,
-            f"the max delay time of message is too large, max is {DELAY_MS_MAX}; it is "
-            f"{deliver_ms - now_ms}",
-        )
+def check_delivery(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
+    """Raise StatusError if a message is delayed for too long."""
+    if 0 < limits.delay_ms_max < deliver_ms - now_ms:
+        text = f"the message is due in {deliver_ms - now_ms} ms"
+        raise StatusError(Refusal.DELIVERY_TIME, text, limit=limits.delay_ms_max)
 
 
-def check_recovery(seconds: int) -> None:
-    """After how long the broker asks how a transaction ended."""
-    if seconds > RECOVERY_S_MAX:
-        raise StatusError(
-            Code.BAD_REQUEST,
-            f"the max transaction recovery time of message is too large, max is {RECOVERY_S_MAX}; "
-            f"it is {seconds}",
-        )
+def check_recovery(seconds: int, limits: ProxyLimits) -> None:
+    """Raise StatusError if it is too long until the broker asks how a transaction ended."""
+    if 0 < limits.recovery_s_max < seconds:
+        text = f"the transaction has {seconds} s"
+        raise StatusError(Refusal.RECOVERY_TIME, text, limit=limits.recovery_s_max)

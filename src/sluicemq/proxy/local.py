@@ -18,6 +18,8 @@ from sluicemq.acl.rules import Account
 from sluicemq.broker.state import BrokerState
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.config import BrokerConfig
+from sluicemq.config.keys import ServerConfig
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ConnectionLostError, RouteNotFoundError
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import (
@@ -51,12 +53,19 @@ class Served(Protocol):
     def dispatcher(self) -> Dispatcher: ...
 
 
-def proxy_of(broker: Served) -> Proxy:
-    """The proxy of a broker in this loop, with its rights and limits, a share of its time and a
-    place in its metrics; in whatever role the broker is."""
+def proxy_of(
+    broker: Served,
+    config: ServerConfig | None = None,
+    limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
+) -> Proxy:
+    """Return the proxy of a broker in this loop, in whatever role the broker is.
+
+    It has the broker's rights, a share of its time and a place in its metrics. `config` says where
+    and with which TLS it is served, None as the broker; `limits` what its calls may ask for.
+    """
     core = broker.core
     backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
-    proxy = Proxy(backend, core.guard, core.shares, core.settings.broker)
+    proxy = Proxy(backend, core.guard, core.shares, config or core.settings.broker, limits)
     collector = ProxyCollector(proxy)
     core.collectors.append(collector.collect)
 

@@ -20,31 +20,35 @@ from sluicemq.client.core import requests, talks
 from sluicemq.client.core.identity import restart_offset
 from sluicemq.client.core.requests import PullStatus, expect_success, number, pull_answer
 from sluicemq.client.core.talks import Talk
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import PERM_READ, MessageQueue
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import Client, StatusError
+from sluicemq.proxy.clients import OK, Client
 from sluicemq.proxy.convert import message_of, milliseconds
-from sluicemq.proxy.limits import group_of, topic_of
+from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
 from sluicemq.proxy.messages import Code, QueryOffsetPolicy
-from sluicemq.proxy.receiving import ANSWER_S, BATCH_MAX, POLL_MS_MAX, RESERVE_MS, wanted_of
+from sluicemq.proxy.receiving import ANSWER_S, BATCH_MAX, RESERVE_MS, wanted_of
 from sluicemq.record.codec import decode_records
 
 
 class Pulling:
     """The family of clients that read by offset."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
         self._backend = backend
+        self._limits = limits
         self._waiting: dict[Call, None] = {}
 
     def drain(self) -> None:
         """Who waits is told that nothing came."""
         for call in tuple(self._waiting):
-            status = m.Status(code=Code.MESSAGE_NOT_FOUND, message="the proxy is about to end")
+            status = m.Status(
+                code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is about to end"
+            )
             call.reply_all([m.PullMessageResponse(status=status).SerializeToString()])
 
     def pull(
@@ -58,7 +62,7 @@ class Pulling:
         clock, wait_ms = self._backend.clock, milliseconds(request.long_polling_timeout)
         if call.remaining_s is not None:
             wait_ms = min(wait_ms, int(call.remaining_s * 1000) - RESERVE_MS)
-        until_s = clock.monotonic_s() + min(wait_ms, POLL_MS_MAX) / 1000
+        until_s = clock.monotonic_s() + min(wait_ms, self._limits.poll_ms_longest) / 1000
         offset = request.offset
         while not call.is_over:
             wait_ms = max(round((until_s - clock.monotonic_s()) * 1000), 0)
@@ -101,11 +105,12 @@ class Pulling:
         queue, address = yield from self._queue(request.message_queue)
         if request.offset < 0:
             raise StatusError(
-                Code.ILLEGAL_OFFSET, f"the offset {request.offset} is below 0, where queues begin."
+                Refusal.OFFSET_NEGATIVE,
+                f"the offset {request.offset} is below 0, where queues begin.",
             )
         command = requests.commit_offset(group, queue, request.offset)
         expect_success((yield talks.Call(address, command)), address)
-        return m.UpdateOffsetResponse(status=m.Status(code=Code.OK))
+        return m.UpdateOffsetResponse(status=OK)
 
     def get(
         self, client: Client, request: m.GetOffsetRequest, call: Call
@@ -115,7 +120,7 @@ class Pulling:
         queue, address = yield from self._queue(request.message_queue)
         reply = yield talks.Call(address, requests.offset_of_group(group, queue))
         offset = number(expect_success(reply, address), "offset")
-        return m.GetOffsetResponse(status=m.Status(code=Code.OK), offset=offset)
+        return m.GetOffsetResponse(status=OK, offset=offset)
 
     def query(
         self, client: Client, request: m.QueryOffsetRequest, call: Call
@@ -129,16 +134,18 @@ class Pulling:
         elif request.HasField("timestamp"):
             command = requests.offset_by_time(queue, milliseconds(request.timestamp))
         else:
-            raise StatusError(Code.BAD_REQUEST, "the policy TIMESTAMP needs a timestamp.")
+            raise StatusError(Refusal.OFFSET_POLICY, "the policy TIMESTAMP needs a timestamp.")
         offset = number(expect_success((yield talks.Call(address, command)), address), "offset")
-        return m.QueryOffsetResponse(status=m.Status(code=Code.OK), offset=offset)
+        return m.QueryOffsetResponse(status=OK, offset=offset)
 
     def sync_lite(
         self, client: Client, request: m.SyncLiteSubscriptionRequest, call: Call
     ) -> Talk[m.SyncLiteSubscriptionResponse]:
         """SyncLiteSubscription. Raises StatusError."""
         yield from ()
-        raise StatusError(Code.UNSUPPORTED, "there are no lite topics here: subscribe to topics.")
+        raise StatusError(
+            Refusal.LITE_TOPICS, "there are no lite topics here: subscribe to topics."
+        )
 
     def _queue(self, asked: m.MessageQueue) -> Talk[tuple[MessageQueue, str]]:
         """The queue, and the address of its broker. Raises StatusError, RouteNotFoundError."""
@@ -147,7 +154,7 @@ class Pulling:
         address = masters_of(route).get(broker)
         if address is None:
             raise StatusError(
-                Code.BAD_REQUEST, f"the broker {broker!r} does not have the topic {topic}."
+                Refusal.QUEUE_BROKER, f"the broker {broker!r} does not have the topic {topic}."
             )
         counts = [
             data.read_queues
@@ -156,7 +163,7 @@ class Pulling:
         ]
         if not 0 <= asked.id < sum(counts):
             raise StatusError(
-                Code.BAD_REQUEST if counts else Code.FORBIDDEN,
+                Refusal.QUEUE_UNKNOWN if counts else Refusal.QUEUE_UNREADABLE,
                 f"queue {asked.id} of {topic} cannot be read on {broker}: it has {sum(counts)} "
                 "readable queues.",
             )

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from sluicemq.client.core import requests, talks
 from sluicemq.client.core.requests import expect_success, fields_of, request_error
 from sluicemq.client.core.talks import Talk
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
 from sluicemq.model.ids import KEPT_LENGTH_MAX
@@ -26,11 +27,11 @@ from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, p
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import OK, Client, Clients, StatusError
+from sluicemq.proxy.clients import OK, Client, Clients
 from sluicemq.proxy.convert import message_of, milliseconds, put_time
-from sluicemq.proxy.limits import group_of, topic_of
+from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
 from sluicemq.proxy.messages import Code, FilterType
-from sluicemq.proxy.renewal import FIRST_MS, GIVEN_BACK_MS, Held, Renewal
+from sluicemq.proxy.renewal import Held, Renewal
 from sluicemq.proxy.service import status_of
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -47,14 +48,10 @@ from sluicemq.wire.popping import (
 )
 
 BATCH_MAX: Final = 32
-POLL_MS_MIN: Final = 5_000
-POLL_MS_MAX: Final = 20_000
 RESERVE_MS: Final = 500
 """So long before the client's deadline the broker is told to answer: it looks every 200 ms."""
 ANSWER_S: Final = 3.0
 """So long a broker may take for an answer besides its waiting."""
-INVISIBLE_MS_MIN: Final = 10_000
-INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
 FROM_END: Final = "1"
 HANDLE_LENGTH_MAX: Final = 512
 ENTRIES_MAX: Final = 1024
@@ -85,12 +82,13 @@ class Popped(NamedTuple):
 class Receiving:
     """The family of consumers that receive."""
 
-    def __init__(self, backend: Backend, clients: Clients) -> None:
+    def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
         self._backend = backend
+        self._limits = limits
         self._clock = backend.clock
         self._turn = 0
         self._waiting: dict[Call, None] = {}
-        self.renewal = Renewal(backend, clients, self._changed)
+        self.renewal = Renewal(backend, clients, self._changed, limits)
 
     def run(self) -> None:
         """What clients work on stays invisible."""
@@ -103,7 +101,7 @@ class Receiving:
     def drain(self) -> None:
         """Who waits is told that nothing came."""
         for call in tuple(self._waiting):
-            answers = self._nothing("the proxy is about to end")
+            answers = self._nothing("no new message: the proxy is about to end")
             call.reply_all([answer.SerializeToString() for answer in answers])
 
     # -------------------------------------------------------------------------------- receive
@@ -112,14 +110,17 @@ class Receiving:
         self, client: Client, request: m.ReceiveMessageRequest, call: Call
     ) -> Talk[list[m.ReceiveMessageResponse]]:
         """ReceiveMessage: status, messages, time. Raises StatusError. HOT."""
-        poll_ms = polling_ms(client, request, call.remaining_s)
+        limits = self._limits
+        poll_ms = polling_ms(client, request, call.remaining_s, limits)
         topic, group = topic_of(request.message_queue.topic), group_of(request.group)
-        invisible_ms = FIRST_MS
-        if not request.auto_renew:
-            invisible_ms = invisible_ms_of(request.invisible_duration, INVISIBLE_MS_MIN)
+        invisible_ms = limits.invisible_ms
+        is_renewed = request.auto_renew and limits.renews
+        if not is_renewed:
+            least_ms, longest_ms = limits.invisible_ms_min, limits.invisible_ms_longest
+            invisible_ms = invisible_ms_of(request.invisible_duration, least_ms, longest_ms)
         elif not self.renewal.has_room(client):
             raise StatusError(
-                Code.TOO_MANY_REQUESTS,
+                Refusal.MESSAGES_HELD_TOO_MANY,
                 f"there are {self.renewal.count} messages that clients of this proxy work on, too "
                 "many of them this one's: acknowledge some.",
             )
@@ -150,7 +151,7 @@ class Receiving:
             one, text = m.ReceiveMessageResponse(), handle.text()
             message_of(stored, text, topic=topic, reconsume_times=times, into=one.message)
             answers.append(one)
-            if request.auto_renew:
+            if is_renewed:
                 self.renewal.keep(client, group, topic, text, handle, times)
         answers.append(self._time())
         return answers
@@ -162,7 +163,7 @@ class Receiving:
         masters = masters_of(route)
         names = [it.broker for it in route.queues if it.perm & PERM_READ and it.broker in masters]
         if not names:
-            raise StatusError(Code.FORBIDDEN, "no readable queue")
+            raise StatusError(Refusal.NO_READABLE_QUEUE)
         if wanted not in names:
             self._turn += 1
             wanted = names[self._turn % len(names)]
@@ -173,7 +174,7 @@ class Receiving:
         if answer.code == ResponseCode.POLLING_FULL:
             return self._nothing("polling full", Code.TOO_MANY_REQUESTS)
         if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-            raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, answer.remark or "")
+            raise StatusError(Refusal.FILTER, answer.remark or "the filter does not compile.")
         if answer.code not in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
             raise request_error(answer)
         return self._nothing("no new message")
@@ -194,7 +195,7 @@ class Receiving:
     def _give_back(self, group: str, topic: str, address: str, found: list[Popped]) -> Talk[None]:
         """Nobody waits for them any more."""
         for one in found:
-            command = change_request(group, topic, one.handle, GIVEN_BACK_MS)
+            command = change_request(group, topic, one.handle, self._limits.given_back_ms)
             yield talks.Call(address, command)
 
     def _wanted(
@@ -224,7 +225,7 @@ class Receiving:
         topic, group = topic_of(request.topic), group_of(request.group)
         if len(request.entries) > ENTRIES_MAX:
             raise StatusError(
-                Code.BAD_REQUEST,
+                Refusal.ENTRIES_TOO_MANY,
                 f"{len(request.entries)} entries are more than {ENTRIES_MAX}: send some at a time.",
             )
         masters = masters_of((yield from self._backend.route(topic)))
@@ -268,7 +269,7 @@ class Receiving:
     ) -> Talk[m.ChangeInvisibleDurationResponse]:
         """ChangeInvisibleDuration: the message has another handle then. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
-        time_ms = invisible_ms_of(request.invisible_duration, 0)
+        time_ms = invisible_ms_of(request.invisible_duration, 0, self._limits.invisible_ms_longest)
         held = yield from self.renewal.take(client, group, request.receipt_handle)
         handle = self._current(request.receipt_handle, held)
         try:
@@ -309,7 +310,7 @@ class Receiving:
         handle = parse_handle(request.receipt_handle) if held is None else held.handle
         if handle.physical_offset < 0:
             raise StatusError(
-                Code.INVALID_RECEIPT_HANDLE,
+                Refusal.HANDLE_WITHOUT_PLACE,
                 f"the handle {request.receipt_handle!r} does not say where the message lies.",
             )
         address = address_of(masters_of((yield from self._backend.route(topic))), handle)
@@ -330,7 +331,7 @@ class Receiving:
         late_ms = self._clock.now_ms() - handle.deadline_ms
         if late_ms >= 0:
             raise StatusError(
-                Code.INVALID_RECEIPT_HANDLE,
+                Refusal.HANDLE_EXPIRED,
                 f"the handle {text!r} is expired since {late_ms} ms: the message comes again.",
             )
         return handle
@@ -339,29 +340,32 @@ class Receiving:
 # --------------------------------------------------------------------------- what a client asks
 
 
-def polling_ms(client: Client, request: m.ReceiveMessageRequest, remaining_s: float | None) -> int:
-    """How long a broker may wait for messages. Raises StatusError (ILLEGAL_POLLING_TIME) when the
-    client will not wait long enough."""
+def polling_ms(
+    client: Client, request: m.ReceiveMessageRequest, remaining_s: float | None, limits: ProxyLimits
+) -> int:
+    """Return for how many ms a broker may wait for messages. Raises StatusError
+    (ILLEGAL_POLLING_TIME) if the client will not wait for as long as `limits` say at least."""
+    least_ms, longest_ms = limits.poll_ms_min, limits.poll_ms_longest
     left_ms = None if remaining_s is None else int(remaining_s * 1000)
     if request.HasField("long_polling_timeout"):
         wait_ms = milliseconds(request.long_polling_timeout)
     elif left_ms is None:
-        wait_ms = POLL_MS_MAX
+        wait_ms = longest_ms
     else:
         settings = client.settings
         timeout_ms = 0 if settings is None else milliseconds(settings.request_timeout)
         wait_ms = left_ms - timeout_ms // 2
-    wait_ms = min(max(wait_ms, POLL_MS_MIN), POLL_MS_MAX)
+    wait_ms = min(max(wait_ms, least_ms), longest_ms)
     if left_ms is None:
         return wait_ms
-    if wait_ms > left_ms < POLL_MS_MIN:
+    if wait_ms > left_ms < least_ms:
         is_known = client.version >= POLLING_TIME_SINCE
         raise StatusError(
-            Code.ILLEGAL_POLLING_TIME if is_known else Code.BAD_REQUEST,
-            f"the call ends in {left_ms} ms, and a receive waits for at least {POLL_MS_MIN} ms: "
+            Refusal.POLLING_TIME if is_known else Refusal.POLLING_TIME_OLD_CLIENT,
+            f"the call ends in {left_ms} ms, and a receive waits for at least {least_ms} ms: "
             "give it a later deadline.",
         )
-    return min(wait_ms, left_ms - RESERVE_MS)
+    return max(min(wait_ms, left_ms - RESERVE_MS), 0)
 
 
 def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
@@ -371,7 +375,7 @@ def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
     if expression.type != FilterType.SQL:
         return _tags_of(topic, text)
     if not text:
-        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, "an expression of SQL92 cannot be empty.")
+        raise StatusError(Refusal.FILTER_EMPTY, "write one, or filter by tags.")
     return Subscription(topic, text, SQL92)
 
 
@@ -386,18 +390,18 @@ def _made_of(topic: str, text: str) -> Subscription:
     try:
         return subscribe(topic, text, TAG)
     except FilterSyntaxError as error:
-        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
+        raise StatusError(Refusal.FILTER, str(error)) from error
 
 
-def invisible_ms_of(duration: m.Duration, least_ms: int) -> int:
-    """An invisible time. Raises StatusError (ILLEGAL_INVISIBLE_TIME)."""
+def invisible_ms_of(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
+    """Return an invisible time in ms. Raises StatusError (ILLEGAL_INVISIBLE_TIME) if it is not from
+    `least_ms` to `longest_ms`."""
     time_ms = milliseconds(duration)
-    if not least_ms <= time_ms <= INVISIBLE_MS_MAX:
-        raise StatusError(
-            Code.ILLEGAL_INVISIBLE_TIME,
-            f"the invisible duration of {time_ms} ms is not from {least_ms} to "
-            f"{INVISIBLE_MS_MAX} ms.",
-        )
+    text = f"the call asks for {time_ms} ms"
+    if time_ms < least_ms:
+        raise StatusError(Refusal.INVISIBLE_TIME_TOO_SMALL, text, limit=least_ms)
+    if time_ms > longest_ms:
+        raise StatusError(Refusal.INVISIBLE_TIME_TOO_LARGE, text, limit=longest_ms)
     return time_ms
 
 
@@ -406,7 +410,7 @@ def parse_handle(text: str) -> Handle:
     try:
         handle = Handle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
-        raise StatusError(Code.INVALID_RECEIPT_HANDLE, str(error)) from error
+        raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
     numbers = [it for it in handle if isinstance(it, int)]
     if (
         len(text) > HANDLE_LENGTH_MAX
@@ -415,7 +419,7 @@ def parse_handle(text: str) -> Handle:
         or min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
     ):
         raise StatusError(
-            Code.INVALID_RECEIPT_HANDLE,
+            Refusal.HANDLE_MALFORMED,
             f"the handle {text[:HANDLE_LENGTH_MAX]!r} names no message.",
         )
     return handle
@@ -426,8 +430,9 @@ def address_of(masters: dict[str, str], handle: Handle) -> str:
     address = masters.get(handle.broker)
     if address is None:
         raise StatusError(
-            Code.INVALID_RECEIPT_HANDLE,
-            f"the topic is not on the broker {handle.broker!r}, of which the handle is.",
+            Refusal.HANDLE_BROKER,
+            "the handle names this broker, which does not serve the topic.",
+            broker=handle.broker,
         )
     return address
 
@@ -578,7 +583,7 @@ def refused(answer: Command) -> StatusError | RequestError:
     """What a broker says against a handle. Clients ask again for ever, unless the handle is what is
     wrong (spec/grpc.md §7)."""
     if answer.code in _UNKNOWN_HANDLE:
-        return StatusError(Code.INVALID_RECEIPT_HANDLE, answer.remark or "no such message")
+        return StatusError(Refusal.HANDLE_UNKNOWN, answer.remark or "no such message")
     return request_error(answer)
 
 
@@ -587,7 +592,7 @@ def acknowledged(
 ) -> m.AckMessageResponse:
     """The answer: of each entry its status, by number. Raises StatusError when there are none."""
     if not statuses:
-        raise StatusError(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
+        raise StatusError(Refusal.ENTRIES_NONE, "name the messages to acknowledge.")
     answer = m.AckMessageResponse()
     for number, entry in enumerate(request.entries):
         status = statuses[number]

@@ -20,24 +20,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.client.core.talks import Talk, Wait
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import SluiceError
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import ITSELF, Backend, Conversation, Link
-from sluicemq.proxy.clients import Client, Clients, StatusError
+from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.convert import milliseconds
+from sluicemq.proxy.limits import StatusError
 from sluicemq.wire.popping import Handle
 
 log = logging.getLogger(__name__)
 
 MINUTE_MS: Final = 60_000
-FIRST_MS: Final = MINUTE_MS
-"""So long a message is invisible that will be renewed; then so long from each renewal on."""
 NEXT_MS: Final = tuple(minutes * MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60))
-KEPT_MS: Final = 3 * 3600 * 1000
-GIVEN_BACK_MS: Final = 1_000
-"""After so long somebody else gets what a client has left."""
-AHEAD_MS: Final = 10_000
-FAILURES_MAX: Final = 3
+"""The invisible time from each renewal on; before the first it is `ProxyLimits.invisible_ms`."""
 PERIOD_MS: Final = 1_000
 AGAIN: Final = 3
 """Periods until what has failed is tried again: three times before its time is over."""
@@ -77,11 +73,14 @@ class Held:
 class Renewal:
     """What all clients of this proxy hold."""
 
-    def __init__(self, backend: Backend, clients: Clients, change: Change) -> None:
+    def __init__(
+        self, backend: Backend, clients: Clients, change: Change, limits: ProxyLimits
+    ) -> None:
         clients.on_gone.append(self.gone)
         self._backend = backend
         self._clients = clients.by_id
         self._change = change
+        self._limits = limits
         self._held: dict[Client, dict[tuple[str, str], Held]] = {}
         self._due: dict[int, dict[Held, None]] = {}
         self._waiting: deque[Talk[None]] = deque()
@@ -122,7 +121,7 @@ class Renewal:
         return int(self._backend.clock.monotonic_s() * 1000)
 
     def _plan(self, held: Held, earliest: int = 0) -> None:
-        due_ms = held.handle_ms + held.handle.invisible_ms - AHEAD_MS
+        due_ms = held.handle_ms + held.handle.invisible_ms - self._limits.renew_ahead_ms
         held.due = max(due_ms // PERIOD_MS, earliest)
         self._due.setdefault(held.due, {})[held] = None
 
@@ -183,13 +182,15 @@ class Renewal:
     def _renew(self, held: Held) -> Talk[None]:
         """Then it is due later, or nobody keeps it any more."""
         now_ms = self._now_ms()
-        is_last = now_ms - held.since_ms >= KEPT_MS
+        is_last = now_ms - held.since_ms >= self._limits.renew_ms_max
         time_ms = wait_ms(held) if is_last else NEXT_MS[min(held.renewals, len(NEXT_MS) - 1)]
         try:
             held.handle = yield from self._change(held.group, held.topic, held.handle, time_ms)
         except SluiceError as error:
             held.failures += 1
-            is_last |= isinstance(error, StatusError) or held.failures >= FAILURES_MAX
+            is_last |= (
+                isinstance(error, StatusError) or held.failures >= self._limits.renew_attempts_max
+            )
             log.warning("message %s of group %s is not renewed: %s", held.text, held.group, error)
         else:
             held.handle_ms = now_ms
@@ -207,7 +208,7 @@ class Renewal:
 
     def _give_back(self, held: Held) -> Talk[None]:
         with suppress(SluiceError):  # then its own time brings it back
-            yield from self._change(held.group, held.topic, held.handle, GIVEN_BACK_MS)
+            yield from self._change(held.group, held.topic, held.handle, self._limits.given_back_ms)
 
 
 def wait_ms(held: Held) -> int:

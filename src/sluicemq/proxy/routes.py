@@ -23,9 +23,9 @@ from sluicemq.model.topic import (
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
-from sluicemq.proxy.clients import Client, StatusError
-from sluicemq.proxy.limits import group_of, topic_of
-from sluicemq.proxy.messages import AddressScheme, Code, MessageType, Permission
+from sluicemq.proxy.clients import OK, Client
+from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
+from sluicemq.proxy.messages import AddressScheme, MessageType, Permission
 
 ANY_QUEUE: Final = -1
 _PERMISSIONS: Final = {
@@ -62,7 +62,7 @@ class Routing:
         route = yield from self._backend.route(name)
         config = yield from self._backend.topic(name)
         types, endpoints = accepted_types(config), endpoints_of(request.endpoints, client)
-        answer = m.QueryRouteResponse(status=m.Status(code=Code.OK))
+        answer = m.QueryRouteResponse(status=OK)
         copies = {data.broker: sorted(data.addresses) for data in route.brokers}
         for data in route.queues:
             for broker_id in copies.get(data.broker, ()):
@@ -83,7 +83,7 @@ class Routing:
         route = yield from self._backend.route(name)
         config = yield from self._backend.group(group)
         endpoints = endpoints_of(request.endpoints, client)
-        answer = m.QueryAssignmentResponse(status=m.Status(code=Code.OK))
+        answer = m.QueryAssignmentResponse(status=OK)
         masters = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
         for data in route.queues:
             if not data.perm & PERM_READ or data.broker not in masters:
@@ -99,7 +99,7 @@ class Routing:
                     )
                 )  # fmt: skip
         if not answer.assignments:
-            raise StatusError(Code.FORBIDDEN, "no readable queue")
+            raise StatusError(Refusal.NO_READABLE_QUEUE)
         return answer
 
 

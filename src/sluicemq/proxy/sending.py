@@ -36,7 +36,9 @@ from sluicemq.client.core.transactions import (
     end_transaction,
     place_of,
 )
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
+from sluicemq.model.bodies import COMPRESSED
 from sluicemq.model.ids import Host, java_hash, parse_recall_handle
 from sluicemq.model.message import (
     CHECK_IMMUNITY,
@@ -61,9 +63,11 @@ from sluicemq.model.topic import MessageQueue, TopicConfig, TopicRoute
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import OK, Client, StatusError
+from sluicemq.proxy.clients import OK, Client
 from sluicemq.proxy.convert import milliseconds, type_of
 from sluicemq.proxy.limits import (
+    Refusal,
+    StatusError,
     body_of,
     check_delivery,
     check_lite_topic,
@@ -107,8 +111,9 @@ class Target(NamedTuple):
 class Sending:
     """SendMessage, EndTransaction, RecallMessage."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
         self._backend = backend
+        self._limits = limits
         self._clock = backend.clock
         self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_BITS))
         self._targets: dict[str, Target] = {}
@@ -124,12 +129,12 @@ class Sending:
         """
         messages = request.messages
         if not messages:
-            raise StatusError(Code.MESSAGE_CORRUPTED, "no message to send")
+            raise StatusError(Refusal.NO_MESSAGE)
         target = yield from self._target(messages[0].topic)
         began_ms = self._clock.now_ms()
         is_batch = len(messages) > 1
         peer = call.connection.peer.remote
-        parts = [outgoing_of(it, target.kind, peer, began_ms) for it in messages]
+        parts = [outgoing_of(it, target.kind, peer, began_ms, self._limits) for it in messages]
         outgoing = batch_of(messages, parts) if is_batch else parts[0]
         topic, began_s = outgoing.topic, self._clock.monotonic_s()
         queue = self._queue(target, outgoing.sharding_key, began_s)
@@ -170,7 +175,7 @@ class Sending:
         """Where messages of a group go, or the next one. Raises StatusError (FORBIDDEN)."""
         queues = target.queues
         if not queues:
-            raise StatusError(Code.FORBIDDEN, "no writable queue")
+            raise StatusError(Refusal.NO_WRITABLE_QUEUE)
         if group:
             return queues[bucket_of(java_hash(group), len(queues))]
         return self._chooser.choose(queues, now_s)
@@ -184,7 +189,7 @@ class Sending:
         and what is undecided, it does not answer."""
         place = place_in(request.transaction_id, topic_of(request.topic))
         route = yield from self._backend.route(place.queue.topic)
-        address = _master(masters_of(route), place.queue.broker, Code.INVALID_TRANSACTION_ID)
+        address = _master(masters_of(route), place.queue.broker, Refusal.TRANSACTION_UNKNOWN)
         state = _STATES.get(request.resolution, TransactionState.UNKNOWN)
         is_check = request.source == m.TransactionSource.SOURCE_SERVER_CHECK
         command = end_transaction(place, state, is_check=is_check)
@@ -198,35 +203,39 @@ class Sending:
     ) -> Talk[m.RecallMessageResponse]:
         """Takes a delayed message back."""
         target = yield from self._target(request.topic)
-        check_type(target.kind, "DELAY")
+        if self._limits.checks_type:
+            check_type(target.kind, "DELAY")
         handle = parse_recall_handle(request.recall_handle)
         if handle is None:
-            raise StatusError(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid")
+            raise StatusError(Refusal.RECALL_HANDLE)
         topic = request.topic.name
         header = headers.RecallMessageRequest(
             group=topic, topic=topic, recall_handle=request.recall_handle, broker=handle.broker
         )
-        address = _master(target.masters, handle.broker, Code.BAD_REQUEST)
+        address = _master(target.masters, handle.broker, Refusal.RECALL_BROKER)
         answer = yield Ask(address, requests.request(RequestCode.RECALL_MESSAGE, header))
         message_id = fields_of(expect_success(answer, address)).get("msgId", handle.unique_id)
         return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
-def _master(masters: dict[str, str], broker: str, code: Code) -> str:
-    """Where the broker is that a client's text names."""
+def _master(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
+    """Return the address of the broker that a client's text names. Raises StatusError."""
     if broker not in masters:
-        raise StatusError(code, f"no broker {broker!r} serves this topic")
+        raise StatusError(refusal, f"no broker {broker!r} serves this topic", broker=broker)
     return masters[broker]
 
 
 # ------------------------------------------------------------------------------------- messages
 
 
-def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> Outgoing:
-    """A message for a topic of the expected type as it is stored, checked. HOT."""
+def outgoing_of(
+    message: m.Message, expected: str, peer: Host, now_ms: int, limits: ProxyLimits
+) -> Outgoing:
+    """Return a message for a topic of the expected type as it is stored. Raises StatusError if it
+    breaks a limit. HOT."""
     system, topic = message.system_properties, message.topic.name
     properties = dict(message.user_properties)
-    check_texts(properties, system)
+    check_texts(properties, system, limits)
     message_id = properties[UNIQ_KEY] = system.message_id
     if system.tag:
         properties[TAGS] = system.tag
@@ -242,7 +251,7 @@ def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> O
         properties[TRACE_CONTEXT] = system.trace_context
     if system.HasField("delivery_timestamp"):
         deliver_ms = milliseconds(system.delivery_timestamp)
-        check_delivery(deliver_ms, now_ms)
+        check_delivery(deliver_ms, now_ms, limits)
         properties[DELIVER_MS] = str(deliver_ms)
     if system.lite_topic:
         check_lite_topic(system.lite_topic)
@@ -251,32 +260,67 @@ def outgoing_of(message: m.Message, expected: str, peer: Host, now_ms: int) -> O
         properties[PRIORITY] = str(system.priority)
     sys_flag = 0
     if system.message_type == _TRANSACTION:
-        sys_flag, properties[TRAN_MSG] = PREPARED, "true"
-        if system.HasField("orphaned_transaction_recovery_duration"):
-            seconds = system.orphaned_transaction_recovery_duration.seconds
-            check_recovery(seconds)
-            properties[CHECK_IMMUNITY] = str(seconds)
-    check_type(expected, type_of(properties).name)
+        sys_flag = PREPARED
+        _put_transaction(properties, system, limits)
+    if limits.checks_type:
+        check_type(expected, type_of(properties).name)
+    body, compressed = body_of(message.body, system.body_encoding, limits)
     return Outgoing(
-        topic, body_of(message.body, system.body_encoding), as_text(properties), message_id,
-        sys_flag, 0, True, sharding_key=properties.get(SHARDING_KEY),
+        topic, body, as_text(properties), message_id, sys_flag | compressed, 0, True,
+        sharding_key=properties.get(SHARDING_KEY),
     )  # fmt: skip
 
 
+def _put_transaction(
+    properties: dict[str, str], system: m.SystemProperties, limits: ProxyLimits
+) -> None:
+    """Add the properties of a message that a transaction prepares. Raises StatusError if it is
+    delayed, or asked about too late."""
+    if system.HasField("delivery_timestamp"):
+        raise StatusError(
+            Refusal.TRANSACTION_DELAYED,
+            "a message of a transaction cannot be delayed: leave out the delivery timestamp, or "
+            "send it without a transaction.",
+        )
+    properties[TRAN_MSG] = "true"
+    if system.HasField("orphaned_transaction_recovery_duration"):
+        seconds = system.orphaned_transaction_recovery_duration.seconds
+        check_recovery(seconds, limits)
+        properties[CHECK_IMMUNITY] = str(seconds)
+
+
 def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoing:
-    """All of them as one; it belongs to a group when all do. Raises StatusError."""
+    """Join messages into one batch, which goes to the queue of their message group.
+
+    Messages without a group go along with those of a group. A batch has one flag of compression:
+    where only some of its bodies are GZIP that could not be decompressed, these are stored without
+    it, and their consumers get the bytes as they were sent. Raises StatusError if the messages have
+    different topics or different message groups: a batch is stored in one queue, so a second group
+    would leave its own. Also raises it for a message that is delayed or of a transaction.
+    """
     for message, part in zip(messages, parts, strict=True):
         if message.topic != messages[0].topic:
-            raise StatusError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+            raise StatusError(Refusal.TOPICS_DIFFER)
         is_delayed = message.system_properties.HasField("delivery_timestamp")
         if is_delayed or part.sys_flag & PREPARED:
             raise StatusError(
-                Code.BAD_REQUEST,
+                Refusal.BATCH_OF_SPECIAL,
                 "a message that is delayed or of a transaction cannot be in a batch: send it alone",
             )
+    groups = list(dict.fromkeys(part.sharding_key for part in parts if part.sharding_key))
+    if len(groups) > 1:
+        raise StatusError(
+            Refusal.BATCH_OF_GROUPS,
+            f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, and is stored "
+            "in one queue: send each message group by itself.",
+        )
     joined = join(parts, parts[0].message_id)
-    is_one = all(part.sharding_key == joined.sharding_key for part in parts)
-    return joined if is_one else replace(joined, sharding_key=None)
+    is_compressed = all(part.sys_flag & COMPRESSED for part in parts)
+    return replace(
+        joined,
+        sharding_key=groups[0] if groups else None,
+        sys_flag=COMPRESSED if is_compressed else 0,
+    )
 
 
 # ------------------------------------------------------------------------------------- answers
@@ -344,11 +388,11 @@ def transaction_id_of(place: HalfPlace) -> str:
 def place_in(transaction_id: str, topic: str) -> HalfPlace:
     """The inverse, for a transaction of the topic. Raises StatusError (INVALID_TRANSACTION_ID)."""
     if not transaction_id.strip():
-        raise StatusError(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+        raise StatusError(Refusal.TRANSACTION_ID_EMPTY)
     found = _PLACE.fullmatch(transaction_id)
     if found is None:
         raise StatusError(
-            Code.INVALID_TRANSACTION_ID,
+            Refusal.TRANSACTION_UNKNOWN,
             f"the transaction id {transaction_id!r} names no prepared message: give back the one "
             "that the answer to the send has",
         )

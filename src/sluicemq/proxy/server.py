@@ -23,6 +23,7 @@ import orjson
 from sluicemq.acl.guard import Guard
 from sluicemq.config import BrokerConfig
 from sluicemq.config.keys import ServerConfig
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import host_name
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer
@@ -49,16 +50,14 @@ log = logging.getLogger("sluicemq.proxy")
 
 RUN_S: Final = 1.0
 POLLS: Final = frozenset({"ReceiveMessage", "PullMessage"})
-DRAIN_S: Final = 3.0
-"""For answers on their way: what starts and stops servers often gives them ten seconds in all."""
 
 
-def table(backend: Backend, clients: Clients) -> Mapping[str, Method]:
-    """Which method is whose."""
-    routing, pulling = Routing(backend), Pulling(backend)
-    telemetry = Telemetry(backend, clients)
-    receiving = Receiving(backend, clients)
-    sending = Sending(backend)
+def table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[str, Method]:
+    """Return the methods by name, each bound to the family that serves it within `limits`."""
+    routing, pulling = Routing(backend), Pulling(backend, limits)
+    telemetry = Telemetry(backend, clients, limits)
+    receiving = Receiving(backend, clients, limits)
+    sending = Sending(backend, limits)
     return {
         "SendMessage": Method(m.SendMessageRequest, m.SendMessageResponse, sending.send_message),
         "EndTransaction": Method(
@@ -119,14 +118,16 @@ class Proxy:
         guard: Guard | None,
         shares: Shares,
         config: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
+        limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`guard`: None lets everybody do everything. `config`: TLS, limits and protected mode, as
-        of a broker."""
+        """`guard`: None lets everybody do everything. `config`: TLS, limits of connections and
+        protected mode, as of a broker. `limits`: what calls may ask for."""
         self.backend = backend
         self.config = config
         self.clients = Clients(backend)
-        self.service = Calls(self.clients, guard)
-        methods = table(backend, self.clients)
+        self.service = Calls(self.clients, guard, backend.clock, limits)
+        self._drain_s = limits.drain_s
+        methods = table(backend, self.clients, limits)
         self.methods = self.service.methods(methods) | {STATUS: self._status}
         """What is called, by path."""
         families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
@@ -174,7 +175,7 @@ class Proxy:
         self._server.stop_listening()
         self._each("reconnect_all")
         self._each("drain")
-        await self._server.drain(DRAIN_S)
+        await self._server.drain(self._drain_s)
         await self._server.close()
 
     def run(self) -> None:

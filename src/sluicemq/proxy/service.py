@@ -24,6 +24,8 @@ from typing import Any, Final, NamedTuple
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.rules import Account
 from sluicemq.client.core import talks
+from sluicemq.clock import Clock
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import (
     ConnectionLostError,
     ProtocolError,
@@ -35,8 +37,8 @@ from sluicemq.errors import (
 from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Answered, Conversation
-from sluicemq.proxy.clients import Client, Clients, StatusError
-from sluicemq.proxy.limits import check_shape
+from sluicemq.proxy.clients import Client, Clients
+from sluicemq.proxy.limits import Refusal, StatusError, check_shape
 from sluicemq.proxy.messages import Code
 from sluicemq.wire.codes import ResponseCode
 
@@ -45,6 +47,7 @@ log = logging.getLogger(__name__)
 PATH: Final = "/apache.rocketmq.v2.MessagingService/"
 AUTHORIZATION: Final = "authorization"
 DATE_TIME: Final = "x-mq-date-time"
+TELEMETRY_FAILED: Final = "process client telemetryCommand failed. "
 
 _OF_BROKER: Final[Mapping[int, Code]] = {
     ResponseCode.SUCCESS: Code.OK,
@@ -55,6 +58,10 @@ _OF_BROKER: Final[Mapping[int, Code]] = {
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
     ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
     ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
+    # RocketMQ's proxy calls these two INTERNAL_SERVER_ERROR. They are refused each time that the
+    # client tries again.
+    ResponseCode.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
+    ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
 }
 
 
@@ -66,7 +73,7 @@ def status_of(error: Exception) -> m.Status:
     elif isinstance(error, RequestError):
         code, text = _OF_BROKER.get(error.code, code), error.remark
     elif isinstance(error, RouteNotFoundError):
-        code = Code.TOPIC_NOT_FOUND
+        code, text = Code.TOPIC_NOT_FOUND, f"{Refusal.TOPIC_UNKNOWN.phrase}: {text}"
     elif isinstance(error, RequestTimeoutError | ConnectionLostError):
         code = Code.PROXY_TIMEOUT
     elif not isinstance(error, SluiceError):
@@ -83,14 +90,24 @@ _OF_STATUS: Final[Mapping[int, StatusCode]] = {
 
 
 def end_of(error: Exception) -> CallError:
-    """The same as the end of a call: whose fault it is, and the clients' code in the text."""
+    """Return the end of a call for an error: whose fault it is, and behind the text the code that
+    clients know."""
     if isinstance(error, CallError):
         return error
     status = status_of(error)
     is_theirs = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
     code = StatusCode.INVALID_ARGUMENT if is_theirs else StatusCode.INTERNAL
-    text = f"{status.code:d} {Code(status.code).name}: {status.message}"
+    text = f"{status.message} ({status.code:d} {Code(status.code).name})"
     return CallError(_OF_STATUS.get(status.code, code), text)
+
+
+def end_of_telemetry(error: Exception) -> CallError:
+    """Return what ends a telemetry stream. It begins as RocketMQ's does, except where settings have
+    neither side, of which RocketMQ speaks without that beginning."""
+    end = end_of(error)
+    if isinstance(error, StatusError) and error.refusal is Refusal.SETTINGS_EMPTY:
+        return end
+    return CallError(end.code, f"{TELEMETRY_FAILED}{end}")
 
 
 class Method(NamedTuple):
@@ -148,7 +165,7 @@ class Dialogue:
     def _done(self, result: Sequence[Any] | Exception) -> None:
         self._is_busy = False
         if isinstance(result, Exception):
-            error = end_of(result)
+            error = end_of_telemetry(result)
             self._call.end(error.code, str(error))
             return
         for answer in result:
@@ -208,9 +225,13 @@ def _name(code: int) -> str:
 class Calls:
     """Methods by path, for a `net.grpc.GrpcServer`."""
 
-    def __init__(self, clients: Clients, guard: Guard | None) -> None:
+    def __init__(
+        self, clients: Clients, guard: Guard | None, clock: Clock, limits: ProxyLimits
+    ) -> None:
         self.clients = clients
         self.guard = guard
+        self._clock = clock
+        self._limits = limits
         self.tallies: dict[str, Tally] = {}
         """By method; dialogues, which last as long as their clients, are not counted."""
 
@@ -225,17 +246,24 @@ class Calls:
         }
 
     def account(self, call: Call) -> Account | None:
-        """Who signed a call; None: somebody who may do all. Raises StatusError."""
+        """Return the account that signed a call; None for a caller who may do everything.
+
+        The date of the signature is compared with the time at which the call began: a telemetry
+        stream lasts for days, and has the headers of its beginning. Raises StatusError if there is
+        no signature, if it is wrong, or if its date is too far away.
+        """
         if self.guard is None:
             return None
         headers, peer = call.headers, call.connection.peer
+        began_ms = self._clock.now_ms() - int(call.age_s * 1000)
         verdict = self.guard.identify_call(
-            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), peer.remote.address
-        )
+            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), peer.remote.address,
+            now_ms=began_ms, age_s_max=self._limits.date_s_max,
+        )  # fmt: skip
         if not verdict.is_allowed:
             if not peer.is_trusted:
                 peer.count_refusal()
-            raise StatusError(Code.UNAUTHORIZED, verdict.reason)
+            raise StatusError(Refusal.NOT_AUTHENTICATED, verdict.reason)
         peer.is_trusted = True
         return verdict.account
 
@@ -294,7 +322,7 @@ class Calls:
                 answered(error)
                 return
             if not verdict.is_allowed:
-                answered(StatusError(Code.FORBIDDEN, verdict.reason))
+                answered(StatusError(Refusal.NOT_PERMITTED, verdict.reason))
                 return
         client.link.ask(call, answered)
 

@@ -22,10 +22,10 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import BODY_BYTES_MAX
 from sluicemq.client.core.talks import Call as Ask
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.transactions import question_of
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import (
     FilterError,
@@ -39,11 +39,10 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, StatusError, kind_of
+from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, kind_of
 from sluicemq.proxy.convert import message_of
-from sluicemq.proxy.limits import group_of, topic_of
+from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
 from sluicemq.proxy.messages import ClientType, Code, FilterType
-from sluicemq.proxy.receiving import BATCH_MAX, POLL_MS_MAX
 from sluicemq.proxy.sending import transaction_id_of
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
@@ -63,7 +62,6 @@ ANSWER_S: Final = 4.0
 """Looked at once a second: so tools, which wait for 5 s (spec/grpc.md §4), hear of it."""
 OPEN_MAX: Final = 1024
 
-ATTEMPTS: Final = 3
 INT_MAX: Final = (1 << 31) - 1
 
 CONSUMERS: Final[Mapping[int, str]] = {
@@ -119,22 +117,27 @@ def _number(value: Any, default: int) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
 
 
-def merged(said: m.Settings, group: GroupConfig | None) -> m.Settings:
-    """What a client is answered: what it said, unknown fields too, and what the server decides."""
+def merged(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> m.Settings:
+    """Return what a client is answered: what it said, unknown fields too, and what the server
+    decides by its limits and by the settings of the client's group."""
     settings = m.Settings()
     settings.CopyFrom(said)
     settings.metric.CopyFrom(m.Metric(on=False))
     if settings.HasField("publishing"):
-        backoff = m.ExponentialBackoff(initial=duration(10), max=duration(1000), multiplier=2)
-        policy = m.RetryPolicy(max_attempts=ATTEMPTS, exponential_backoff=backoff)
-        settings.publishing.validate_message_type = True
-        settings.publishing.max_body_size = BODY_BYTES_MAX
+        backoff = m.ExponentialBackoff(
+            initial=duration(limits.backoff_ms_min),
+            max=duration(limits.backoff_ms_max),
+            multiplier=limits.backoff_multiplier,
+        )
+        policy = m.RetryPolicy(max_attempts=limits.attempts_max, exponential_backoff=backoff)
+        settings.publishing.validate_message_type = limits.checks_type
+        settings.publishing.max_body_size = limits.body_bytes_largest
     else:
         group = group or GroupConfig(said.subscription.group.name)
         policy = backoff_of(group)
         settings.subscription.fifo = group.consume_message_orderly
-        settings.subscription.receive_batch_size = BATCH_MAX
-        settings.subscription.long_polling_timeout.CopyFrom(duration(POLL_MS_MAX))
+        settings.subscription.receive_batch_size = limits.batch_size
+        settings.subscription.long_polling_timeout.CopyFrom(duration(limits.poll_ms_longest))
     settings.backoff_policy.CopyFrom(policy)
     return settings
 
@@ -148,13 +151,14 @@ def member_of(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heart
         return bodies.Heartbeat(client_id, tuple(topics))
     if not settings.HasField("subscription"):
         raise StatusError(
-            Code.BAD_REQUEST, "The settings have neither publishing nor subscription."
+            Refusal.SETTINGS_EMPTY, "name what the client publishes or subscribes to."
         )
     kind = CONSUMERS.get(settings.client_type)
     if kind is None:
         raise StatusError(
-            Code.UNRECOGNIZED_CLIENT_TYPE,
-            f"Clients of the type {kind_of(settings)} do not consume here.",
+            Refusal.CLIENT_TYPE,
+            f"use one of {', '.join(m.ClientType(kind).name for kind in CONSUMERS)}.",
+            kind=kind_of(settings),
         )
     group = group_of(settings.subscription.group)
     found = [_subscription(it, now_ms) for it in _few(settings.subscription.subscriptions)]
@@ -165,7 +169,7 @@ def member_of(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heart
 def _few(found: Collection[T]) -> Collection[T]:
     if len(found) > TOPICS_MAX:
         raise StatusError(
-            Code.BAD_REQUEST,
+            Refusal.SETTINGS_TOO_MANY,
             f"The settings name {len(found)} topics, the limit is {TOPICS_MAX}.",
             cure="Use several clients.",
         )
@@ -179,7 +183,7 @@ def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
     try:
         return subscribe(topic, expression, version=now_ms)
     except FilterError as error:
-        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
+        raise StatusError(Refusal.FILTER_OF_SETTINGS, str(error)) from error
 
 
 def _topics(member: bodies.Heartbeat) -> Iterator[str]:
@@ -204,9 +208,10 @@ class Question:
 class Telemetry:
     """Telemetry, Heartbeat and NotifyClientTermination; and what brokers ask."""
 
-    def __init__(self, backend: Backend, clients: Clients) -> None:
+    def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
         self._backend = backend
         self._clients = clients
+        self._limits = limits
         self._open: dict[str, Question] = {}  # by nonce, the oldest first
         self._nonces = count(1)
         clients.on_asked = self.asked
@@ -228,18 +233,20 @@ class Telemetry:
         """One message of a stream. Raises StatusError, which ends it."""
         if not said.HasField("settings"):
             if call not in client.streams:
-                raise StatusError(Code.BAD_REQUEST, "A stream begins with the client's settings.")
+                raise StatusError(
+                    Refusal.SETTINGS_MISSING, "A stream begins with the client's settings."
+                )
             self._answered(client, said)
             return ()
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
-            raise StatusError(Code.TOO_MANY_REQUESTS, "The client does not take its answers.")
+            raise StatusError(Refusal.ANSWERS_NOT_TAKEN, "The client does not take its answers.")
         member = member_of(client.id, said.settings, self._backend.clock.now_ms())
         client.spoke(call)
         group = None
         for consumer in member.consumers:
             group = yield from self._backend.group(consumer.group)
         before, client.member = client.member, member
-        client.settings = settings = merged(said.settings, group)
+        client.settings = settings = merged(said.settings, group, self._limits)
         status = OK
         try:
             if before is not None:
@@ -415,7 +422,7 @@ def _known(client: Client) -> bodies.Heartbeat:
     """Raises StatusError when its settings are not known."""
     if client.member is None:
         raise StatusError(
-            Code.UNRECOGNIZED_CLIENT_TYPE, f"The settings of client {client.id} are not known here."
+            Refusal.SETTINGS_UNKNOWN, f"client {client.id} has to send its settings first."
         )
     return client.member
 

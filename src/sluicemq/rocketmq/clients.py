@@ -57,6 +57,7 @@ from sluicemq.errors import (
     SendUnknownError,
     SluiceError,
 )
+from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
 from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.net.tls import Tls
@@ -385,7 +386,14 @@ class DefaultMQProducer(Client[Producer]):
         return queues_of(self._run(Producer.queues, topic))
 
     def recall_message(self, topic: str, recall_handle: str) -> str:
-        """Takes a timed message back; returns its id. The topic stands in the handle as well."""
+        """Take a timed message back, and return its id. Raises ConfigurationError if the handle is
+        of a message of another topic, which stays."""
+        handle = parse_recall_handle(recall_handle)
+        if handle is not None and handle.topic != topic:
+            raise ConfigurationError(
+                f"the handle is of a message of topic {handle.topic!r}, the call names {topic!r}.",
+                cure=f"Name the topic of the message: recall_message({handle.topic!r}, …).",
+            )
         return self._run(Producer.recall, recall_handle)
 
     @overload

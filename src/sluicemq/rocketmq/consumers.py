@@ -9,6 +9,7 @@ one with `orderly=True`) of the messages, or of the messages and a context:
 
 import functools
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from sluicemq.rocketmq.messages import (
     queues_of,
 )
 from sluicemq.rocketmq.names import Gets, Sets, Strict
+
+_log = logging.getLogger("sluicemq.client")
 
 T = TypeVar("T")
 G = TypeVar("G", PushConsumer, LitePullConsumer)
@@ -286,6 +289,11 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
                 f"consume_thread_max is {self.consume_thread_max}.",
                 cure="The first one is 1 or more, the second one is not less.",
             )
+        if self.consume_thread_min is not None and self.consume_thread_min > 1:
+            _log.warning(
+                "consume_thread_min = %d has no effect: threads are made when they are needed, up "
+                "to consume_thread_max = %d.", self.consume_thread_min, self.consume_thread_max,
+            )  # fmt: skip
         super().start()
 
     async def _make(self, sluice: Sluice) -> PushConsumer:

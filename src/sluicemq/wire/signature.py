@@ -8,7 +8,9 @@ used, SecurityToken.
 import binascii
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
@@ -95,6 +97,34 @@ def sign_command(
 
 
 CALL_SCHEME: Final = "MQv2-HMAC-SHA1"
+
+
+def call_date(time_ms: int) -> str:
+    """Return the date of a gRPC call as it is signed, in UTC: `20261128T094500Z`."""
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y%m%dT%H%M%SZ}"
+
+
+@lru_cache(maxsize=64)
+def call_date_ms(text: str) -> int | None:
+    """Return the time of a signed date; None if it is none.
+
+    It is `20261128T094500Z`, or a date of RFC 3339, which is what the client for Rust signs.
+    Several clients write their local time and end it in Z. Cached: the calls of a second have one
+    date.
+    """
+    if len(text) > DATE_LENGTH_MAX:
+        return None
+    try:
+        if _COMPACT.fullmatch(text):
+            text = f"{text[:4]}-{text[4:6]}-{text[6:11]}:{text[11:13]}:{text[13:]}"
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if found.tzinfo is None else round(found.timestamp() * 1000)
+
+
+DATE_LENGTH_MAX: Final = 64
+_COMPACT: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 def sign_call(access_key: str, secret_key: str, date_time: str) -> tuple[tuple[str, str], ...]:

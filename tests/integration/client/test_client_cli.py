@@ -252,6 +252,27 @@ def test_messages_are_found_by_key_and_by_both_ids(sluice):
     assert "no 2" in sluice("message", "query", "-t", "t", "-k", "k").output
 
 
+def test_a_query_by_key_says_when_it_does_not_show_all(sluice, cluster):
+    sluice("topic", "create", "t", "-q", "1")
+    with Producer(cluster.addresses) as producer:
+        for number in range(100):
+            producer.send("t", b"%d" % number, keys="common" if number < 64 else ("common", "k"))
+    query = ("message", "query", "-t", "t", "--json", "-k")
+    for key, count_max, shown, is_all in (
+        ("common", 64, 64, False), ("common", 100, 64, False), ("k", 64, 36, True),
+        ("k", 36, 36, True), ("k", 35, 35, False),
+    ):  # fmt: skip
+        result = sluice(*query, key, "--max", str(count_max))
+        found = records(result)
+        assert len(found) == shown
+        if is_all:
+            assert result.stderr == ""
+        else:
+            oldest = found[-1]["store_time_ms"]
+            assert f"These are {shown} of the messages with the key {key}" in result.stderr
+            assert f"--end {oldest}." in result.stderr
+
+
 def test_messages_are_found_within_a_range_of_time(sluice):
     sluice("topic", "create", "t", "-q", "1")
     sluice("produce", "t", "x", "--key", "k")

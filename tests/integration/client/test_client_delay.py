@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from sluicemq.cli import main
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.sync.producer import Producer
-from sluicemq.errors import PermissionDeniedError, RequestError
+from sluicemq.errors import ConfigurationError, PermissionDeniedError, RequestError
 from sluicemq.rocketmq import DefaultMQProducer, Message
 
 
@@ -68,7 +68,7 @@ async def test_a_message_is_taken_back_by_its_handle(recalling):
 async def test_what_the_broker_refuses_says_why_and_what_to_do(cluster):
     async with Sluice(cluster.addresses) as mq:
         await mq.admin.create_topic("t", queues=1)
-        with pytest.raises(RequestError, match="259,200 s") as caught:
+        with pytest.raises(RequestError, match="259,200,000 ms") as caught:
             await mq.send("t", b"x", delay=timedelta(days=4))
         assert "timerMaxDelaySec" in str(caught.value)
         result = await mq.send("t", b"x", delay=60)
@@ -85,6 +85,8 @@ def test_the_blocking_and_the_migrants_producer_do_the_same(recalling):
         message = Message("t", b"x")
         message.set_delay_time_sec(60)
         sent = migrant.send(message)
+        with pytest.raises(ConfigurationError, match="of topic 't', the call names 'other'"):
+            migrant.recall_message("other", sent.recall_handle)
         assert migrant.recall_message("t", sent.recall_handle) == sent.msg_id
 
 

@@ -120,8 +120,43 @@ def test_more_than_the_maximum_is_refused_with_the_limit(
     assert send(client, TIMER_DELIVER_MS=START_MS + 3 * DAY_MS).code == 0
     answer = send(client, TIMER_DELIVER_MS=START_MS + 3 * DAY_MS + 1)
     assert answer.code == 13
-    assert "259,200 s (timerMaxDelaySec)" in answer.remark
+    assert answer.remark == (
+        "the message is due in 259,200,001 ms, the delay must not be more than 259,200,000 ms "
+        "(timerMaxDelaySec = 259200). It was not stored."
+    )
     assert broker.store.queue_offsets(TIMER_TOPIC, 0) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"TIMER_DELAY_SEC": 2**63 - 1}, "must not be more than"),
+        ({"TIMER_DELAY_MS": 2**63 - 1}, "must not be more than"),
+        ({"TIMER_DELIVER_MS": 2**63 - 1}, "must not be more than"),
+        ({"TIMER_DELAY_SEC": 2**63}, "beyond the range of 64-bit numbers"),
+        ({"TIMER_DELAY_MS": -(2**63) - 1}, "beyond the range of 64-bit numbers"),
+        ({"TIMER_DELIVER_MS": "9" * 5000}, "beyond the range of 64-bit numbers"),
+        ({"TIMER_DELAY_SEC": "soon"}, "'soon', not a number"),
+        ({"TIMER_DELAY_SEC": "1e3"}, "'1e3', not a number"),
+        ({"TIMER_DELAY_SEC": "٣"}, "not a number"),
+    ],
+)
+def test_what_is_wrong_with_a_delay_is_said(
+    broker: SteppedBroker, client: SteppedClient, properties: dict[str, object], words: str
+) -> None:
+    answer = send(client, **properties)
+    assert answer.code == 13
+    assert words in answer.remark
+    assert len(answer.remark) < 300
+    assert broker.store.queue_offsets(TIMER_TOPIC, 0) == (0, 0)
+
+
+@pytest.mark.parametrize("text", ["0" * 5000 + "3", "+3", "0003"])
+def test_zeros_before_a_number_do_not_count(
+    broker: SteppedBroker, client: SteppedClient, text: str
+) -> None:
+    assert send(client, TIMER_DELAY_SEC=text).code == 0
+    assert len(waiting(broker, TIMER_TOPIC)) == 1
 
 
 def test_times_can_be_switched_off_and_levels_stay(

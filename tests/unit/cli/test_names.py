@@ -2,10 +2,14 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import click
+import pytest
 from click.testing import CliRunner
 
 from sluicemq.cli import main
+from sluicemq.cli.servers import names
 from sluicemq.cli.servers.names import NAMES
 
 
@@ -47,3 +51,67 @@ def test_an_error_of_a_name_is_one_sentence(tmp_path: Path) -> None:
     assert told.returncode == 1
     assert "missing.conf cannot be read" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+# ------------------------------------------------------------- no option is ignored silently
+
+
+def outcome(command: click.Command, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a command would run, what it prints, and how it ends."""
+    ran: list[list[str]] = []
+
+    def serve(_name: str, words: list[str]) -> None:
+        ran.append(words)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(names, "_serve", serve)
+    result = CliRunner().invoke(command, words)
+    return ran, result.output, result.exit_code, repr(result.exception)
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    return [it for it in command.params if isinstance(it, click.Option)]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (command, option)
+        for command in (names.mqnamesrv, names.mqbroker, names.mqproxy)
+        for option in options_of(command)
+    ],
+    ids=lambda it: str(it.name),
+)
+def test_every_option_changes_what_happens_or_is_warned_of(
+    command: click.Command, option: click.Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "some.conf"
+    conf.write_text("{}" if "proxy" in str(option.name) else "listenPort=1234\n")
+    value = {"mode": "local", "name_servers": "a:9876"}.get(str(option.name), str(conf))
+    words = [option.opts[0], *([] if option.is_flag else [value])]
+    assert outcome(command, words, monkeypatch) != outcome(command, [], monkeypatch)
+
+
+def test_an_option_without_effect_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, output, code, _ = outcome(names.mqnamesrv, ["-n", "a:9876"], monkeypatch)
+    assert (output, code) == (
+        "warning: -n a:9876 has no effect: name servers do not know each other.\n", 0
+    )  # fmt: skip
+    ran, output, _, _ = outcome(names.mqproxy, ["-bc", "broker.conf"], monkeypatch)
+    assert ran == [["proxy"]]
+    assert output.startswith("warning: -bc broker.conf has no effect with -pm cluster")
+
+
+def test_the_file_of_the_proxy_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, *_ = outcome(names.mqbroker, ["--enable-proxy", "-pc", "p.json"], monkeypatch)
+    assert ran == [["broker", "--enable-proxy", "--proxy-config", "p.json"]]
+    ran, *_ = outcome(names.mqproxy, ["-pm", "local", "-pc", "p.json"], monkeypatch)
+    assert ran == [["broker", "--enable-proxy", "--proxy-config", "p.json"]]
+    ran, _, _, error = outcome(names.mqbroker, ["-pc", "p.json"], monkeypatch)
+    assert ran == []
+    assert "-pc p.json is the file of a proxy, and none is started. Add --enable-proxy" in error
+
+
+def test_printed_settings_have_the_name_servers_of_the_command_line() -> None:
+    result = CliRunner().invoke(names.mqbroker, ["-n", "a:9876", "-p"])
+    assert "namesrvAddr=a:9876\n" in result.stdout

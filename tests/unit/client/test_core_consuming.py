@@ -278,3 +278,10 @@ def test_credentials_are_a_pair_and_keep_their_secret():
     assert Credentials.of(None) is None
     with pytest.raises(ConfigurationError, match="access_key, secret_key"):
         Credentials.of(("user", ""))
+
+
+@pytest.mark.parametrize("where", ["", " ", "\t\n"])
+def test_an_empty_expression_is_called_empty(where: str) -> None:
+    with pytest.raises(FilterSyntaxError, match=r"The expression is empty\. Write TRUE"):
+        make_subscription("t", where=where)
+    assert make_subscription("t", tags="").expression == "*"

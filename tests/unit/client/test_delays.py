@@ -98,7 +98,7 @@ def test_the_result_has_the_recall_handle() -> None:
 @pytest.mark.parametrize(
     "remark",
     [
-        "the message is due in 400,000 s, the delay must not be more than 259,200 s",
+        "the message is due in 400,000,000 ms, the delay must not be more than 259,200,000 ms",
         "timer message illegal, the delay time should not be bigger than the max delay 259200000ms",
     ],
 )

@@ -11,7 +11,7 @@ from proxied import Proxied, proxied
 from sluicemq.net.grpc import StatusCode
 from sluicemq.proxy import clients as module
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.clients import StatusError
+from sluicemq.proxy.limits import StatusError
 from sluicemq.proxy.messages import ClientType, Code
 from sluicemq.wire.frames import VERSION
 

@@ -14,6 +14,7 @@ from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.core import requests
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.talks import Call, Talk
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import ProxyConfig
 from sluicemq.errors import ConnectionLostError, NameServerUnreachableError, PermissionDeniedError
 from sluicemq.model.ids import Host
@@ -30,7 +31,7 @@ from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.signature import sign_call
+from sluicemq.wire.signature import call_date, sign_call
 from waiting import until
 
 HOME = Host("127.0.0.1", 1)
@@ -376,7 +377,7 @@ def test_a_proxy_that_stands_alone_has_rules_of_its_own(tmp_path: Path) -> None:
 
             async def send(*account: str) -> int:
                 metadata = [("x-mq-client-id", f"client of {account}")]
-                metadata += sign_call(*account, "20261123T000000Z") if account else []
+                metadata += sign_call(*account, call_date(SYSTEM_CLOCK.now_ms())) if account else []
                 address = f"127.0.0.1:{proxy.port}"
                 answer = await asyncio.to_thread(
                     ask, address, PATH + "SendMessage", request, metadata

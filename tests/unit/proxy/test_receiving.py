@@ -28,11 +28,12 @@ from consuming import (
 from consuming import ack_request as ack_entries
 from proxied import Proxied, Speaker
 from sluicemq.broker.produce.intake import Origin
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import GroupConfig
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.clients import StatusError
+from sluicemq.proxy.limits import StatusError
 from sluicemq.proxy.local import proxy_of
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import (
@@ -150,7 +151,7 @@ def test_a_receive_waits_as_long_as_it_is_told(
         request.ClearField("long_polling_timeout")
         if polling_s is not None:
             request.long_polling_timeout.seconds = polling_s
-        assert polling_ms(client, request, timeout_s) == waited_ms
+        assert polling_ms(client, request, timeout_s, ProxyLimits()) == waited_ms
 
     play(scene)
 

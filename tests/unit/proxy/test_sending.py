@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,19 +10,27 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxied import Proxied, Speaker, proxied
 from sluicemq.client.core.requests import SendStatus
 from sluicemq.client.core.transactions import HalfPlace
-from sluicemq.model.ids import java_hash
+from sluicemq.config.proxying import ProxyLimits
+from sluicemq.model.ids import Host, java_hash
 from sluicemq.model.message import SHARDING_KEY, StoredMessage
 from sluicemq.model.properties import HIDDEN_PROPERTIES, RESERVED
 from sluicemq.model.topic import MessageQueue
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType
-from sluicemq.proxy.sending import answer_of, bucket_of, place_in, transaction_id_of
+from sluicemq.proxy.sending import (
+    answer_of,
+    batch_of,
+    bucket_of,
+    outgoing_of,
+    place_in,
+    transaction_id_of,
+)
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.frames import Command
 
@@ -169,6 +178,61 @@ def test_a_batch_is_stored_as_one() -> None:
         batch = [message(topic="typed", message_group="order-3") for _ in range(3)]
         await send(client, *batch)
         assert {one.queue_id for one in await stored(proxy, "typed")} == {3}
+
+    play(scene)
+
+
+GROUPS = ("order-1", "order-2", "order-4")
+
+
+@given(st.lists(st.lists(st.sampled_from(GROUPS), min_size=1, max_size=4), max_size=8))
+@settings(max_examples=int(os.environ.get("SLUICEMQ_EXAMPLES", "15")), deadline=None)
+def test_however_messages_are_batched_a_group_stays_in_its_queue_in_order(
+    batches: list[list[str]],
+) -> None:
+    """Every batch is stored whole or refused; what is stored of a group is in order."""
+
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await of_type(proxy, "FIFO")
+        number, accepted = 0, dict[str, list[bytes]]()
+        for batch in batches:
+            sent = []
+            for group in batch:
+                number += 1
+                sent.append(message(b"%d" % number, "typed", message_group=group))
+            code = (await send(client, *sent)).status.code
+            assert code == (Code.OK if len(set(batch)) == 1 else Code.BAD_REQUEST)
+            for one in sent if code == Code.OK else ():
+                accepted.setdefault(one.system_properties.message_group, []).append(one.body)
+        queues, found = dict[str, set[int]](), dict[str, list[bytes]]()
+        for one in await stored(proxy, "typed"):
+            group = one.properties[SHARDING_KEY]
+            queues.setdefault(group, set()).add(one.queue_id)
+            found.setdefault(group, []).append(one.body)
+        assert all(len(ids) == 1 for ids in queues.values())
+        assert found == accepted
+
+    play(scene)
+
+
+def test_messages_without_a_group_go_along_with_those_of_one() -> None:
+    batch = [message(message_group=group) for group in ("", "order-1", "")]
+    peer = Host("127.0.0.1", 1)
+    parts = [outgoing_of(one, "MIXED", peer, 0, ProxyLimits()) for one in batch]
+    assert batch_of(batch, parts).sharding_key == "order-1"
+
+
+def test_a_batch_of_two_message_groups_is_refused_and_the_answer_names_both() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await of_type(proxy, "FIFO")
+        batch = [message(topic="typed", message_group=group) for group in ("G1", "G2")]
+        answer = await send(client, *batch)
+        assert answer.status.code == Code.BAD_REQUEST
+        assert answer.status.message == (
+            "the batch has messages of the groups 'G1' and 'G2', and is stored in one queue: send "
+            "each message group by itself."
+        )
+        assert await stored(proxy, "typed") == []
 
     play(scene)
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.net import accept
@@ -22,7 +23,7 @@ from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
-from sluicemq.wire.signature import sign_call as sign
+from sluicemq.wire.signature import call_date, sign_call
 
 grpc: Any = pytest.importorskip("grpc")
 HOLD = PATH + "Hold"
@@ -103,6 +104,10 @@ def test_access_control_of_the_broker_is_the_proxys(tmp_path: Any) -> None:
 # ------------------------------------------------------------------------------ what it tells
 
 
+def sign(access_key: str, secret_key: str) -> tuple[tuple[str, str], ...]:
+    return sign_call(access_key, secret_key, call_date(SYSTEM_CLOCK.now_ms()))
+
+
 def samples(proxy: server.Proxy) -> dict[tuple[str, ...], float]:
     """By name and the labels that are not the proxy's own."""
     prometheus = pytest.importorskip("prometheus_client")
@@ -162,10 +167,10 @@ def test_its_status_is_for_administrators(tmp_path: Any) -> None:
                 ask(address, STATUS, b"", metadata)
             return caught.value.code
 
-        assert b'"clients":[]' in ask(address, STATUS, b"", sign("operator", "12345678", "now"))
+        assert b'"clients":[]' in ask(address, STATUS, b"", sign("operator", "12345678"))
         assert refusal() == StatusCode.UNAUTHENTICATED
-        assert refusal(*sign("operator", "12345679", "now")) == StatusCode.UNAUTHENTICATED
-        assert refusal(*sign("somebody", "12345678", "now")) == StatusCode.PERMISSION_DENIED
+        assert refusal(*sign("operator", "12345679")) == StatusCode.UNAUTHENTICATED
+        assert refusal(*sign("somebody", "12345678")) == StatusCode.PERMISSION_DENIED
 
     async def scene(mq: EmbeddedSluice) -> None:
         await asyncio.to_thread(conversation, mq.servers.proxy_address)
@@ -183,7 +188,7 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
     async def scene(mq: EmbeddedSluice) -> None:
         proxy = mq.servers.proxies["broker-a"]
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
-            answer = await asyncio.to_thread(route, channel, "TBW102", *sign("somebody", "", "now"))
+            answer = await asyncio.to_thread(route, channel, "TBW102", *sign("somebody", ""))
             assert answer.status.code == Code.UNAUTHORIZED
             (peer,) = proxy.peers
             assert not peer.is_trusted
@@ -193,7 +198,7 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
                 await asyncio.to_thread(route, channel)
             assert peer.closed
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
-            signed = sign("somebody", "12345678", "now")
+            signed = sign("somebody", "12345678")
             await asyncio.to_thread(route, channel, "TBW102", *signed)
             assert any(peer.is_trusted for peer in proxy.peers)
 
@@ -293,9 +298,7 @@ def test_a_server_that_closes_answers_who_waits_and_breaks_nothing_off(
     assert "'drain of Broken' failed; it is retried after a pause: It is set wrong." in caplog.text
 
 
-def test_who_never_answers_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DRAIN_S", 0.05)
-
+def test_who_never_answers_does_not_keep_the_server() -> None:
     async def scene(mq: EmbeddedSluice) -> None:
         proxy, silent = mq.servers.proxies["broker-a"], Family()
         proxy.methods[HOLD] = silent.hold
@@ -303,6 +306,7 @@ def test_who_never_answers_does_not_keep_the_server(monkeypatch: pytest.MonkeyPa
             waiting = channel.unary_unary(HOLD).future(b"")
             while not silent.held:
                 await asyncio.sleep(0.01)
+            proxy._drain_s = 0.05
             await proxy.close()
             with pytest.raises(grpc.RpcError):
                 await asyncio.to_thread(waiting.result, 10)

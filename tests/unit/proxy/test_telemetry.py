@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from proxied import FakeCall, Proxied, Speaker, proxied
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import CONTRACT, GroupConfig
 from sluicemq.net.grpc import StatusCode
@@ -133,7 +134,7 @@ def test_a_consumer_is_told_what_its_group_says() -> None:
 
 def test_fields_that_are_newer_come_back() -> None:
     said = m.Settings.FromString(publishing("t").SerializeToString() + b"\xea\x3f\x03new")
-    assert merged(said, None).SerializeToString().endswith(b"\xea\x3f\x03new")
+    assert merged(said, None, ProxyLimits()).SerializeToString().endswith(b"\xea\x3f\x03new")
 
 
 @pytest.mark.parametrize(("times", "attempts"), [(16, 17), (0, 1), (-1, 1), (2**31 - 1, 2**31 - 1)])

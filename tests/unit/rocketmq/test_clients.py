@@ -7,7 +7,7 @@ import pytest
 
 from sluicemq import rocketmq as mq
 from sluicemq.client.core.names import Credentials
-from sluicemq.errors import ClosedError, ConfigurationError
+from sluicemq.errors import ClosedError, ConfigurationError, NameServerUnreachableError
 from sluicemq.rocketmq.consumers import _time_of
 
 HOOK = mq.AclClientRPCHook(mq.SessionCredentials("key", "secret"))
@@ -99,6 +99,20 @@ def test_threads_are_at_least_one_and_at_most_the_most(least: int | None, most: 
     consumer.register_message_listener(lambda msgs: None)
     with pytest.raises(ConfigurationError, match="consume_thread_min"):
         consumer.start()
+
+
+@pytest.mark.parametrize(("least", "warns"), [(None, False), (1, False), (2, True)])
+def test_a_minimum_of_threads_is_warned_of(
+    least: int | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = mq.DefaultMQPushConsumer("g")
+    consumer.set_consume_thread_min(least)
+    consumer.subscribe("t", "*")
+    consumer.register_message_listener(lambda msgs: None)
+    consumer.set_namesrv_addr("127.0.0.1:1")
+    with pytest.raises(NameServerUnreachableError):
+        consumer.start()
+    assert ("consume_thread_min = 2 has no effect" in caplog.text) == warns
 
 
 def test_a_listener_of_java_has_to_be_complete() -> None:

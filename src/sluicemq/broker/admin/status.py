@@ -315,8 +315,11 @@ class Admin:
     # ---------------------------------------------------------------------------- the broker
 
     def change_config(self, command: Command, peer: Peer) -> Command:
-        """25: changes settings and writes them to the broker's file. What takes effect at the next
-        start is named in the remark."""
+        """Answer UPDATE_BROKER_CONFIG (25): change settings and write them to the broker's file.
+
+        The remark names what takes effect at the next start, and keys that have no effect. A
+        request whose keys all have none is refused.
+        """
         settings = self.settings
         try:
             change = change_settings(
@@ -347,8 +350,7 @@ class Admin:
         log.info("%s changed the configuration: %s", peer.remote, names)
         for warning in change.warnings:
             log.warning("%s", warning)
-        waits = f"kept for the next start: {', '.join(change.pending)}" if change.pending else None
-        return Command(ResponseCode.SUCCESS, remark=waits)
+        return Command(ResponseCode.SUCCESS, remark=change.remark)
 
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""

@@ -66,7 +66,8 @@ class RequestFilters:
     def of(self, kind: str | None, expression: str | None) -> MessageFilter | None:
         """The filter, None when every message matches. Raises RequestError for an expression that
         does not compile, PostponedError for one that takes long."""
-        kind, expression = kind or TAG, expression or ALL
+        kind = kind or TAG
+        expression = expression or (ALL if is_tag_kind(kind) else "")
         if expression == ALL and kind == TAG:
             return None
         for job in preparation(expression, kind):

@@ -116,8 +116,8 @@ class TransactionRequests:
         if age_ms > allowed_ms:
             raise RequestError(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"the transaction is {age_ms / 1000:,.0f} s old, its producer had "
-                f"{allowed_ms / 1000:,.0f} s (CHECK_IMMUNITY_TIME_IN_SECONDS): a check decides "
+                f"the transaction is {age_ms:,} ms old, its producer had "
+                f"{allowed_ms:,} ms (CHECK_IMMUNITY_TIME_IN_SECONDS): a check decides "
                 "now.",
             )
 

@@ -35,7 +35,8 @@ from sluicemq.wire.codes import ResponseCode
 
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 _NEVER: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC})
-_INTEGER_DIGITS_MAX: Final = 18
+_LONG_MAX: Final = (1 << 63) - 1
+_LONG_DIGITS: Final = len(str(_LONG_MAX))
 
 
 class DelayRewrite:
@@ -120,23 +121,33 @@ class DelayRewrite:
             return None
         if delay_ms > delay_max_s * 1000:
             raise _illegal(
-                f"the message is due in {delay_ms / 1000:,.0f} s, the delay must not be more than "
-                f"{delay_max_s:,} s (timerMaxDelaySec). It was not stored."
+                f"the message is due in {delay_ms:,} ms, the delay must not be more than "
+                f"{delay_max_s * 1000:,} ms (timerMaxDelaySec = {delay_max_s}). It was not stored."
             )
         return slot_of(now_ms + delay_ms, self._precision_ms)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
-    """A number as Java reads it, 0 when it is not there. Raises RequestError."""
+    """Return the whole number that a property holds, 0 if it is not there. Raises RequestError for
+    a text that is none, and for a number that is no Java long."""
     value = properties.get(name)
     if value is None:
         return 0
     digits = value[1:] if value[:1] in ("-", "+") else value
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > _INTEGER_DIGITS_MAX:
+    if not (digits.isascii() and digits.isdigit()):
         raise _illegal(
-            f"the property {name} is {value!r}, not a number. The message was not stored."
+            f"the property {name} is {value!r:.80}, not a number. The message was not stored."
         )
-    return int(value)
+    significant = digits.lstrip("0") or "0"
+    number = 0
+    if is_long := len(significant) <= _LONG_DIGITS:
+        number = int(significant) * (-1 if value[0] == "-" else 1)
+    if not (is_long and -_LONG_MAX - 1 <= number <= _LONG_MAX):
+        raise _illegal(
+            f"the property {name} is {value:.80}, beyond the range of 64-bit numbers, which ends "
+            f"at {_LONG_MAX}. The message was not stored."
+        )
+    return number
 
 
 def _check_deletion(topic: str, target: str) -> None:

@@ -62,6 +62,8 @@ def install_names(directory: Path, force: bool) -> None:
 @_print_all
 def mqnamesrv(path: str | None, name_servers: str | None, prints: bool) -> None:
     """Run a name server. `-n` has no effect: name servers do not know each other."""
+    if name_servers is not None:
+        _warn(f"-n {name_servers} has no effect: name servers do not know each other.")
     if prints:
         _print_settings(Part.NAME_SERVER, path)
     _serve("namesrv", ["nameserver", *_option("-c", path)])
@@ -73,7 +75,7 @@ def mqnamesrv(path: str | None, name_servers: str | None, prints: bool) -> None:
 @_print_all
 @click.option("-m", "--printImportantConfig", "prints", is_flag=True, help="The same.")
 @click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
-@click.option("-pc", "--proxyConfigPath", "proxy_path", help="Without effect: the broker's count.")
+@click.option("-pc", "--proxyConfigPath", "proxy_path", help="A rmq-proxy.json.")
 def mqbroker(
     path: str | None,
     name_servers: str | None,
@@ -81,10 +83,15 @@ def mqbroker(
     enable_proxy: bool,
     proxy_path: str | None,
 ) -> None:
-    """Run a broker."""
+    """Run a broker. `-pc` needs `--enable-proxy`."""
+    if proxy_path is not None and not enable_proxy:
+        raise ConfigurationError(
+            f"-pc {proxy_path} is the file of a proxy, and none is started.",
+            cure="Add --enable-proxy, or leave out -pc.",
+        )
     if prints:
-        _print_settings(Part.BROKER, path)
-    proxy = ["--enable-proxy"] if enable_proxy else []
+        _print_settings(Part.BROKER, path, name_servers)
+    proxy = ["--enable-proxy", *_option("--proxy-config", proxy_path)] if enable_proxy else []
     _serve("broker", ["broker", *_option("-c", path), *_option("-n", name_servers), *proxy])
 
 
@@ -100,7 +107,10 @@ def mqproxy(broker_path: str | None, path: str | None, name_servers: str | None,
     """Run a proxy."""
     named = _option("-n", name_servers)
     if mode.lower() == LOCAL:
-        _serve("proxy", ["broker", "--enable-proxy", *_option("-c", broker_path), *named])
+        files = [*_option("-c", broker_path), *_option("--proxy-config", path)]
+        _serve("proxy", ["broker", "--enable-proxy", *files, *named])
+    if broker_path is not None:
+        _warn(f"-bc {broker_path} has no effect with -pm cluster: no broker is started.")
     _serve("proxy", ["proxy", *_option("-c", path), *named])
 
 
@@ -143,11 +153,16 @@ def _serve(name: str, words: list[str]) -> None:
     main.main(words, prog_name=f"mq{name}")
 
 
-def _print_settings(part: Part, path: str | None) -> None:
+def _warn(text: str) -> None:
+    """Tell of an option that has no effect, on stderr: the log goes to a file."""
+    click.echo(f"warning: {text}", err=True)
+
+
+def _print_settings(part: Part, path: str | None, name_servers: str | None = None) -> None:
     """Every setting as it would be in force, `key=value`. Does not return."""
     from sluicemq.cli.servers.serve import settings_of  # noqa: PLC0415 - not for mqadmin
 
-    click.echo(settings_of(part, path), nl=False)
+    click.echo(settings_of(part, path, name_servers), nl=False)
     raise SystemExit(0)
 
 

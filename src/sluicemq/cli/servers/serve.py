@@ -16,7 +16,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from sluicemq.config import (
     StoreConfig,
     decode_properties_file,
     load_broker_config,
+    load_local_proxy_config,
     load_name_server_config,
     load_proxy_config,
     parse_properties,
@@ -51,9 +52,11 @@ from sluicemq.config.load import (
     DEFAULT_TLS_FILE,
     java_options,
     key_files,
+    parse_json,
     settings_text,
     tls_entries,
 )
+from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
@@ -127,6 +130,10 @@ _proxy_port_option = _port_option(
     "--proxy-port", "grpcServerPort",
     help="Port of the proxy for gRPC clients (8081); 0 takes a free one.",
 )  # fmt: skip
+_proxy_config_option = click.option(
+    "--proxy-config", "proxy_path", type=click.Path(dir_okay=False),
+    help="A rmq-proxy.json for the proxy: its port, TLS and limits.",
+)  # fmt: skip
 _metrics_port_option = _port_option(
     "--metrics-port", METRICS_KEY,
     help="Port of the metrics, /health and /ready (5557); 0, or one that is taken: a free one.",
@@ -180,6 +187,7 @@ def nameserver(path: str | None, **keys: Any) -> None:
 @click.option("-n", "--nameserver", "namesrvAddr", help="Name servers, host:port;host:port.")
 @click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
 @_proxy_port_option
+@_proxy_config_option
 @_metrics_port_option
 @click.option(
     "--consensus", "sluiceConsensus", help="Who says which replica is master: etcd://host:port,…"
@@ -189,21 +197,31 @@ def nameserver(path: str | None, **keys: Any) -> None:
 )
 @_read_only_option
 @log_options("broker")
-def broker(path: str | None, enable_proxy: bool, read_only: bool, **keys: Any) -> None:
+def broker(
+    path: str | None, enable_proxy: bool, proxy_path: str | None, read_only: bool, **keys: Any
+) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     With --read-only it registers with the name servers of --nameserver alone: a copied
-    configuration names those of another broker. --proxy-port means --enable-proxy too. With
-    --consensus a send is answered when the in-sync set has it, unless the file says brokerRole.
+    configuration names those of another broker. --proxy-port and --proxy-config mean --enable-proxy
+    too. With --consensus a send is answered when the in-sync set has it, unless the file says
+    brokerRole.
     """
-    proxy = enable_proxy or keys["grpcServerPort"] is not None
+    proxy = enable_proxy or keys["grpcServerPort"] is not None or proxy_path is not None
+    proxy_text = _read_file(proxy_path, "--proxy-config") if proxy_path else None
+    path = _broker_path(path, proxy_path, proxy_text)
     head = "brokerRole=SYNC_MASTER\n" if keys["sluiceConsensus"] else ""
     config, store = _broker_settings(path, keys, head=head)
     if (inner := RunAccount.from_environment()) is not None:
         config = inner.add_to(config)
     if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
-    run_servers(functools.partial(start_broker, config, store, read_only=read_only, proxy=proxy))
+    served = None
+    if proxy_text is not None:
+        *served, warnings = load_local_proxy_config(proxy_text, config)
+        _log_warnings(proxy_path, warnings)
+    start = functools.partial(start_broker, config, store, proxy_settings=served)
+    run_servers(functools.partial(start, read_only=read_only, proxy=proxy))
 
 
 @click.command()
@@ -449,10 +467,15 @@ async def start_broker(
     *,
     read_only: bool = False,
     proxy: bool | None = False,
+    proxy_settings: Sequence[Any] | None = None,
     shares: "Shares | None" = None,
 ) -> str:
-    """Start a broker that the stack closes. `proxy`: None starts one if its port is free. `shares`
-    are those of other servers on this loop. Return what is said of it when it is ready."""
+    """Start a broker that the stack closes, and return what is said of it when it is ready.
+
+    `proxy`: None starts one if its port is free. `proxy_settings` are with what and within which
+    limits it is served, as `load_local_proxy_config` returns them; None: as the broker. `shares`
+    are those of other servers on this loop.
+    """
     _warn_of_exposure(*key_files(config))
     if config.consensus and not read_only:
         from sluicemq.replication.etcd import Etcd  # noqa: PLC0415 - few have replicas
@@ -473,7 +496,8 @@ async def start_broker(
         "The broker[%s, %s] boot success. serializeType=JSON", config.broker_name, server.address
     )
     text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
-    return await _with_proxy(text, proxy, _start_proxy(config, server, stack))
+    served, limits = proxy_settings or (config, ProxyLimits())
+    return await _with_proxy(text, proxy, _start_proxy(served, limits, server, stack))
 
 
 async def _with_proxy(text: str, proxy: bool | None, start: Coroutine[Any, Any, str]) -> str:
@@ -496,11 +520,14 @@ def _proxy_port(config: BrokerConfig) -> int:
     return PROXY_PORT if config.proxy_port is None else config.proxy_port
 
 
-async def _start_proxy(config: BrokerConfig, server: "Broker", stack: Running) -> str:
-    """Start that of a broker; its address from this machine."""
+async def _start_proxy(
+    config: BrokerConfig, limits: ProxyLimits, server: "Broker", stack: Running
+) -> str:
+    """Start the proxy of a broker, and return its address from this machine."""
     from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
 
-    proxy = proxy_of(server)
+    _warn_of_exposure(*key_files(config))
+    proxy = proxy_of(server, config, limits)
     await proxy.start(config.listen_address, _proxy_port(config))
     stack.push_async_callback(proxy.close)
     return join(_here(config), proxy.port)
@@ -553,14 +580,16 @@ def run_servers(start: Started) -> None:
 # ---------------------------------------------------------------------------------- options
 
 
-def settings_of(part: Part, path: str | None) -> str:
-    """Every setting of a server with this file, as it would be in force: `key=value` lines."""
+def settings_of(part: Part, path: str | None, name_servers: str | None = None) -> str:
+    """Return every setting of a server with this file, as it would be in force, as `key=value`
+    lines. `name_servers` are those of a broker's command line."""
     text = _read_config(path)
     if part is Part.NAME_SERVER:
         names, warnings = load_name_server_config(text)
         configs: dict[Part, Any] = {part: names}
     else:
-        broker, store, warnings = load_broker_config(text)
+        overrides = _given({"namesrvAddr": name_servers})
+        broker, store, warnings = load_broker_config(text, overrides=overrides)
         configs = {Part.BROKER: broker, Part.STORE: store}
     _log_warnings(path, warnings)
     return settings_text(configs, configs)
@@ -590,6 +619,17 @@ def _warn_of_exposure(*paths: str) -> None:
         warning = exposure(SYSTEM_FILES, path)
         if warning is not None:
             log.warning("%s", warning)
+
+
+def _broker_path(path: str | None, proxy_path: str | None, proxy_text: str | None) -> str | None:
+    """Return the broker's file: `path`, else what the proxy's file names as brokerConfigPath."""
+    named = parse_json(proxy_text).get("brokerConfigPath") if proxy_text else None
+    if not named or path is None:
+        return path or named or None
+    if Path(named).expanduser() != Path(path).expanduser():
+        warning = f"brokerConfigPath = {named} is ignored: the broker's file is {path}, by -c."
+        _log_warnings(proxy_path, [warning])
+    return path
 
 
 def _changes_file(path: str) -> str | None:

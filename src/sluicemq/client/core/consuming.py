@@ -521,10 +521,9 @@ def make_subscription(
             raise ConfigurationError(
                 f"{name} is {text!r:.60}.", cure="Give a text: tags='A||B', or where='price > 3'."
             )
-    kind = TAG if where is None else SQL92
-    expression = tags if where is None else where
+    kind, expression = (TAG, tags or ALL) if where is None else (SQL92, where)
     check_topic(topic)
-    for finding in check_subscription(Subscription(topic, expression or ALL, kind)):
+    for finding in check_subscription(Subscription(topic, expression, kind)):
         _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
     return subscribe(topic, expression, kind, version)
 
