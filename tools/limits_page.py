@@ -74,7 +74,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
     ),
     "Pulls, pops and queries": (
         Row("Messages of a pull's answer from memory", "maxTransferCountOnMessageInMemory"),
-        Row("... to a client that asks for more than 32, as ours do", "sluicePullCountMax"),
+        Row("... to a client of ours", "sluicePullCountMax"),
         Row("... their bytes", "maxTransferBytesOnMessageInMemory"),
         Row("Messages of a pull's answer from disk", "maxTransferCountOnMessageInDisk"),
         Row("... their bytes", "maxTransferBytesOnMessageInDisk"),

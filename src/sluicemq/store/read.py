@@ -16,8 +16,9 @@ match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB
 of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
-Only who asks for more than 32 gets up to 256 from memory, in the same 256 KiB: a pull costs a round
-trip however little it brings, and Java's consumers ask for 32.
+Only a client of ours gets up to 256 (`sluicePullCountMax`) from memory, in the same 256 KiB: a pull
+costs a round trip however little it brings. Every other client gets RocketMQ's count, however many
+messages it asks for.
 With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
 match it has not consumed: a pull names the offset up to which everything is consumed.
 """
@@ -31,7 +32,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
-from sluicemq.config.settings import PULL_COUNT
 from sluicemq.files import memory_bytes
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
@@ -143,8 +143,8 @@ class LogReader:
         self._by_key = queues.by_key
         self.config = config
         few = config.max_transfer_count_memory
-        self.near_max = (few, config.pull_count_max or few)
-        """Messages of an answer from memory: to who asks for PULL_COUNT, to who asks for more."""
+        self.near_max = (few, max(few, config.pull_count_max))
+        """Messages of an answer from memory, by `is_ours`: to RocketMQ's clients, to our own."""
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
@@ -185,13 +185,15 @@ class LogReader:
         reach: Reach | None = None,
         *,
         may_postpone: bool = False,
+        is_ours: bool = False,
     ) -> ReadResult:
         """Messages of a queue from `offset` on that the filter lets through.
 
         `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
         number is a bulk read, limited by what the caller says. The first message always passes.
         `reach` is what the reader of an ordinary pull can hold: RocketMQ's default without it.
-        `may_postpone`: verdicts that take long may be left to a judgement.
+        `may_postpone`: verdicts that take long may be left to a judgement. `is_ours`: an ordinary
+        pull of a client of ours may take up to `pull_count_max` messages from memory.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -205,7 +207,7 @@ class LogReader:
             # Usually all of it is near: no look-up then.
             unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
-                count_max = min(count_max, self.near_max[count_max > PULL_COUNT])
+                count_max = min(count_max, self.near_max[is_ours])
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)

@@ -138,6 +138,21 @@ def test_an_ordinary_pull_is_limited_to_32_messages_and_256_kib(client: SteppedC
     assert len(numbers(client.call(11, pull_fields(offset=40)))) == 4
 
 
+@pytest.mark.parametrize("asked", [31, 32, 33, 64, 1000])
+@pytest.mark.parametrize("expression", ["*", "A", "TAGS = 'A'"])
+@pytest.mark.parametrize("code", [11, 361])
+@pytest.mark.parametrize(("fields", "most"), [({}, 32), ({"sluiceAnySpan": "true"}, 256)])
+def test_no_answer_holds_more_than_rocketmqs_count_unless_the_client_is_ours(
+    client: SteppedClient, code: int, expression: str, asked: int, fields: dict[str, str], most: int
+) -> None:
+    fill(client, 300)
+    kind = SQL92 if "=" in expression else "TAG"
+    pulled = pull_fields(maxMsgNums=asked, subscription=expression, expressionType=kind, **fields)
+    for repeat in range(3):  # the compiled engine answers the later ones
+        answer = client.call(code, pulled)
+        assert numbers(answer) == list(range(min(asked, most))), repeat
+
+
 def test_a_bulk_pull_has_the_limit_that_it_asks_for(client: SteppedClient) -> None:
     fill(client, 100, body=bytes(1000))
     many = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)

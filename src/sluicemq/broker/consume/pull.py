@@ -14,11 +14,13 @@ while that is there (spec/ha.md §4). With sluiceConsensus it waits with them in
 routes are old take it for the master, and would ask it again and again.
 
 Three fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
-`maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the matches
-that the reader has in hand may lie as far apart as they like (`delivered`). `sluiceLook=true`: the
-answer is the message at the offset, if there is one, whatever the group's resets, lanes and filter
-say, and nothing changes for the group. By that a reader finds out whether the queue is the one that
-it has read before.
+`maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the reader
+is a client of ours without the limits of Java's consumers, so the matches that it has in hand may
+lie as far apart as they like (`delivered`), and an answer from memory holds up to
+`sluicePullCountMax` messages. Without that field no answer holds more than RocketMQ's count.
+`sluiceLook=true`: the answer is the message at the offset, if there is one, whatever the group's
+resets, lanes and filter say, and nothing changes for the group. By that a reader finds out whether
+the queue is the one that it has read before.
 """
 
 import struct
@@ -43,7 +45,6 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
-from sluicemq.config.settings import PULL_COUNT
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
@@ -305,7 +306,8 @@ class Pull:
         values, wanted, config = orjson.loads(header), reading.filter, self.settings.broker
         assert engine.pulls is not None, "it has missed the pull"
         reader, store = self.store.reader, self.store.reader.config
-        count_max = min(max(reading.count_max, 1), reader.near_max[reading.count_max > PULL_COUNT])
+        is_ours = ANY_SPAN in reading.fields
+        count_max = min(max(reading.count_max, 1), reader.near_max[is_ours])
         codes = None if wanted is None else reader.codes_alone(wanted)
         scan = None if wanted is None or codes is not None else reader.scan_known(wanted)
         if (
@@ -326,7 +328,7 @@ class Pull:
         plan.topic_config, plan.broker = plan.found_topic.config, config
         plan.delivered, plan.scan = reading.delivered, scan
         plan.codes = codes if scan is None else wanted.vectorised  # type: ignore[union-attr]
-        plan.any_span = ANY_SPAN in reading.fields
+        plan.any_span = is_ours
         if not reading.sys_flag & SUBSCRIPTION:
             plan.members = self.consumers.groups[reading.group]
             plan.watch = plan.members.watches[reading.topic]
@@ -559,6 +561,7 @@ class Pull:
         """HOT."""
         delivered, message_filter, consumed = reading.delivered, reading.filter, reading.consumed
         count = reading.count_max if reading.count_max > 0 else 1
+        is_ours = ANY_SPAN in reading.fields
         reach = room = place = pace = None
         if reading.group in self._lanes:
             lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
@@ -571,7 +574,7 @@ class Pull:
                 count = min(count, room)
             reach = None if consumed is None else Reach(consumed)
         elif message_filter is not None and reading.bytes_max is None:
-            if ANY_SPAN in reading.fields:
+            if is_ours:
                 reach = Reach(offset, NO_LIMIT)
             else:
                 pace = delivered.pace
@@ -580,7 +583,7 @@ class Pull:
                 reach = pace.reach(reading.queue_id, offset, consumed, is_parked)
         result = self.store.reader.read(
             reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
-            room, reach, may_postpone=place is None,
+            room, reach, may_postpone=place is None, is_ours=is_ours,
         )  # fmt: skip
         scanned = result.scanned
         delivered.filtered += scanned - result.count
