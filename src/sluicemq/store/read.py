@@ -65,6 +65,8 @@ WARMED_FOR: Final = 256
 CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
+UNREADABLE_MAX: Final = 256
+"""Damaged messages in a row over which a search by time looks for a message that can be read."""
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
@@ -416,25 +418,44 @@ class LogReader:
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Literal["lower", "upper"] = "lower"
     ) -> int:
-        """`lower`: the first message stored at `time_ms` or later, the queue's end without one.
+        """Search a queue by the times at which its messages were stored (spec/delivery.md §6).
 
-        `upper`: the last message stored at `time_ms` or earlier, 0 without one (spec/
-        delivery.md §6). 0 for a queue that does not exist.
+        Return the offset of the first message stored at `time_ms` or later, or the queue's end if
+        there is none (`lower`); or the offset of the last message stored at `time_ms` or earlier,
+        or 0 if there is none (`upper`). Messages that retention has deleted count as older than
+        any time, so the answers for a queue without messages are its end and the offset before it.
+        Messages that cannot be read count as stored with the next one that can. Return 0 for a
+        queue that does not exist.
         """
         queue = self._by_key.get((topic, queue_id))
-        if queue is None or queue.offset_min >= queue.visible_offset:
+        if queue is None:
             return 0
+        begin, end = queue.offset_min, queue.visible_offset
+        if begin >= end:
+            return end if boundary == "lower" else max(end - 1, 0)
         limit = time_ms if boundary == "lower" else time_ms + 1
-        low, high = queue.offset_min, queue.visible_offset
+        low, high = begin, end
         while low < high:
             middle = (low + high) // 2
-            if self._time_at(queue, middle) < limit:
-                low = middle + 1
+            found = self._first_readable(queue, middle, high)
+            if found is not None and self._time_at(queue, found) < limit:
+                low = found + 1
             else:
                 high = middle
         if boundary == "lower":
             return low
-        return low - 1 if low > queue.offset_min else 0
+        return low - 1 if low > begin else 0
+
+    def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
+        """Return the offset of the first message from `offset` to before `end` that is not damaged.
+        A deleted message is not damaged: it is known to be old. Return None if there is none, or
+        none within UNREADABLE_MAX messages."""
+        for at in range(offset, min(end, offset + UNREADABLE_MAX)):
+            unit = queue.unit(at)
+            is_deleted = unit is None or (unit.is_used and unit.physical_offset < self.log.start)
+            if is_deleted or self._time_at(queue, at) >= 0:
+                return at
+        return None
 
     def _time_at(self, queue: Queue, offset: int) -> int:
         """Of a message that is not there: -1, as if it were old."""

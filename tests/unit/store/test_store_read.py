@@ -399,6 +399,35 @@ def test_offset_by_time_with_both_boundaries(bench: Any, time: int, lower: int, 
     assert store.reader.offset_by_time("T", 0, start + time, "upper") == upper
 
 
+@pytest.mark.parametrize("bad", [(0,), (4,), (3, 4, 5), (8, 9), (9,), tuple(range(10))])
+def test_a_search_by_time_passes_over_no_message_for_those_that_cannot_be_read(
+    bench: Any, bad: tuple[int, ...]
+) -> None:
+    bench.open(commit_log_file_bytes=1 << 16)
+    start = bench.clock.ms
+    places = []
+    for number in range(10):
+        bench.clock.ms = start + 10 * number
+        places.append(bench.send(b"%d" % number * 50)[0][0])
+    bench.store.close()
+    path = f"{bench.config.root}/commitlog/{0:020d}"
+    data = bytearray(bench.files.content(path))
+    for number in bad:
+        data[places[number] + 100] ^= 1
+    bench.files.put(path, bytes(data))
+    store = bench.open()  # what an earlier process wrote is checked when it is read
+    good = [number for number in range(10) if number not in bad]
+    assert [n for n in range(10) if store.reader.store_time_ms("T", 0, n) >= 0] == good
+    for time in range(-5, 100, 5):
+        first = next((number for number in good if 10 * number >= time), None)
+        found = store.reader.offset_by_time("T", 0, start + time, "lower")
+        if first is not None:  # unreadable ones just before it may be found too
+            assert found <= first
+            assert not [number for number in good if found <= number < first]
+        else:
+            assert found > max(good, default=-1)
+
+
 def test_times_of_messages(bench: Any) -> None:
     store = bench.open()
     start = bench.clock.ms
