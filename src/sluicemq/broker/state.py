@@ -370,6 +370,7 @@ class BrokerState:
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.turns.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
+        run("notices of members", self.consumers.notices.run)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
