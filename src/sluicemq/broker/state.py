@@ -138,7 +138,7 @@ class BrokerState:
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
             *common, consumers, self.polls, store, clock, call_soon, self.background,
-            self.delivered, self.request_filters, self.shares,
+            self.delivered, self.request_filters, self.shares, call_later=call_later,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)

@@ -175,6 +175,8 @@ class Pull:
     delivered: Deliveries
     filters: RequestFilters
     shares: Shares
+    call_later: Callable[[float, Callable[[], None]], object] | None = None
+    """The loop's. Without it no pull is held (`_held_back`)."""
     has_master: Callable[[], bool] = lambda: False
     """Of a slave: does it follow a master now?"""
     found: int = 0
@@ -282,7 +284,10 @@ class Pull:
                 answer = b"".join(pieces)
             else:
                 peer.write_pieces(pieces)
-        elif (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND:
+        elif (
+            _is_stuck(reading, result)
+            or (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND
+        ):
             return False  # it may wait
         else:
             answer = self._not_found(reading, opaque, code, result)
@@ -352,6 +357,8 @@ class Pull:
         """The pull waits, if it may. HOT."""
         if result.judgement is not None:
             return Postponed(after(result.judgement, partial(self.pull, command, reading.peer)))
+        if _is_stuck(reading, result):
+            return self._held_back(reading, command)
         code = self._code_of(reading, result, reading.offset)
         if code != ResponseCode.PULL_NOT_FOUND or not reading.sys_flag & SUSPEND:
             return self._not_found(reading, command.opaque, code, result)
@@ -363,6 +370,19 @@ class Pull:
             command, (reading.queue,), result.next_offset,
             self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
         )  # fmt: skip
+
+    def _held_back(self, reading: Reading, command: Command) -> bytes | Parked:
+        """Hold a pull that begins at a match out of its reader's reach, and give it the match after
+        some milliseconds (`delivered.Pace`): an answer without messages would be no progress."""
+        hold_s = reading.delivered.pace.hold(reading.queue_id)
+        parked = Parked(
+            command, (reading.queue,), reading.offset, self.clock.monotonic_s() + hold_s,
+            partial(self._look, reading),
+        )  # fmt: skip
+        if self.call_later is None:
+            return self._look(reading, parked, is_last=True) or b""
+        self.call_later(hold_s, partial(self.polls.look, parked, reading.peer))
+        return parked
 
     def _held(self, reading: Reading, command: Command) -> bytes | Parked | None:
         """Instead of what it asked for, when its lane or a reset says so. HOT."""
@@ -628,7 +648,13 @@ class Pull:
         self, reading: Reading, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
         """It goes on waiting, or looking when it was not through; unless there is a master to ask
-        by now."""
+        by now. At its last time a filter that takes long is judged first: without that the answer
+        would say to retry although no message was looked at."""
+        if is_last and result.judgement is not None:
+            command, peer = parked.command, reading.peer
+            steps = after(result.judgement, partial(self.pull, command, peer))
+            self.background.run_request(steps, command, peer)
+            return b""
         is_for_master = result.judgement is None and self._is_for_master(
             reading, result, parked.scan_offset
         )
@@ -711,6 +737,11 @@ class Pull:
         if is_near and self.settings.is_slave and self.has_master():
             return MASTER_ID
         return group.broker_id if is_near else group.broker_id_when_slow
+
+
+def _is_stuck(reading: Reading, result: ReadResult) -> bool:
+    """Return whether the only thing that a read found out is that its reader holds too much."""
+    return result.is_out_of_reach and result.next_offset == reading.offset
 
 
 def _unknown_subscription(why: str = "") -> PullRefusedError:
