@@ -409,8 +409,8 @@ class StoreConfig:
         "What each delay level means, level 1 first: whole numbers with s, m, h or d. A higher "
         "level than the last is taken as the last.")
     delay_offset_flush_interval_ms: int = setting("flushDelayOffsetInterval", 10_000,
-        "How far delayed messages are delivered goes to disk every so many ms; what was delivered "
-        "since comes again after a crash.", minimum=100)
+        "Interval at which the progress of the delay levels is saved, in ms. What was delivered "
+        "since is found in the log after a crash.", minimum=100)
     timer_enable: bool = setting("timerWheelEnable", True,
         "Messages may be delivered at any time (timed messages). `false` refuses new ones; those "
         "that wait are delivered all the same.", live=True)
