@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,16 +248,52 @@ def test_a_new_edition_has_the_rights_of_the_old_one(
         assert files.access(path + ".bak") == before
 
 
-def test_an_edited_file_is_there_at_every_moment() -> None:
-    for moment in range(20):
+@pytest.mark.parametrize("rewrite", [replace_text, overwrite_text, edit_text])
+def test_a_rewritten_file_is_there_at_every_moment(
+    rewrite: Callable[[Files, str, str], None],
+) -> None:
+    """A process that reads at any moment, and one that starts after a crash at that moment."""
+    is_cut, moment = True, 0
+    while is_cut:
         files = CrashableFiles()
-        files.put("/c/broker.conf", b"one")
-        edit_text(files, "/c/broker.conf", "two")
+        files.put("/c/broker.conf", b"\xff is not UTF-8")
+        rewrite(files, "/c/broker.conf", "two")
         files.power_fails_after = moment
         with contextlib.suppress(PowerLost):
-            edit_text(files, "/c/broker.conf", "three")
+            rewrite(files, "/c/broker.conf", "three")
+            is_cut = False
+        moment += 1
         for after in (files.kill(), *(files.crash(random.Random(seed)) for seed in range(10))):
             assert after.content("/c/broker.conf") in (b"two", b"three")
+            if rewrite is not overwrite_text:
+                kept = after.content("/c/broker.conf.bak")
+                assert kept in (b"two", b"\xff is not UTF-8"), "an edition, and whole"
+    assert moment > 4
+
+
+def test_a_table_on_the_disk_can_be_read_while_it_is_replaced(tmp_path: Path) -> None:
+    path, ends = str(tmp_path / "consumerOffset.json"), threading.Event()
+    replace_text(SYSTEM_FILES, path, "0" * 1000)
+    missing: list[str] = []
+
+    def read() -> None:
+        while not ends.is_set():
+            try:
+                text = read_text(SYSTEM_FILES, path)
+            except FileNotFoundError:
+                text = None
+            if text is None or len(text) != 1000:
+                missing.append(repr(text))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(30):
+            replace_text(SYSTEM_FILES, path, str(number % 10) * 1000)
+    finally:
+        ends.set()
+        reader.join()
+    assert not missing
 
 
 def test_a_new_file_with_secrets_is_its_owners_alone(port: tuple[Files, str]) -> None:

@@ -1,7 +1,8 @@
 """How a broker makes itself known to its name servers: 103, 104 and 217.
 
 `Registration` decides what to tell whom, without waiting. Every name server hears of all topics
-(103) at the start and every registerNameServerPeriod, and at once of those that change (217).
+(103) at the start and every registerNameServerPeriod, and at once of those that change (217). The
+answer tells a slave where its master is; while it does not, the slave registers every second.
 RocketMQ sends those in a 103 that holds nothing else; a name server with
 deleteTopicWithBrokerRegistration then forgets all others. One that is not there is tried again with
 growing pauses: logged once, and again when it is back (spec/namesrv.md §2, §3).
@@ -67,6 +68,8 @@ log = logging.getLogger(__name__)
 SILENCE_MS: Final = 10_000
 """After so long name servers forget a broker that beats, as RocketMQ's brokerNotActiveTimeoutMillis
 says."""
+MASTER_LOOK_S: Final = 1.0
+"""The period at which a slave asks a name server that knows no master of its name."""
 PAUSE_S_MIN: Final = 0.5
 PAUSE_S_MAX: Final = 10.0
 CHANGES_MAX: Final = 16
@@ -259,6 +262,8 @@ class Registration:
         if self._settings.is_slave:
             told = decode_header(RegisterBrokerResponse, answer.fields)
             self.on_master(told.master_address or "", told.ha_address or "")
+            if not told.ha_address and not self._settings.is_failover:
+                server.next_try_s = now_s + MASTER_LOOK_S
         if answer.body:
             self._topics.mark_order(bodies.decode_kv_table(answer.body))
 

@@ -138,7 +138,7 @@ class BrokerState:
         self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
         self.pull = Pull(
             *common, consumers, self.polls, store, clock, call_soon, self.background,
-            self.delivered, self.request_filters, self.shares,
+            self.delivered, self.request_filters, self.shares, call_later=call_later,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)
@@ -370,6 +370,7 @@ class BrokerState:
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.turns.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
+        run("notices of members", self.consumers.notices.run)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:

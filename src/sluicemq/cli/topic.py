@@ -103,6 +103,9 @@ def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
             callback=_attributes,
             help="Another attribute of RocketMQ's; -KEY takes it away; again for each.",
         ),
+        click.option(
+            "--force", is_flag=True, help="Fewer queues, although those that go hold messages."
+        ),
     )  # fmt: skip
 
 

@@ -69,9 +69,11 @@ class ReplicaConfig(PushedConfig):
     in_sync_auto: bool = setting("enableAutoInSyncReplicas", False,
         "With enableSlaveActingMaster: fewer than inSyncReplicas are enough when fewer can "
         "acknowledge.", live=True)
-    catch_up_ms: int = setting("haMaxTimeSlaveNotCatchup", 15_000,
-        "With sluiceConsensus: a slave that has not had the whole log for so many ms leaves the "
-        "in-sync set.", minimum=100)
+    catch_up_ms: int = setting("haMaxTimeSlaveNotCatchup", 2500,
+        "With sluiceConsensus: a slave that has not had the whole log for this time, in ms, leaves "
+        "the in-sync set; until then every send waits for it. The default is less than the lease "
+        "(3 s) and slaveTimeout, so a slave that falls silent delays sends and fails none. "
+        "**Differs from RocketMQ's controller, where it is 15000.**", minimum=100)
     slave_read: bool = setting("slaveReadEnable", False,
         "Consumers that are far behind are sent to a slave, and a slave serves them.", live=True)
     offset_check_in_slave: bool = setting("offsetCheckInSlave", False,

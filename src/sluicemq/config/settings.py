@@ -38,8 +38,6 @@ GIB: Final = 1 << 30
 CHANGES_FILE: Final = "sluice.properties"
 """Where changes at run time go without `-c`; read at the next start."""
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
-PULL_COUNT: Final = 32
-"""What RocketMQ's consumers ask for in a pull, and get at most."""
 INDEX_SLOTS: Final = 5_000_000
 INDEX_ENTRIES_PER_SLOT: Final = 4
 SMALL_LOG_FILE_BYTES: Final = 64 * 1024 * 1024
@@ -339,15 +337,17 @@ class StoreConfig:
         "in memory; 0: none of it.", maximum=100)
     max_transfer_bytes_memory: int = setting("maxTransferBytesOnMessageInMemory", 262_144,
         "Bytes of one pull's answer from memory.", minimum=1, maximum=12_582_912)
-    max_transfer_count_memory: int = setting("maxTransferCountOnMessageInMemory", PULL_COUNT,
+    max_transfer_count_memory: int = setting("maxTransferCountOnMessageInMemory", 32,
         "Messages of one pull's answer from memory.", minimum=1, maximum=100_000)
     max_transfer_bytes_disk: int = setting("maxTransferBytesOnMessageInDisk", 65_536,
         "Bytes of one pull's answer from disk.", minimum=1, maximum=12_582_912)
     max_transfer_count_disk: int = setting("maxTransferCountOnMessageInDisk", 8,
         "Messages of one pull's answer from disk.", minimum=1, maximum=100_000)
     pull_count_max: int = setting("sluicePullCountMax", 256,
-        "Messages of one pull's answer from memory to a client that asks for more than RocketMQ's "
-        "32, as ours do; 0: maxTransferCountOnMessageInMemory holds for it too.", maximum=256)
+        "Messages of one pull's answer from memory to a client of ours (it announces itself by the "
+        "field sluiceAnySpan). Other clients never get more than "
+        "maxTransferCountOnMessageInMemory, which holds for ours too where it is larger, or where "
+        "this is 0.", maximum=256)
     version_by_topic_length: bool = setting("autoMessageVersionOnTopicLen", True,
         "Topics longer than 127 bytes (retry topics) are stored in records of version 2.")
     index_enable: bool = setting("messageIndexEnable", True,
@@ -410,8 +410,8 @@ class StoreConfig:
         "What each delay level means, level 1 first: whole numbers with s, m, h or d. A higher "
         "level than the last is taken as the last.")
     delay_offset_flush_interval_ms: int = setting("flushDelayOffsetInterval", 10_000,
-        "How far delayed messages are delivered goes to disk every so many ms; what was delivered "
-        "since comes again after a crash.", minimum=100)
+        "Interval at which the progress of the delay levels is saved, in ms. What was delivered "
+        "since is found in the log after a crash.", minimum=100)
     timer_enable: bool = setting("timerWheelEnable", True,
         "Messages may be delivered at any time (timed messages). `false` refuses new ones; those "
         "that wait are delivered all the same.", live=True)

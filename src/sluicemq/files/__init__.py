@@ -10,10 +10,11 @@ What the callers may rely on:
   because the kernel may have dropped the pages (never retry, never trust a later success).
 - A name is durable only after `sync_directory` of the directory that holds it.
 
-A table (`topics.json` …) is replaced as RocketMQ does (spec/store.md §11): the old one becomes
-`.bak` by rename, the new one is written beside, synced, renamed, and the directory synced. So a
-reader finds either the new or the previous one, in `path` or in `path.bak`. Every new edition has
-the owner and the mode of the one before, from its first byte on: it may hold secrets.
+A table (`topics.json` …) is replaced in one step: the old edition is copied to `.bak`, the new one
+is written beside, synced, renamed over the old one, and the directory synced. So a reader finds the
+old or the new edition in `path` at every moment, and the one before in `path.bak` (RocketMQ renames
+the old one to `.bak` first, which leaves a gap, spec/store.md §11). Every new edition has the owner
+and the mode of the one before, from its first byte on: it may hold secrets.
 """
 
 import ctypes
@@ -490,37 +491,47 @@ def read_text(files: Files, path: str) -> str | None:
 
 
 def replace_text(files: Files, path: str, text: str) -> None:
-    """Write a new edition of a table; the previous one stays as `<path>.bak`. Durable on return."""
-    _write_beside(files, path, text, None)
-    if files.exists(path):
-        files.rename(path, path + ".bak")
+    """Write a new edition of a table in one step, and keep the last one as `<path>.bak`, with the
+    same access. Durable on return."""
+    data = text.encode()
+    _keep_last(files, path)
+    _write_beside(files, path, data, None)
     files.rename(path + ".tmp", path)
     files.sync_directory(_directory(path))
 
 
 def overwrite_text(files: Files, path: str, text: str) -> None:
-    """Write a new edition in one step: whoever reads meets the old one or the new one. Durable on
-    return."""
-    _write_beside(files, path, text, FOR_OWNER)
+    """Write a new edition in one step: a reader finds the old one or the new one. A new file is its
+    owner's alone. Durable on return."""
+    _write_beside(files, path, text.encode(), FOR_OWNER)
     files.rename(path + ".tmp", path)
     files.sync_directory(_directory(path))
 
 
 def edit_text(files: Files, path: str, text: str) -> None:
-    """As `overwrite_text`, and the last edition stays as `<path>.bak`, with the same access. For
-    what is read without a look at that: unlike a table it is there at every moment."""
-    if files.exists(path):
-        last, access = path + ".bak", files.access(path)
-        if files.exists(last):
-            files.remove(last)
-        _write_beside(files, last, read_text(files, path) or "", access)
-        files.rename(last + ".tmp", last)
+    """As `overwrite_text`, and keep the last edition as `<path>.bak`, with the same access."""
+    _keep_last(files, path)
     overwrite_text(files, path, text)
 
 
-def _write_beside(files: Files, path: str, text: str, new_access: Access | None) -> None:
+def _keep_last(files: Files, path: str) -> None:
+    """Copy the file at `path`, if there is one, to `<path>.bak`, in one step."""
+    if not files.exists(path):
+        return
+    last, access, file = path + ".bak", files.access(path), files.open(path)
+    try:
+        data = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    _write_beside(files, last, data, access)
+    files.rename(last + ".tmp", last)
+
+
+def _write_beside(files: Files, path: str, data: bytes, new_access: Access | None) -> None:
+    """Write `<path>.tmp`, with the access of the file at `path`, or `new_access` if there is none.
+    Durable on return, but for its name."""
     files.make_directory(_directory(path))
-    temporary, data = path + ".tmp", text.encode()
+    temporary = path + ".tmp"
     if files.exists(temporary):
         files.remove(temporary)
     access = files.access(path) if files.exists(path) else new_access

@@ -357,8 +357,8 @@ class Reach(NamedTuple):
     """What a reader of ordinary pulls can hold.
 
     It has consumed everything below `consumed`; the matches that it has and has not consumed may
-    lie `span_max` apart. When none of those that come is within that, a `is_patient` reader gets
-    nothing, and another one gets as many as if it held nothing.
+    lie `span_max` apart. When none of those that come is within that, a reader that `is_patient`
+    gets nothing, and another one gets as many as if it held nothing.
     """
 
     consumed: int

@@ -16,8 +16,9 @@ match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB
 of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
-Only who asks for more than 32 gets up to 256 from memory, in the same 256 KiB: a pull costs a round
-trip however little it brings, and Java's consumers ask for 32.
+Only a client of ours gets up to 256 (`sluicePullCountMax`) from memory, in the same 256 KiB: a pull
+costs a round trip however little it brings. Every other client gets RocketMQ's count, however many
+messages it asks for.
 With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
 match it has not consumed: a pull names the offset up to which everything is consumed.
 """
@@ -31,7 +32,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
-from sluicemq.config.settings import PULL_COUNT
 from sluicemq.files import memory_bytes
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
@@ -65,6 +65,8 @@ WARMED_FOR: Final = 256
 CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
+UNREADABLE_MAX: Final = 256
+"""Damaged messages in a row over which a search by time looks for a message that can be read."""
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
@@ -143,8 +145,8 @@ class LogReader:
         self._by_key = queues.by_key
         self.config = config
         few = config.max_transfer_count_memory
-        self.near_max = (few, config.pull_count_max or few)
-        """Messages of an answer from memory: to who asks for PULL_COUNT, to who asks for more."""
+        self.near_max = (few, max(few, config.pull_count_max))
+        """Messages of an answer from memory, by `is_ours`: to RocketMQ's clients, to our own."""
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
@@ -185,13 +187,15 @@ class LogReader:
         reach: Reach | None = None,
         *,
         may_postpone: bool = False,
+        is_ours: bool = False,
     ) -> ReadResult:
         """Messages of a queue from `offset` on that the filter lets through.
 
         `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
         number is a bulk read, limited by what the caller says. The first message always passes.
         `reach` is what the reader of an ordinary pull can hold: RocketMQ's default without it.
-        `may_postpone`: verdicts that take long may be left to a judgement.
+        `may_postpone`: verdicts that take long may be left to a judgement. `is_ours`: an ordinary
+        pull of a client of ours may take up to `pull_count_max` messages from memory.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -205,7 +209,7 @@ class LogReader:
             # Usually all of it is near: no look-up then.
             unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
-                count_max = min(count_max, self.near_max[count_max > PULL_COUNT])
+                count_max = min(count_max, self.near_max[is_ours])
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
@@ -414,25 +418,44 @@ class LogReader:
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Literal["lower", "upper"] = "lower"
     ) -> int:
-        """`lower`: the first message stored at `time_ms` or later, the queue's end without one.
+        """Search a queue by the times at which its messages were stored (spec/delivery.md §6).
 
-        `upper`: the last message stored at `time_ms` or earlier, 0 without one (spec/
-        delivery.md §6). 0 for a queue that does not exist.
+        Return the offset of the first message stored at `time_ms` or later, or the queue's end if
+        there is none (`lower`); or the offset of the last message stored at `time_ms` or earlier,
+        or 0 if there is none (`upper`). Messages that retention has deleted count as older than
+        any time, so the answers for a queue without messages are its end and the offset before it.
+        Messages that cannot be read count as stored with the next one that can. Return 0 for a
+        queue that does not exist.
         """
         queue = self._by_key.get((topic, queue_id))
-        if queue is None or queue.offset_min >= queue.visible_offset:
+        if queue is None:
             return 0
+        begin, end = queue.offset_min, queue.visible_offset
+        if begin >= end:
+            return end if boundary == "lower" else max(end - 1, 0)
         limit = time_ms if boundary == "lower" else time_ms + 1
-        low, high = queue.offset_min, queue.visible_offset
+        low, high = begin, end
         while low < high:
             middle = (low + high) // 2
-            if self._time_at(queue, middle) < limit:
-                low = middle + 1
+            found = self._first_readable(queue, middle, high)
+            if found is not None and self._time_at(queue, found) < limit:
+                low = found + 1
             else:
                 high = middle
         if boundary == "lower":
             return low
-        return low - 1 if low > queue.offset_min else 0
+        return low - 1 if low > begin else 0
+
+    def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
+        """Return the offset of the first message from `offset` to before `end` that is not damaged.
+        A deleted message is not damaged: it is known to be old. Return None if there is none, or
+        none within UNREADABLE_MAX messages."""
+        for at in range(offset, min(end, offset + UNREADABLE_MAX)):
+            unit = queue.unit(at)
+            is_deleted = unit is None or (unit.is_used and unit.physical_offset < self.log.start)
+            if is_deleted or self._time_at(queue, at) >= 0:
+                return at
+        return None
 
     def _time_at(self, queue: Queue, offset: int) -> int:
         """Of a message that is not there: -1, as if it were old."""

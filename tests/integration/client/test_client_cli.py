@@ -46,6 +46,20 @@ def test_a_topic_has_the_type_and_the_attributes_that_it_was_created_with(sluice
     assert attributes_of(cluster, "t") == {"message.type": "DELAY", "reserve.time": "7"}
 
 
+@pytest.mark.parametrize("command", ["create", "update"])
+def test_fewer_queues_need_force_while_those_that_go_hold_messages(sluice, cluster, command):
+    sluice("topic", "create", "t", "-q", "4")
+    with Producer(cluster.addresses) as producer, Admin(cluster.addresses) as admin:
+        for queue in admin.queues("t"):
+            producer.send("t", b"x", queue=queue)
+    refused = sluice("topic", command, "t", "-q", "2")
+    assert refused.exit_code == 1
+    assert "no consumer would read 2 stored messages of topic t" in refused.stderr
+    assert len(records(sluice("topic", "show", "t", "--json"))[0]["queues"]) == 4
+    done = sluice("topic", command, "t", "-q", "2", "--force")
+    assert done.stdout == "Topic t has 2 queues on broker-a.\n"
+
+
 def test_an_attribute_is_shown_and_can_be_taken_away(sluice, cluster):
     sluice(
         "topic", "create", "t", "-q", "3", "-o", "--type", "FIFO", "--attribute", "reserve.time=7"

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from typing import Any
 
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -124,6 +125,32 @@ def test_a_consumer_of_a_deleted_range_is_sent_to_the_new_minimum(
     assert answer.fields is not None
     assert answer.fields["nextBeginOffset"] == answer.fields["minOffset"] == "8"
     assert reader.call(11, pull_fields(offset=8)).code == 0
+
+
+def test_every_time_in_a_queue_without_messages_is_its_end(
+    old: SteppedBroker, reader: SteppedClient
+) -> None:
+    """Requests 29 and 222, and the figures of request 315 that are found by time."""
+    commit(reader, "G", 9)
+    for _ in range(9):
+        reader.call(310, send_fields(e=1), bytes(1500))
+    old.advance(600)
+    old.store.tick()
+    old.store.sync()
+    old.advance(73 * HOUR_S)
+    old.clean()
+    assert old.store.queue_offsets("T", 0) == (9, 9)
+    now_ms = old.clock.now_ms()
+    for time_ms in (0, NOON_MS, now_ms, now_ms + 86_400_000):
+        place = {"topic": "T", "queueId": 0, "timestamp": time_ms}
+        assert reader.call(29, place).fields == {"offset": "9"}, time_ms
+        assert reader.call(29, place | {"boundaryType": "upper"}).fields == {"offset": "8"}
+        moved = reader.call(
+            222, {"topic": "T", "group": "G", "timestamp": time_ms, "isForce": "true"}
+        )
+        assert bodies.decode_queue_offsets(moved.body)[MessageQueue("T", "broker-a", 0)] == 9
+    put = {"statsName": "QUEUE_PUT_NUMS", "statsKey": "T@0"}
+    assert orjson.loads(reader.call(315, put).body)["statsDay"]["sum"] == 0
 
 
 def test_from_80_percent_of_the_time_on_groups_are_warned_of_what_they_will_lose_and_when(

@@ -138,6 +138,24 @@ def test_a_short_filter_is_answered_at_once(watched: Watched) -> None:
     assert watched.jobs_done == done
 
 
+def test_a_pull_whose_time_is_over_is_judged_before_it_is_answered(watched: Watched) -> None:
+    """The other thread is so slow that the pull's deadline passes meanwhile."""
+    watched.broker.store.reader.columns = None
+    fields = sql_pull(contains(4), MESSAGES, sysFlag=6)
+    request = watched.client.request(Code.PULL_MESSAGE, fields)
+    watched.client.feed(request)
+    watched.settle()
+    watched.broker.connect().call(310, send_fields("T", "UNIQ_KEY\x01N\x02p1\x01new\x02"), b"x")
+    assert watched.jobs, "the verdict on the new message is found elsewhere"
+    watched.broker.advance(16)
+    watched.settle()
+    answer = watched.client.answers.pop(request.opaque)
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert answer.fields is not None
+    assert int(answer.fields["nextBeginOffset"]) == MESSAGES + 1
+    assert request.opaque not in watched.client.answers, "one answer"
+
+
 def test_a_pull_that_waits_is_judged_elsewhere_and_answered_when_something_matches(
     watched: Watched,
 ) -> None:

@@ -53,6 +53,7 @@ def test_the_same_topic_again_changes_nothing(broker: SteppedBroker, client: Ste
         ({"topic": "rmq_sys_wheel_timer"}, 29, "system topic"),
         ({"readQueueNums": -1}, 29, "limit is 65536"),
         ({"writeQueueNums": 1 << 20}, 29, "limit is 65536"),
+        ({"topicFilterType": "X"}, 1, "topicFilterType = [X] value invalid"),
         ({"attributes": "message.type=FIFO"}, 1, "write +key=value"),
         ({"attributes": "+message.type=LITE"}, 1, "value is not in set: [UNSPECIFIED, TRANSACTION"),
         ({"attributes": "+message.type=PRIORITY"}, 1, "message.type=PRIORITY"),
@@ -78,6 +79,44 @@ def test_a_topic_that_cannot_be_is_refused(
     assert answer.code == code
     assert text in (answer.remark or "")
     assert set(broker.core.topics.table) == before
+
+
+@pytest.mark.parametrize("perm", [-(2**31), -1, 0, 2, 4, 6, 7, 8, 100])
+@pytest.mark.parametrize(
+    ("read", "write"), [(8, 8), (8, 4), (4, 8), (0, 0), (0, 4), (4, 0), (1, 65_536)]
+)
+def test_numbers_of_queues_and_permissions_are_taken_as_by_rocketmq(
+    broker: SteppedBroker, client: SteppedClient, read: int, write: int, perm: int
+) -> None:
+    """RocketMQ 5.3.3 and 5.5.0 check neither (seen in their byte code). They keep what they are
+    told; a send may name a queue below the larger number, a reader one below the number of queues
+    to read, and only readers are asked for the topic's permission."""
+    numbers = {"readQueueNums": read, "writeQueueNums": write, "perm": perm}
+    assert client.call(CREATE, NEW | numbers).code == 0
+    client.call(GROUP, {"group": "G"})
+    config = TopicConfig("New", read, write, perm)
+    for document in broker.core.documents:
+        document.save()
+    after = restarted(broker)
+    assert after.core.topics.config_of("New") == config
+    client = after.connect()
+    shown = tables.decode_topic_config(client.call(TOPIC, {"topic": "New", "lo": "true"}).body)
+    assert shown == config
+    for queue_id in (0, 3, 4, 7, 8):
+        is_there = queue_id < max(read, write)
+        sent = client.call(310, send_fields("New", e=queue_id), b"x")
+        assert sent.code == (0 if is_there else 29), queue_id
+        pulled = client.call(11, pull_fields("New", queueId=queue_id))
+        code = 16 if not perm & 4 else 0 if queue_id < read else 29
+        assert pulled.code == code, queue_id
+    chosen = client.call(310, send_fields("New", e=-1), b"x")
+    if write:
+        assert int((chosen.fields or {})["queueId"]) < write
+    else:  # RocketMQ: an arithmetic error
+        assert (chosen.code, "queueId[-1]" in (chosen.remark or "")) == (29, True)
+    if max(read, write) <= 8:
+        stats = bodies.decode_topic_stats(client.call(202, {"topic": "New"}).body)
+        assert [queue.queue_id for queue in stats.queues] == list(range(max(read, write)))
 
 
 def test_a_compaction_topic_that_java_made_can_be_changed(

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from sluicemq.broker.consume.delivered import (
-    ASK_AGAIN_MAX,
     BACKOFF_MIN_S,
     GROWS_AFTER_S,
+    HOLD_S,
     SPAN_MAX,
     SPAN_MIN,
     Pace,
@@ -88,27 +88,29 @@ def test_small_answers_say_nothing_of_the_span() -> None:
     assert pace.span_max == PULL_SPAN_MAX
 
 
-def patient(pace: Pace) -> bool:
-    return pace.reach(0, 5000, 0, is_parked=False).is_patient
+def held(pace: Pace, now_s: float, gap_s: float) -> float:
+    """A pull is held, and the next one comes `gap_s` after its answer. For how long was it held?"""
+    assert pace.reach(0, 5000, 0, is_parked=False).is_patient
+    pace.answered(0, out_of_reach(5000), now_s)
+    hold_s = pace.hold(0)
+    pace.reach(0, 5000, 0, is_parked=True)
+    pace.answered(0, given(100, 5000), now_s + hold_s)
+    pace.asked(0, now_s + hold_s + gap_s)
+    return hold_s
 
 
-def test_patience_ends_when_it_is_in_vain_and_grows_back_when_it_is_not() -> None:
+def test_holds_get_shorter_when_they_are_in_vain_until_nothing_is_held() -> None:
+    pace, holds = Pace(), []
+    while pace.reach(0, 5000, 0, is_parked=False).is_patient:
+        holds.append(held(pace, 100.0 + len(holds), JAVA_PAUSE_S))
+    assert holds == [HOLD_S, HOLD_S / 2, HOLD_S / 4, HOLD_S / 8]
+
+
+def test_a_hold_after_which_the_client_does_not_pause_makes_holds_long_again() -> None:
     pace = Pace()
-    for wanted in (ASK_AGAIN_MAX, ASK_AGAIN_MAX // 2):
-        waited = 0
-        while patient(pace):
-            pace.answered(0, out_of_reach(5000), 1.0)
-            waited += 1
-        assert waited == wanted
-        pace.answered(0, given(100, 5000), 1.0)
-    assert patient(pace)
-    pace.answered(0, out_of_reach(5000), 1.0)
-    pace.answered(0, given(100, 5000), 1.0)
-    waited = 0
-    while patient(pace):
-        pace.answered(0, out_of_reach(5000), 1.0)
-        waited += 1
-    assert waited == ASK_AGAIN_MAX
+    holds = [held(pace, 100.0 + n, gap_s) for n, gap_s in enumerate([JAVA_PAUSE_S] * 2 + [0.001])]
+    assert holds == [HOLD_S, HOLD_S / 2, HOLD_S / 4]
+    assert held(pace, 200.0, 0.001) == HOLD_S
 
 
 def test_what_a_parked_pull_finds_is_always_given() -> None:

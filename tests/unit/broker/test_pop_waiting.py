@@ -219,19 +219,61 @@ def test_the_offer_of_one_that_goes_is_for_the_next(
     assert [one.answer is not None for one in waiting] == [False, True, False]
 
 
-def test_the_offer_of_one_that_is_too_late_is_for_the_next(
-    broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("messages", [1, 2])
+def test_a_pop_that_was_not_let_look_does_so_at_its_deadline_and_passes_on_what_it_leaves(
+    broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch, messages: int
 ) -> None:
-    first = Waiting(broker)
+    first = Waiting(broker, maxMsgNums=1)
     broker.run(10)
     second = Waiting(broker)
     shares = broker.core.shares
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
     monkeypatch.setattr(type(shares), "add", lambda _, who, run: None)
+    fill(client, messages)
+    assert (first.answer, second.answer) == (None, None)
+    broker.run(5)
+    assert numbers(first.answer) == [0]
+    assert (second.answer and numbers(second.answer)) == (None if messages == 1 else [1])
+    broker.run(10)
+    assert second.answer.code == (TIMEOUT if messages == 1 else 0)
+
+
+def test_a_pop_whose_last_look_is_in_vain_passes_its_offer_on(
+    broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Waiting(broker)
+    broker.run(10)
+    second = Waiting(broker)
+    shares, look = broker.core.shares, Pop._look
+    monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
+    monkeypatch.setattr(type(shares), "add", lambda _, who, run: None)
+
+    def has_no_time(pop: Pop, popping: Popping) -> Look:
+        is_first = popping.peer is first.client.peer
+        return Look(pop.clock.now_ms(), 0.0) if is_first else look(pop, popping)
+
+    monkeypatch.setattr(Pop, "_look", has_no_time)
     fill(client, 1)
     broker.run(5)
     assert first.answer.code == TIMEOUT
     assert numbers(second.answer) == [0]
+
+
+def test_what_became_available_without_an_offer_is_found_at_the_deadline(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """A limit that held a message back is raised, which wakes no pop."""
+    broker.change(pop_in_flight_limited=True, pop_in_flight_max=0)
+    fill(client, 1)
+    assert numbers(client.call(POP, pop_fields(broker))) == [0]
+    waiting = Waiting(broker)
+    fill(client, 2)
+    broker.settle()
+    broker.change(pop_in_flight_limited=False)
+    broker.run(14.9)
+    assert waiting.answer is None
+    broker.run(0.1)
+    assert numbers(waiting.answer) == [0, 1]
 
 
 def test_a_topic_that_is_deleted_meanwhile(broker: SteppedBroker, client: SteppedClient) -> None:
@@ -265,8 +307,22 @@ def test_one_message_wakes_one_notification_of_a_group(
     broker.settle()
     assert [one.answer is not None for one in waiting] == [True, False, False]
     assert waiting[0].answer.fields == {"hasMsg": "true", "pollingFull": "false"}
-    broker.run(15)
-    assert fields_of(waiting[2].answer)["hasMsg"] == "false"
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_other_notifications_look_once_more_at_their_deadline(
+    broker: SteppedBroker, client: SteppedClient, is_taken: bool
+) -> None:
+    waiting = [Waiting(broker, NOTIFY) for _ in range(3)]
+    fill(client, 1)
+    broker.settle()
+    if is_taken:
+        assert numbers(client.call(POP, pop_fields(broker))) == [0]
+    broker.run(14.9)
+    assert waiting[1].answer is None
+    broker.run(0.1)
+    told = [fields_of(one.answer)["hasMsg"] for one in waiting]
+    assert told == ["true", *["false" if is_taken else "true"] * 2]
 
 
 def test_a_notification_does_not_wait_for_what_its_filter_drops(

@@ -1,6 +1,7 @@
 """Pulls: the order of checks, what the store's answer becomes, filters, waiting, bulk."""
 
 import dataclasses
+from itertools import product
 from typing import Any
 
 import orjson
@@ -138,6 +139,22 @@ def test_an_ordinary_pull_is_limited_to_32_messages_and_256_kib(client: SteppedC
     assert len(numbers(client.call(11, pull_fields(offset=40)))) == 4
 
 
+@pytest.mark.parametrize("expression", ["*", "A", "TAGS = 'A'"])
+@pytest.mark.parametrize(("fields", "most"), [({}, 32), ({"sluiceAnySpan": "true"}, 256)])
+def test_no_answer_holds_more_than_rocketmqs_count_unless_the_client_is_ours(
+    client: SteppedClient, expression: str, fields: dict[str, str], most: int
+) -> None:
+    fill(client, 300)
+    kind = SQL92 if "=" in expression else "TAG"
+    for code, asked in product([11, 361], [31, 32, 33, 64, 1000]):
+        pulled = pull_fields(
+            maxMsgNums=asked, subscription=expression, expressionType=kind, **fields
+        )
+        for repeat in range(3):  # the compiled engine answers the later ones
+            answer = client.call(code, pulled)
+            assert numbers(answer) == list(range(min(asked, most))), (code, asked, repeat)
+
+
 def test_a_bulk_pull_has_the_limit_that_it_asks_for(client: SteppedClient) -> None:
     fill(client, 100, body=bytes(1000))
     many = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)
@@ -178,6 +195,85 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
     assert delivered.filtered + delivered.messages_out == 3000
     assert sum(looked) == (3000 if kind == "TAG" else 0)
     assert broker.store.columns.rows_decoded <= 3000
+
+
+HOLDS = list[tuple[float, Any]]
+
+
+def hold_pulls(broker: SteppedBroker) -> HOLDS:
+    """Let the broker hold pulls. Return the seconds of each hold, and what ends it."""
+    holds: HOLDS = []
+    broker.core.pull.call_later = lambda seconds, end: holds.append((seconds, end))
+    return holds
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+@pytest.mark.parametrize("kind", ["TAG", SQL92])
+def test_every_answer_makes_progress_for_clients_that_cannot_keep_up(
+    broker: SteppedBroker, client: SteppedClient, kind: str, is_held: bool
+) -> None:
+    """Their machine is starved: they ask on and on, and have consumed nothing."""
+    holds = hold_pulls(broker) if is_held else []
+    total, expression = 4400, "A" if kind == "TAG" else "TAGS = 'A'"
+    fill(client, total, tags="A" + "B" * 80)
+    for count, gap_s in product([1, 4, 32], [0.0, 0.05]):
+        offset, found = 0, []
+        while offset < total:
+            request = client.request(11, pull_fields(
+                offset=offset, maxMsgNums=count, subscription=expression, expressionType=kind,
+                sysFlag=0x7, commitOffset=0, consumerGroup=f"G-{count}-{round(1000 * gap_s)}",
+            ))  # fmt: skip
+            client.feed(request)
+            if request.opaque not in client.answers:
+                seconds, end = holds.pop()
+                broker.clock.advance(seconds)
+                end()
+            answer = client.answers.pop(request.opaque)
+            assert answer.code in (OK, RETRY)
+            assert offsets(answer)[0] > offset
+            offset, found = offsets(answer)[0], found + numbers(answer)
+            broker.clock.advance(gap_s)
+        assert found == list(range(0, total, 81))
+    assert not holds
+
+
+def test_a_pull_out_of_reach_is_held_and_then_given_what_it_asked_for(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    holds = hold_pulls(broker)
+    fill(client, 2200, tags="A" + "B" * 99)
+    plain = {"sysFlag": 0x5, "commitOffset": 0, "subscription": "A"}
+    assert numbers(client.call(11, pull_fields(**plain))) == list(range(0, 2001, 100))
+    passed = client.call(11, pull_fields(offset=2001, **plain))
+    assert (passed.code, offsets(passed)[0], holds) == (RETRY, 2100, [])
+    request = client.request(11, pull_fields(offset=2100, **plain))
+    client.feed(request)
+    broker.step()
+    assert request.opaque not in client.answers
+    ((seconds, end),) = holds
+    assert 0 < seconds <= 0.004
+    end()
+    assert numbers(client.answers[request.opaque]) == [2100]
+    end()  # twice does nothing
+    assert len(broker.core.polls) == 0
+    consumed = client.call(11, pull_fields(offset=2100, **plain | {"commitOffset": 500}))
+    assert numbers(consumed) == [2100], "it has consumed, and is not held"
+    assert len(holds) == 1
+
+
+def test_a_held_pull_of_a_connection_that_breaks_is_forgotten(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    holds = hold_pulls(broker)
+    fill(client, 2200, tags="A" + "B" * 99)
+    plain = {"sysFlag": 0x5, "commitOffset": 0, "subscription": "A"}
+    client.call(11, pull_fields(**plain))
+    client.feed(client.request(11, pull_fields(offset=2100, **plain)))
+    ((_, end),) = holds
+    client.disconnect()
+    end()
+    assert client.answers == {}
+    assert len(broker.core.polls) == 0
 
 
 @pytest.mark.parametrize("takes_pieces", [False, True])

@@ -67,6 +67,33 @@ def test_every_name_server_is_told_at_once_and_then_each_period() -> None:
     assert len(told.due(30.0)) == 2
 
 
+def test_a_slave_asks_every_second_until_a_name_server_knows_its_master() -> None:
+    _, told = registering(broker_role="SLAVE", broker_id=1)
+    found: list[tuple[str, str]] = []
+    told.on_master = lambda address, ha_address: found.append((address, ha_address))
+    one, two = told.name_servers
+    knows = Command(0, {"masterAddr": "m:10911", "haServerAddr": "m:10912"})
+    told.answered(two, knows, 0.0)
+    for second in range(29):
+        told.answered(one, Command(0, {}), float(second))
+        assert told.wait_s(second) == pytest.approx(1.0)
+        assert told.due(second + 1.0) == [one]
+    told.answered(one, knows, 29.0)
+    assert told.due(29.9) == []
+    assert told.due(58.9) == [two]
+    assert found == [("m:10911", "m:10912"), *[("", "")] * 29, ("m:10911", "m:10912")]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"consensus": "etcd://h:2379", "broker_id": 1}], ids=["master", "failover"]
+)
+def test_only_a_slave_by_its_file_looks_for_its_master(changes: dict[str, object]) -> None:
+    _, told = registering(**changes)
+    for server in told.name_servers:
+        told.answered(server, Command(0, {}), 0.0)
+    assert told.due(29.0) == []
+
+
 def test_one_that_is_not_there_is_tried_again_with_growing_pauses() -> None:
     _, told = registering()
     one, two = told.name_servers

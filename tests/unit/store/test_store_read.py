@@ -127,20 +127,35 @@ def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: A
     assert found(store.reader.read("A", 0, 0, 32)) == [0, 1]
 
 
-def test_who_asks_for_more_than_32_messages_gets_up_to_256_in_256_kib(bench: Any) -> None:
-    store = bench.open(commit_log_file_bytes=1 << 24, max_transfer_count_memory=16)
+@pytest.mark.parametrize(
+    ("settings", "is_ours", "count"),
+    [
+        ({}, False, 32),
+        ({}, True, 256),
+        ({"max_transfer_count_memory": 16}, False, 16),
+        ({"max_transfer_count_memory": 16}, True, 256),
+        ({"max_transfer_count_memory": 280}, False, 280),
+        ({"max_transfer_count_memory": 280}, True, 280),
+        ({"pull_count_max": 0}, True, 32),
+        ({"pull_count_max": 40}, True, 40),
+        ({"memory_ratio": 0}, False, 8),
+        ({"memory_ratio": 0}, True, 8),
+    ],
+)
+def test_the_reader_and_not_the_number_asked_for_decides_the_count_of_an_answer(
+    bench: Any, settings: dict[str, int], is_ours: bool, count: int
+) -> None:
+    store = bench.open(commit_log_file_bytes=1 << 24, **settings)
     bench.send(*[b"x"] * 300)
-    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(256))
-    assert found(store.reader.read("T", 0, 0, 33)) == list(range(33))
-    assert found(store.reader.read("T", 0, 0, 32)) == list(range(16))
-    bench.send(*[b"x" * 2000] * 256, topic="A")
-    assert len(found(store.reader.read("A", 0, 0, 1000))) == 262_144 // 2092
+    for asked in (1, count - 1, count, count + 1, 1000):
+        result = store.reader.read("T", 0, 0, asked, is_ours=is_ours)
+        assert found(result) == list(range(min(asked, count))), asked
 
 
-def test_a_store_may_keep_to_rocketmqs_count(bench: Any) -> None:
-    store = bench.open(pull_count_max=0)
-    bench.send(*[b"x"] * 40)
-    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(32))
+def test_a_pull_of_ours_keeps_to_256_kib(bench: Any) -> None:
+    store = bench.open(commit_log_file_bytes=1 << 24)
+    bench.send(*[b"x" * 2000] * 256)
+    assert len(found(store.reader.read("T", 0, 0, 1000, is_ours=True))) == 262_144 // 2092
 
 
 def test_ordinary_pull_of_what_is_on_disk_gets_8_messages_or_64_kib(bench: Any) -> None:
@@ -382,6 +397,35 @@ def test_offset_by_time_with_both_boundaries(bench: Any, time: int, lower: int, 
     timed(bench, 0, 10, 10, 10, 20)
     assert store.reader.offset_by_time("T", 0, start + time, "lower") == lower
     assert store.reader.offset_by_time("T", 0, start + time, "upper") == upper
+
+
+@pytest.mark.parametrize("bad", [(0,), (4,), (3, 4, 5), (8, 9), (9,), tuple(range(10))])
+def test_a_search_by_time_passes_over_no_message_for_those_that_cannot_be_read(
+    bench: Any, bad: tuple[int, ...]
+) -> None:
+    bench.open(commit_log_file_bytes=1 << 16)
+    start = bench.clock.ms
+    places = []
+    for number in range(10):
+        bench.clock.ms = start + 10 * number
+        places.append(bench.send(b"%d" % number * 50)[0][0])
+    bench.store.close()
+    path = f"{bench.config.root}/commitlog/{0:020d}"
+    data = bytearray(bench.files.content(path))
+    for number in bad:
+        data[places[number] + 100] ^= 1
+    bench.files.put(path, bytes(data))
+    store = bench.open()  # what an earlier process wrote is checked when it is read
+    good = [number for number in range(10) if number not in bad]
+    assert [n for n in range(10) if store.reader.store_time_ms("T", 0, n) >= 0] == good
+    for time in range(-5, 100, 5):
+        first = next((number for number in good if 10 * number >= time), None)
+        found = store.reader.offset_by_time("T", 0, start + time, "lower")
+        if first is not None:  # unreadable ones just before it may be found too
+            assert found <= first
+            assert not [number for number in good if found <= number < first]
+        else:
+            assert found > max(good, default=-1)
 
 
 def test_times_of_messages(bench: Any) -> None:

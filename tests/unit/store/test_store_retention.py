@@ -195,6 +195,22 @@ def test_expired_files_go_at_the_hour_and_never_the_last(bench: Any, store: Any)
     assert store.retention.bytes_deleted == 4 * 4096
 
 
+def test_a_search_by_time_does_not_find_what_retention_has_deleted(bench: Any, store: Any) -> None:
+    by_time = store.reader.offset_by_time
+    expire(bench)
+    clean(bench)
+    assert (store.queue_offsets("T", 0), store.queue_offsets("T", 1)) == ((6, 7), (6, 6))
+    for time_ms in (0, NOON_MS - 1, NOON_MS, bench.clock.ms, bench.clock.ms + DAY_MS):
+        assert by_time("T", 0, time_ms, "lower") == (6 if time_ms <= NOON_MS else 7), time_ms
+        assert by_time("T", 0, time_ms, "upper") == (6 if time_ms >= NOON_MS else 0), time_ms
+        assert by_time("T", 1, time_ms, "lower") == 6, "the end: no message is there"
+        assert by_time("T", 1, time_ms, "upper") == 5, "all were older"
+    bench.send(b"new", queue_id=1)
+    assert by_time("T", 1, bench.clock.ms, "lower") == 6
+    assert by_time("T", 1, bench.clock.ms + 1, "lower") == 7
+    assert by_time("T", 1, bench.clock.ms, "upper") == 6
+
+
 def test_files_stay_until_their_reserved_time_is_over(bench: Any, store: Any) -> None:
     bench.clock.ms = NOON_MS + 40 * HOUR_MS  # four o'clock, after 40 of 72 hours
     clean(bench)

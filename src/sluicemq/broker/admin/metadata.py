@@ -50,6 +50,8 @@ from sluicemq.wire.tables import group_from, topic_from
 
 T = TypeVar("T")
 QUEUES_MAX: Final = 65_536
+FILTER_TYPES: Final = (None, "", "SINGLE_TAG", "MULTI_TAG")
+"""What a tool may say of a topic; Java cannot read a table with another value."""
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {
     (MESSAGE_TYPE, "MIXED"): "MIXED message type is not supported.",
@@ -201,6 +203,11 @@ class Metadata:
 
     def create_topic(self, header: CreateTopicRequest, command: Command, peer: Peer) -> Announced:
         """17: creates or changes. The remark is what the real broker answers."""
+        if header.filter_type not in FILTER_TYPES:
+            raise _wrong(
+                f"topicFilterType = [{header.filter_type}] value invalid: write SINGLE_TAG, or "
+                "leave it out."
+            )
         config = TopicConfig(
             header.topic, header.read_queues, header.write_queues, header.perm,
             header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,

@@ -40,6 +40,7 @@ from sluicemq.broker.consume.held import (
     TEXT_BYTES,
     HeldBytes,
 )
+from sluicemq.broker.consume.notices import Notices
 from sluicemq.broker.lanes.rules import difference, normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import LaneReader, Lanes
 from sluicemq.broker.settings import Settings
@@ -372,6 +373,10 @@ class Consumers:
     clock: Clock
     held: HeldBytes
     groups: dict[str, ConsumerGroup] = field(default_factory=dict)
+    notices: Notices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notices = Notices(self.clock, self._notify)
 
     def watch(self, group: str, topic: str) -> Watch | None:
         found = self.groups.get(group)
@@ -490,7 +495,7 @@ class Consumers:
         if joined:
             keys = {key} if has_lanes else None
         if keys is None or keys:
-            self._notify(group, keys)
+            self.notices.changed(group.name, keys)
         return old not in {0, fingerprint}
 
     def _check_contract(self, name: str, member: Member, key: str) -> None:
@@ -583,7 +588,7 @@ class Consumers:
             member.wanted = {t: watch.subscription for t, watch in group.watches.items()}
             group.members[member.peer] = member
             group.edition += 1
-            self._notify(group, None)
+            self.notices.changed(name, None)
         expected = known.fingerprint if has_lanes and known is not None else group.fingerprint
         return expected != fingerprint
 
@@ -598,19 +603,26 @@ class Consumers:
                 key = subscription_key(name, [subscription])
                 self.contracts.refuse(name, client_id, key, {other: said}, peer)
 
-    def _notify(self, group: ConsumerGroup, keys: set[str] | None) -> None:
-        """Tells the members (with these subscriptions; None: all) to balance anew; not for
-        broadcasting, where each has all queues."""
-        config = self.configs.table.get(group.name)
+    def _notify(self, name: str, keys: set[str] | None) -> int:
+        """Tell the members of a group with these subscriptions (None: all) to balance again, and
+        return their number: 0 for a group that broadcasts, where each member reads all queues."""
+        group, config = self.groups.get(name), self.configs.table.get(name)
         if (
-            group.message_model != BROADCASTING
-            and self.settings.broker.notify_consumer_changes
-            and (config is None or config.notify_changes_enable)
+            group is None
+            or group.message_model == BROADCASTING
+            or not self.settings.broker.notify_consumer_changes
+            or (config is not None and not config.notify_changes_enable)
         ):
-            fields = encode_header(ConsumerGroupRequest(group=group.name))
-            for peer, member in tuple(group.members.items()):
-                if peer.has_queues and (keys is None or member.key in keys):
-                    peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+            return 0
+        fields = encode_header(ConsumerGroupRequest(group=name))
+        told = [
+            peer
+            for peer, member in group.members.items()
+            if peer.has_queues and (keys is None or member.key in keys)
+        ]
+        for peer in told:
+            peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+        return len(told)
 
     # -------------------------------------------------------------------------------- leaving
 
@@ -637,7 +649,7 @@ class Consumers:
             self.contracts.forget(name)
         elif lanes is not None:
             group.unite()
-        self._notify(group, None if lanes is None else {member.key})
+        self.notices.changed(name, None if lanes is None else {member.key})
 
     def disconnecting(self, peer: Peer) -> Steps[None]:
         """Take a connection that broke out of its groups, one at each step. A strict group waits

@@ -13,10 +13,12 @@ client's own secret, but its pulls tell of it:
     slow      it comes after more than that: what it got takes its time, which tells nothing
 
 A pull names the offset up to which everything is consumed, but a client asks again before it has
-begun to consume what it just got. What lies out of its reach is then not given but *asked for once
-more*: an answer without messages, which the client follows with a pull at once, and by then it has
-consumed. When that goes on in vain (a slow consumer, or one that does not tell) it is given after
-all, each time a little sooner, and the client's own limit does the rest.
+begun to consume what it just got. A match that lies out of its reach is then not given at once. If
+messages before it are passed over, the answer has none, and the client's next pull, which comes at
+once and begins at the match, says what it has consumed by then. If that pull is out of reach too,
+it is *held* for some milliseconds and given the match then: every answer makes progress. When the
+client pauses all the same (a slow consumer, or one that does not tell), the next hold is half as
+long, until nothing is held and the client's own limit does the rest.
 """
 
 from collections.abc import Callable
@@ -37,19 +39,30 @@ SLOW_S: Final = 0.200
 GROWS_AFTER_S: Final = 1.0
 BACKOFF_MIN_S: Final = 0.25
 BACKOFF_MAX_S: Final = 60.0
-ASK_AGAIN_MAX: Final = 16
+HOLD_S: Final = 0.004
+"""The longest time for which a pull is held: a client that consumes in it does not pause."""
+HOLD_MIN_S: Final = 0.0005
 
 
 @dataclass(slots=True)
 class _Queue:
-    """`span`: that the last answer tries out; 0: none."""
+    """`span`: that the last answer tries out; 0: none. `hold_s`: the time for which the next pull
+    out of reach is held; 0: it is not. `is_held`: the last answer was held."""
 
     answered_s: float = 0.0
     span: int = 0
     next_offset: int = -1
     held_from: int = -1
-    ask_again_max: int = ASK_AGAIN_MAX
-    waited: int = 0
+    hold_s: float = HOLD_S
+    is_held: bool = False
+
+    def learn_hold(self, passed_s: float) -> None:
+        """Take in that the next pull came `passed_s` after the answer to one that was held."""
+        self.is_held = False
+        if passed_s < QUICK_S:
+            self.hold_s = HOLD_S
+        elif passed_s >= LATE_S:
+            self.hold_s = self.hold_s / 2 if self.hold_s > HOLD_MIN_S else 0.0
 
 
 @dataclass(slots=True)
@@ -66,9 +79,14 @@ class Pace:
     def asked(self, queue_id: int, now_s: float) -> None:
         """A pull came: what does it tell of the answer before it?"""
         queue = self._queues.get(queue_id)
-        if queue is None or not queue.span:
+        if queue is None:
             return
-        passed_s, span, queue.span = now_s - queue.answered_s, queue.span, 0
+        passed_s = now_s - queue.answered_s
+        if queue.is_held:
+            queue.learn_hold(passed_s)
+        if not queue.span:
+            return
+        span, queue.span = queue.span, 0
         if not self._grows_at_s:
             self._grows_at_s = now_s + GROWS_AFTER_S
         if passed_s < QUICK_S:
@@ -89,8 +107,14 @@ class Pace:
             queue = self._queues[queue_id] = _Queue()
         if consumed is None and queue.next_offset == offset and queue.held_from >= 0:
             consumed = queue.held_from  # nothing yet, of what it got
-        is_patient = not is_parked and queue.waited < queue.ask_again_max
+        is_patient = not is_parked and queue.hold_s > 0
         return Reach(offset if consumed is None else consumed, self.span_max, is_patient)
+
+    def hold(self, queue_id: int) -> float:
+        """Note that a pull out of reach is held. Return for how many seconds."""
+        queue = self._queues[queue_id]
+        queue.is_held = True
+        return queue.hold_s
 
     def answered(self, queue_id: int, result: ReadResult, now_s: float) -> None:
         """What a read gave."""
@@ -100,12 +124,6 @@ class Pace:
         if result.count:
             queue.held_from = result.held_from
             queue.span = result.span if 2 * result.span > self.span_max else 0
-            if queue.waited:
-                in_vain = queue.waited >= queue.ask_again_max
-                queue.ask_again_max = queue.ask_again_max // 2 if in_vain else ASK_AGAIN_MAX
-            queue.waited = 0
-        elif result.is_out_of_reach:
-            queue.waited += 1
 
 
 RUNS_MAX: Final = 128

@@ -3,7 +3,7 @@ subscription.
 
 A consumer that joins, leaves or changes its topics makes all members of its group balance anew
 (40, one-way). They hear of it before the answer to the heartbeat leaves, as recorded of the real
-broker (spec/traffic, item 2).
+broker (spec/traffic, item 2), unless many changes come at once (`notices`).
 
 Each client says the same every thirty seconds: a heartbeat that is the last one of its connection
 again, where nothing that it depends on has changed since, only moves the time of its members on.

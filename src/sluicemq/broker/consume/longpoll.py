@@ -3,7 +3,8 @@
 A parked pull stands in the list of its queue and in a heap by deadline. `wake` is called in the
 loop turn in which messages of a queue become visible; each pull looks at the new messages through
 its own filter and stays parked when it wants none of them. `expire` answers what has waited long
-enough. Answers go to `write(peer, frame)`, which joins them to those of the turn.
+enough, with what a last look finds: messages can become available without waking every waiter.
+Answers go to `write(peer, frame)`, which joins them to those of the turn.
 
 A pop waits for one queue or for any (`ANY_QUEUE`), and for those of its retry topics. What one pop
 gets no other of its group does, so they are a *contest*: messages are offered to the one that waits
@@ -186,7 +187,8 @@ class LongPolls:
             _, _, peer, parked = heapq.heappop(self._deadlines)
             had_offer = parked.is_looking and not parked.is_done
             self._look(parked, peer, self.write, is_last=True)
-            if had_offer:
+            if had_offer or parked.leaves_more:
+                parked.leaves_more = False
                 self._pass_on(parked)
 
     def end_topic(self, topic: str) -> None:

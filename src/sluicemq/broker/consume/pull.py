@@ -14,11 +14,13 @@ while that is there (spec/ha.md §4). With sluiceConsensus it waits with them in
 routes are old take it for the master, and would ask it again and again.
 
 Three fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
-`maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the matches
-that the reader has in hand may lie as far apart as they like (`delivered`). `sluiceLook=true`: the
-answer is the message at the offset, if there is one, whatever the group's resets, lanes and filter
-say, and nothing changes for the group. By that a reader finds out whether the queue is the one that
-it has read before.
+`maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the reader
+is a client of ours without the limits of Java's consumers, so the matches that it has in hand may
+lie as far apart as they like (`delivered`), and an answer from memory holds up to
+`sluicePullCountMax` messages. Without that field no answer holds more than RocketMQ's count.
+`sluiceLook=true`: the answer is the message at the offset, if there is one, whatever the group's
+resets, lanes and filter say, and nothing changes for the group. By that a reader finds out whether
+the queue is the one that it has read before.
 """
 
 import struct
@@ -43,7 +45,6 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
-from sluicemq.config.settings import PULL_COUNT
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
@@ -174,6 +175,8 @@ class Pull:
     delivered: Deliveries
     filters: RequestFilters
     shares: Shares
+    call_later: Callable[[float, Callable[[], None]], object] | None = None
+    """The loop's. Without it no pull is held (`_held_back`)."""
     has_master: Callable[[], bool] = lambda: False
     """Of a slave: does it follow a master now?"""
     found: int = 0
@@ -281,7 +284,10 @@ class Pull:
                 answer = b"".join(pieces)
             else:
                 peer.write_pieces(pieces)
-        elif (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND:
+        elif (
+            _is_stuck(reading, result)
+            or (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND
+        ):
             return False  # it may wait
         else:
             answer = self._not_found(reading, opaque, code, result)
@@ -305,7 +311,8 @@ class Pull:
         values, wanted, config = orjson.loads(header), reading.filter, self.settings.broker
         assert engine.pulls is not None, "it has missed the pull"
         reader, store = self.store.reader, self.store.reader.config
-        count_max = min(max(reading.count_max, 1), reader.near_max[reading.count_max > PULL_COUNT])
+        is_ours = ANY_SPAN in reading.fields
+        count_max = min(max(reading.count_max, 1), reader.near_max[is_ours])
         codes = None if wanted is None else reader.codes_alone(wanted)
         scan = None if wanted is None or codes is not None else reader.scan_known(wanted)
         if (
@@ -326,7 +333,7 @@ class Pull:
         plan.topic_config, plan.broker = plan.found_topic.config, config
         plan.delivered, plan.scan = reading.delivered, scan
         plan.codes = codes if scan is None else wanted.vectorised  # type: ignore[union-attr]
-        plan.any_span = ANY_SPAN in reading.fields
+        plan.any_span = is_ours
         if not reading.sys_flag & SUBSCRIPTION:
             plan.members = self.consumers.groups[reading.group]
             plan.watch = plan.members.watches[reading.topic]
@@ -350,6 +357,8 @@ class Pull:
         """The pull waits, if it may. HOT."""
         if result.judgement is not None:
             return Postponed(after(result.judgement, partial(self.pull, command, reading.peer)))
+        if _is_stuck(reading, result):
+            return self._held_back(reading, command)
         code = self._code_of(reading, result, reading.offset)
         if code != ResponseCode.PULL_NOT_FOUND or not reading.sys_flag & SUSPEND:
             return self._not_found(reading, command.opaque, code, result)
@@ -361,6 +370,19 @@ class Pull:
             command, (reading.queue,), result.next_offset,
             self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
         )  # fmt: skip
+
+    def _held_back(self, reading: Reading, command: Command) -> bytes | Parked:
+        """Hold a pull that begins at a match out of its reader's reach, and give it the match after
+        some milliseconds (`delivered.Pace`): an answer without messages would be no progress."""
+        hold_s = reading.delivered.pace.hold(reading.queue_id)
+        parked = Parked(
+            command, (reading.queue,), reading.offset, self.clock.monotonic_s() + hold_s,
+            partial(self._look, reading),
+        )  # fmt: skip
+        if self.call_later is None:
+            return self._look(reading, parked, is_last=True) or b""
+        self.call_later(hold_s, partial(self.polls.look, parked, reading.peer))
+        return parked
 
     def _held(self, reading: Reading, command: Command) -> bytes | Parked | None:
         """Instead of what it asked for, when its lane or a reset says so. HOT."""
@@ -559,6 +581,7 @@ class Pull:
         """HOT."""
         delivered, message_filter, consumed = reading.delivered, reading.filter, reading.consumed
         count = reading.count_max if reading.count_max > 0 else 1
+        is_ours = ANY_SPAN in reading.fields
         reach = room = place = pace = None
         if reading.group in self._lanes:
             lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
@@ -571,7 +594,7 @@ class Pull:
                 count = min(count, room)
             reach = None if consumed is None else Reach(consumed)
         elif message_filter is not None and reading.bytes_max is None:
-            if ANY_SPAN in reading.fields:
+            if is_ours:
                 reach = Reach(offset, NO_LIMIT)
             else:
                 pace = delivered.pace
@@ -580,7 +603,7 @@ class Pull:
                 reach = pace.reach(reading.queue_id, offset, consumed, is_parked)
         result = self.store.reader.read(
             reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
-            room, reach, may_postpone=place is None,
+            room, reach, may_postpone=place is None, is_ours=is_ours,
         )  # fmt: skip
         scanned = result.scanned
         delivered.filtered += scanned - result.count
@@ -625,7 +648,13 @@ class Pull:
         self, reading: Reading, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
         """It goes on waiting, or looking when it was not through; unless there is a master to ask
-        by now."""
+        by now. At its last time a filter that takes long is judged first: without that the answer
+        would say to retry although no message was looked at."""
+        if is_last and result.judgement is not None:
+            command, peer = parked.command, reading.peer
+            steps = after(result.judgement, partial(self.pull, command, peer))
+            self.background.run_request(steps, command, peer)
+            return b""
         is_for_master = result.judgement is None and self._is_for_master(
             reading, result, parked.scan_offset
         )
@@ -708,6 +737,11 @@ class Pull:
         if is_near and self.settings.is_slave and self.has_master():
             return MASTER_ID
         return group.broker_id if is_near else group.broker_id_when_slow
+
+
+def _is_stuck(reading: Reading, result: ReadResult) -> bool:
+    """Return whether the only thing that a read found out is that its reader holds too much."""
+    return result.is_out_of_reach and result.next_offset == reading.offset
 
 
 def _unknown_subscription(why: str = "") -> PullRefusedError:

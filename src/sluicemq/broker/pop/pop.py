@@ -571,24 +571,24 @@ class Pop:
     def _look_again(
         self, popping: Popping, parked: Parked, is_last: bool
     ) -> bytes | Durable | None:
-        """There may be something for a pop that waits, or its time is over: whoever has had the
-        offer passes it on. HOT."""
+        """Look for messages for a pop that waits, at an offer and once more at its deadline
+        (`is_last`), for a message can become available without an offer. Return its answer, or
+        None if it goes on waiting. HOT."""
         try:
             if is_last:
                 self._check_target(popping.header, popping.peer)
-            else:
-                self._admit(popping.header, popping.peer)
+                if self._is_refused(parked):  # it has looked just now
+                    return self._answer(popping, Look(0, 0.0), ResponseCode.POLLING_FULL)
+            self._admit(popping.header, popping.peer)
         except RequestError as refusal:
             fields = encode_header(PopMessageResponse())
             return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
-        if is_last:
-            is_full = self._is_refused(parked)
-            code = ResponseCode.POLLING_FULL if is_full else ResponseCode.POLLING_TIMEOUT
-            return self._answer(popping, Look(self.clock.now_ms(), 0.0), code)
         found = self._look(popping)
         if found.count:
             parked.leaves_more = found.rest > 0
             return self._answer(popping, found)
+        if is_last:
+            return self._answer(popping, found, ResponseCode.POLLING_TIMEOUT)
         if found.is_unfinished:
             parked.is_looking = True
             steps = self.polls.look_on(parked, popping.peer, found.judgement)
@@ -596,17 +596,20 @@ class Pop:
         return None
 
     def _notice_again(self, popping: Popping, parked: Parked, is_last: bool) -> bytes | None:
-        """For a notification that waits."""
+        """Look for messages for a notification that waits, at an offer and once more at its
+        deadline (`is_last`): the offer of a message went to one notification of its contest, and
+        the message may still be there. Return its answer, or None if it goes on waiting."""
         if is_last:
             try:
                 self._check_target(popping.header, popping.peer)
             except RequestError as refusal:
                 fields = encode_header(NotificationResponse())
                 return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
-            return _notice(popping, NotificationResponse(is_full=self._is_refused(parked)))
-        if not self._has_messages(popping):
-            return None
-        return _notice(popping, NotificationResponse(has_messages=True))
+            if self._is_refused(parked):  # it has looked just now
+                return _notice(popping, NotificationResponse(is_full=True))
+        if self._has_messages(popping):
+            return _notice(popping, NotificationResponse(has_messages=True))
+        return _notice(popping, NotificationResponse()) if is_last else None
 
     def _is_refused(self, parked: Parked) -> bool:
         """Is its last look before its time? Then there was no room for it."""

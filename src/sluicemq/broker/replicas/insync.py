@@ -44,6 +44,8 @@ SAMPLES_MAX: Final = 512  # ends of the log with their times: a hundred seconds 
 NEAR_S: Final = 1.0
 """Who has what was there so long ago is near."""
 JOIN_S: Final = 2.0
+REST_S: Final = 15.0
+"""The time for which a replica that was waited for in vain is not waited for again."""
 NOT_MASTER: Final = "this replica is not master any more, try again."
 NOT_ENOUGH: Final = "in-sync replicas not enough"
 """RocketMQ's words for it."""
@@ -229,7 +231,8 @@ class InSync:
         if self.term is not None:
             return link.replica_id in self.term.in_sync and replica is not None
         least = self.own_end() - self.settings.broker.gap_bytes_max
-        return replica is not None and replica.acknowledged >= max(least, 0)
+        # An empty slave acknowledges nothing before its first byte; until then it has 0 bytes.
+        return replica is not None and max(replica.acknowledged, 0) >= least
 
     def _near(self) -> int:
         """Slaves that are no further behind than haMaxGapNotInSync."""
@@ -341,7 +344,7 @@ class InSync:
             return True
         if now_s >= joining.until_s:
             del self._joining[member]
-            self._rests_until_s[member] = now_s + self.settings.broker.catch_up_ms / 1000
+            self._rests_until_s[member] = now_s + REST_S
             self._advance()
         return False
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from sluicemq.broker.background import Progress, Slice, Worker
@@ -23,6 +24,7 @@ from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_rec
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
+from sluicemq.broker.waiting.delivered import CHUNK, Deliveries, Due
 from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers, Waiting
@@ -70,8 +72,8 @@ class DelayLevels:
     The unit of a message says when it is due instead of a tag code. All messages of a level wait
     equally long, so the first of its queue is due first: one look a level tells when to wake. What
     is delivered is an offset for each level, kept in `config/delayOffset.json` as RocketMQ writes
-    it: after a crash, delivery begins at the last offset that is safe, and what came after it comes
-    again.
+    it. After a crash, delivery begins at the last offset that is safe, or behind what the log shows
+    to be delivered since (`delivered`).
 
     A unit that says a time later than a level can mean (the clock has gone back, or the level means
     less now) is due at once; less than a minute too late is the store's own wait for a clock that
@@ -134,11 +136,20 @@ class DelayLevels:
                 " log shows to be undelivered are delivered, others may come again. Nothing has to"
                 " be done.", self.document.path,
             )  # fmt: skip
-        for topic, queue_id in self._store.queues():
-            if topic == SCHEDULE_TOPIC:
-                level = self._level(queue_id, self._kept.pop(queue_id + 1, 0))
-                self._go_back(level)
-                self._go_on_from(level)
+        levels = [
+            self._level(queue_id, self._kept.pop(queue_id + 1, 0))
+            for topic, queue_id in self._store.queues()
+            if topic == SCHEDULE_TOPIC
+        ]
+        for level in levels:
+            self._go_back(level)
+        self._load_cancelled()
+        self._skip_delivered(levels)
+        for level in levels:
+            self._go_on_from(level)
+
+    def _load_cancelled(self) -> None:
+        """Blocking. Raises StoreDamagedError."""
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
             return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
@@ -154,6 +165,50 @@ class DelayLevels:
             self.cancellations.changed = True
         for queue_id, cancelled in known.items():
             self._level(queue_id).cancelled |= cancelled
+
+    def _skip_delivered(self, levels: list[Level]) -> None:
+        """Let each level go on behind the messages that the log shows to be delivered: a broker
+        that was killed has delivered more than its file says."""
+        deliveries = Deliveries(self._store, self._clock.lead_ms)
+        for level in levels:
+            offset = level.coming
+            if next(self._due_at_end(level, offset), None) is not None:
+                low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+                start = max(low, offset - CHUNK)
+                deliveries.use_up(islice(self._due_at_end(level, start), offset - start))
+            while chunk := list(islice(self._due_at_end(level, offset), CHUNK)):
+                count = deliveries.count(chunk)
+                offset += count
+                if count < len(chunk):
+                    break
+            if offset > level.coming:
+                log.info(
+                    "messages %d to %d of level %d were delivered before the broker was killed",
+                    level.coming, offset - 1, level.queue_id + 1,
+                )  # fmt: skip
+                # Not saved before the deliveries are on disk: the power may fail now.
+                level.progress.advance(offset, self._store.written_offset)
+                level.coming = offset
+                self.document.changed = True
+                self._look(level)
+
+    def _due_at_end(self, level: Level, offset: int) -> Iterator[Due]:
+        """Yield the messages of a level, from `offset` on, that were due before the last record of
+        the log was stored."""
+        stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        while len(
+            units := self._store.reader.sound_units(
+                SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS
+            )
+        ):
+            for position, size, code in _unpack_units(units):
+                due_ms = self._due_ms(level, position, size, code)
+                if due_ms > stored_ms:
+                    return
+                is_kept = size != BLANK_SIZE and offset not in level.cancelled
+                view = self._store.reader.view_at(position) if is_kept else None
+                yield Due(due_ms, read_record(view))
+                offset += 1
 
     def _go_back(self, level: Level) -> None:
         """Let a level that does not prove itself go back to the first message that the log shows

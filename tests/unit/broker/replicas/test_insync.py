@@ -11,6 +11,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreUncertainError
 from sluicemq.model.ids import Host
+from sluicemq.replication.replica import LEASE_S
 
 REMOTE = Host("192.0.2.7", 1)
 
@@ -91,7 +92,7 @@ def test_who_waits_for_what_is_confirmed_is_told_at_once() -> None:
 
 
 def test_who_asks_in_another_thread_may_do_so_while_a_slave_comes() -> None:
-    stage = Stage({"in_sync_written": 2, "acting_master": True})
+    stage = Stage({"in_sync_written": 2, "acting_master": True, "gap_bytes_max": 100})
     stage.slave()
 
     def own_end() -> int:
@@ -100,6 +101,24 @@ def test_who_asks_in_another_thread_may_do_so_while_a_slave_comes() -> None:
 
     stage.gate.own_end = own_end
     assert NOT_ENOUGH in str(stage.gate.refusal)
+
+
+def test_an_empty_slave_counts_from_its_connection_on_and_is_waited_for() -> None:
+    """As in RocketMQ, where a slave that has acknowledged nothing has 0 bytes."""
+    stage = Stage({"gap_bytes_max": 1000})
+    assert stage.gate.is_slave_missing
+    slave = stage.slave()
+    assert not stage.gate.is_slave_missing
+    stage.wait(1000)
+    assert stage.done == [], "nothing is confirmed before it has it"
+    stage.end = 1001
+    assert stage.gate.is_slave_missing, "it is too far behind"
+    stage.gate.acknowledged(slave, 1)
+    assert not stage.gate.is_slave_missing
+    stage.gate.acknowledged(slave, 1000)
+    assert stage.done == [1000]
+    stage.gate.left(slave)
+    assert stage.gate.is_slave_missing
 
 
 def test_of_three_replicas_two_slaves_have_to_have_it() -> None:
@@ -230,7 +249,7 @@ def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
 
 
 def test_who_does_not_come_up_is_not_waited_for_any_longer() -> None:
-    stage, number = Stage({"catch_up_ms": 10_000}, term()), 7
+    stage, number = Stage({}, term()), 7
     stage.gate.state_number = lambda: number
     slave = stage.slave(2)
     stage.gate.acknowledged(slave, 1000)
@@ -245,7 +264,7 @@ def test_who_does_not_come_up_is_not_waited_for_any_longer() -> None:
     stage.gate.run()
     assert (stage.done, stage.proposed) == ([2000], [])
     stage.gate.acknowledged(slave, 2000)
-    stage.clock.advance(9.0)
+    stage.clock.advance(14.0)
     stage.gate.run()
     assert stage.gate.members() == {1}, "not again so soon"
     stage.clock.advance(1.1)
@@ -295,6 +314,25 @@ def test_who_is_behind_for_long_is_left_out() -> None:
     stage.clock.advance(0.2)
     stage.gate.run()
     assert stage.proposed == [frozenset({1})]
+
+
+def test_a_silent_slave_leaves_the_set_before_a_send_fails_or_a_lease_ends() -> None:
+    """Its process is stopped, and its connection stays open."""
+    stage = Stage({}, term(r2="a"))
+    slave = stage.slave(2)
+    stage.gate.acknowledged(slave, 1000)
+    stage.gate.run()
+    stage.end = 2000
+    stage.wait(2000)
+    begin_s = stage.clock.monotonic_s()
+    while not stage.proposed:
+        stage.clock.advance(0.2)  # the sweep
+        stage.gate.run()
+    assert stage.proposed == [frozenset({1})]
+    waited_s = stage.clock.monotonic_s() - begin_s
+    assert 2.4 < waited_s < min(stage.gate.timeout_s, LEASE_S)
+    stage.gate.decided(term())
+    assert stage.done == [2000]
 
 
 def test_who_has_not_come_yet_has_time() -> None:

@@ -151,6 +151,7 @@ def create_topic(
     order: bool | None = None,
     type: str | None = None,  # noqa: A002 - what RocketMQ calls it
     attributes: Mapping[str, str | None] | None = None,
+    force: bool = False,
 ) -> Talk[list[str]]:
     """Creates or changes a topic on every master (of one cluster); returns the broker names.
 
@@ -160,7 +161,12 @@ def create_topic(
 
     `order`: True makes it a topic of strict order: producers keep the number of its queues also
     while a broker is away (the name servers need orderMessageEnable=true); False ends that.
-    Raises ConfigurationError for a bad name, count, type or cluster, RequestError when refused.
+
+    No consumer reads a queue whose number is `queues` or higher. Unless `force` is set, a change
+    that hides a queue with messages in this way is refused.
+
+    Raises ConfigurationError for a bad name, count, type or cluster, and for a change that would
+    hide messages; RequestError when a broker refuses.
     """
     writers = queues if write_queues is None else write_queues
     changes = dict(attributes or {})
@@ -189,6 +195,8 @@ def create_topic(
     found = yield from masters(directory, cluster)
     if not found:
         raise ConfigurationError("no broker is registered.", cure="Start one: sluice broker.")
+    if not force:
+        yield from _check_nothing_hidden(found, name, queues)
     if order is not None:  # first, so that the brokers hear of it when they register the topic
         value = ";".join(f"{broker}:{writers}" for broker in sorted(found))
         for server in directory.name_servers:
@@ -199,6 +207,26 @@ def create_topic(
     yield from ask_each(found, requests.update_topic(config, changes))
     directory.routes.forget(name)
     return sorted(found)
+
+
+def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) -> Talk[None]:
+    """Raise ConfigurationError if topic `name` holds messages, on one of these brokers, in a queue
+    whose number is `queues` or higher."""
+    command = requests.topic_stats(topic=name)
+    hidden: dict[MessageQueue, int] = {}
+    for _, _, answer in (yield from ask_each(brokers, command, absent={TOPIC_NOT_EXIST})):
+        for queue, stats in sorted(bodies.decode_topic_stats(answer.body).queues.items()):
+            stored = stats.offset_max - stats.offset_min
+            if queue.queue_id >= queues and stored > 0:
+                hidden[queue] = stored
+    if hidden:
+        places = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in list(hidden)[:8])
+        raise ConfigurationError(
+            f"with {queues} queues on each broker, no consumer would read {sum(hidden.values())} "
+            f"stored messages of topic {name} ({places}{', …' if len(hidden) > 8 else ''}).",
+            cure="Let the groups read these queues first, or hide them with --force, in Python "
+            "force=True: they can be read again when the topic has as many queues as before.",
+        )
 
 
 def delete_topic(directory: Directory, name: str, *, cluster: str | None = None) -> Talk[None]:
