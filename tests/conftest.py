@@ -1,17 +1,27 @@
-"""Which tests the processes of `make test` get, and in which order (`--dist loadfile`).
+"""Which tests the processes of `make test` get, in which order (`--dist loadfile`), and how long
+they may take.
 
 A file is one piece of work, but for those that share the Spark session: they are all one, since
 each process that has a session holds a JVM and its Python workers. The long pieces come first;
-begun last, one of them would run on alone.
+begun last, one of them would run on alone. Pieces that start a Java or many processes are heavy:
+only as many processes as the machine has cores, and at least two, run them at a time. Java, Spark
+and the official clients have timeouts of their own, of 3 to 10 s, which a machine that starts five
+of them at once misses.
+
+Every limit is what a machine at rest needs, and is multiplied by how slow this machine is
+(`waiting.slowness`). Tests that took more than half of their limit are named at the end.
 """
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from waiting import CORES, SLOWNESS, limits_missed_nearly, measure_slowness
 
 HERE: Final = Path(__file__).parent
 LONG: Final = (
@@ -32,7 +42,22 @@ OWN_PROCESSES: Final = {
     "test_spark_notebook.py", "test_spark_restarts.py", "test_spark_outage.py",
 }  # fmt: skip
 """Files that start Spark in a process of its own, or need none."""
+HEAVY: Final = (
+    "spark",
+    "compatibility/",
+    "integration/spark/",
+    "integration/test_quickstart.py",
+    "integration/test_tutorial.py",
+    "integration/test_histories.py",
+    "integration/test_spark_",
+    "integration/console/test_console_in_chromium.py",
+    "typing/",
+)
+"""Pieces that start a Java, a browser, or many processes at once."""
+HEAVY_MAX: Final = max(2, CORES)
+"""Processes that run heavy pieces at the same time."""
 SEEDS: Final = "SLUICEMQ_SEEDS"
+SLOW: Final = "took more than half of a limit"
 SPARK_TIMEOUT_S: Final = 300  # the first test of a process waits for the session
 SPARK: Final = {
     "spark.log.level": "ERROR",
@@ -65,6 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("patient")
+    if SLOWNESS not in os.environ:  # the processes of pytest-xdist have it from the first one
+        workers = getattr(config.option, "numprocesses", None) or 1
+        os.environ[SLOWNESS] = f"{measure_slowness() * max(1.0, workers / CORES):.2f}"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -72,12 +100,39 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Pieces(LoadScopeScheduling):
-        """xdist's own groups (`xdist_group`) are not seen under pytest 9."""
+        """Gives pieces to nodes, which are the processes that run tests: heavy ones to HEAVY_MAX of
+        them. (xdist's own groups, `xdist_group`, are not seen under pytest 9.)"""
 
         def _split_scope(self, nodeid: str) -> str:
             return piece_of(nodeid.partition("::")[0].removeprefix("tests/"))
 
+        def _assign_work_unit(self, node: Any) -> None:
+            piece = self._next_for(node)
+            if piece is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(piece, last=False)
+            super()._assign_work_unit(node)
+
+        def _next_for(self, node: Any) -> str | None:
+            """Return the first piece that the node may have; None if only heavy ones are left, and
+            enough other nodes run some."""
+            others = sum(self._runs_heavy(other) for other in self.nodes if other is not node)
+            may_be_heavy = others < HEAVY_MAX
+            return next((it for it in self.workqueue if may_be_heavy or not is_heavy(it)), None)
+
+        def _runs_heavy(self, node: Any) -> bool:
+            return any(
+                is_heavy(piece) and not all(tests.values())
+                for piece, tests in self.assigned_work[node].items()
+            )
+
     return Pieces(config, log)
+
+
+def is_heavy(piece: str) -> bool:
+    """Return whether a piece of work is one of HEAVY."""
+    return piece.startswith(HEAVY)
 
 
 def piece_of(path: str) -> str:
@@ -95,6 +150,33 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.write_sep("=", f"FLAKY {report.nodeid} ({report.when})", yellow=True)
         terminalreporter.write_line(report.longreprtext)
+    slow = sorted(
+        (text, report.nodeid)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == SLOW and report.when == "teardown"
+    )
+    for text, nodeid in slow:
+        terminalreporter.write_line(f"SLOW {nodeid}: {text}")
+    if slow:
+        terminalreporter.write_line(
+            f"{len(slow)} tests took more than half of a limit; limits were multiplied by "
+            f"{os.environ[SLOWNESS]} or more."
+        )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note in the report of the test's end which of its limits it nearly missed."""
+    if call.when == "teardown":
+        item.user_properties.extend((SLOW, text) for text in limits_missed_nearly())
+    elif call.when == "call":
+        marker = item.get_closest_marker("timeout")
+        limit_s = marker.args[0] if marker is not None and marker.args else 0
+        if limit_s and call.duration > limit_s / 2:
+            item.user_properties.append((SLOW, f"it took {call.duration:.0f} of {limit_s:.0f} s"))
+    yield
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -113,14 +195,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=rank)
-    for item in items:
-        is_shared = "spark" in getattr(item, "fixturenames", ())
-        if is_shared and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+    default_s = float(config.getini("timeout") or 0)
+    if config.getoption("timeout", None) is None:  # else it is for all tests, as it was given
+        for item in items:
+            scale_timeout(item, default_s)
     if SEEDS not in os.environ:
         left = [item for item in items if item.get_closest_marker("simulation")]
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
+
+
+def scale_timeout(item: pytest.Item, default_s: float) -> None:
+    """Multiply a test's limit by the slowness of the machine. 0 is no limit."""
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        limit_s = float(marker.args[0] if marker.args else marker.kwargs["timeout"])
+    elif "spark" in getattr(item, "fixturenames", ()):
+        limit_s = SPARK_TIMEOUT_S
+    else:
+        limit_s = default_s
+    item.add_marker(pytest.mark.timeout(limit_s * float(os.environ[SLOWNESS])), append=False)
 
 
 def rank(item: pytest.Item) -> int:

@@ -31,6 +31,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
+from waiting import limit
 
 COUNT = 5
 RULES = """\
@@ -183,7 +184,7 @@ def test_our_client_with_the_right_keys_sends_and_consumes(
     found: set[bytes] = set()
 
     async def consume() -> None:
-        async with Sluice(names, credentials=RIGHT) as mq, asyncio.timeout(30):
+        async with Sluice(names, credentials=RIGHT) as mq, asyncio.timeout(limit(30)):
             async for message in mq.subscribe("topicB", group="groupB"):
                 found.add(message.body)
                 await message.ack()
@@ -225,7 +226,7 @@ def test_mqadmin_changes_the_rules_and_they_are_in_force_at_once(
         command += ["-n", cluster.name_server, "-b", cluster.broker]
         environment = {**os.environ, "ROCKETMQ_HOME": str(home)}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, env=environment
+            command, capture_output=True, text=True, timeout=limit(60), check=False, env=environment
         )
         return done.stdout + done.stderr
 

@@ -10,7 +10,7 @@ from peer import clusters
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.model.message import Message
-from waiting import until
+from waiting import limit, until
 
 COUNT = 66_000  # one block of 65,536, and a tail
 MATCHES = COUNT // 1000
@@ -36,7 +36,7 @@ async def send(name_server: str, first: int, count: int) -> None:
 async def receive(name_server: str, group: str, expected: int) -> list[int]:
     """Offsets of the matches, until there are so many."""
     found: list[int] = []
-    async with Sluice(name_server) as mq, asyncio.timeout(WAIT_S):
+    async with Sluice(name_server) as mq, asyncio.timeout(limit(WAIT_S)):
         async for message in mq.subscribe("T", group=group, where="n = '7'"):
             found.append(message.queue_offset)
             await message.ack()

@@ -13,6 +13,7 @@ from peer.names import own
 from sluicemq import Sluice
 from sluicemq.client.sync.admin import Admin
 from sluicemq.operate.doctor import Diagnosis, diagnose
+from waiting import limit
 
 KINDS = ["sluicemq", "rocketmq"]
 
@@ -27,7 +28,7 @@ async def examine(names: str, **about: Any) -> Diagnosis:
 
 async def becomes(wanted: str | None, names: str, **about: Any) -> Diagnosis:
     """What takes a moment to show."""
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + limit(30)
     while True:
         found = await examine(names, **about)
         if (found.cause and found.cause.code) == wanted:

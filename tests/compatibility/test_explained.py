@@ -11,6 +11,7 @@ from peer.names import own
 from sluicemq import Sluice
 from sluicemq.client.core.operations.rules import Code, Fate
 from sluicemq.model.topic import MessageQueue
+from waiting import limit
 
 KINDS = ["sluicemq", "rocketmq"]
 
@@ -34,7 +35,7 @@ async def test_explain_and_the_filter_lab_work_on_both_brokers(
         assert unknown.cause is not None
         assert unknown.cause.code is Code.NO_SUCH_GROUP
         async with mq.subscribe(topic, group=group, where="price > 30") as messages:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(limit(30)):
                 got = await messages.receive()
             assert got.message_id == ids[1]
             told = {}

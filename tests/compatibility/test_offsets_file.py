@@ -9,6 +9,7 @@ from peer import toolchain
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.offsets import decode_local_offsets, encode_local_offsets
 from sluicemq.model.topic import MessageQueue
+from waiting import limit
 
 OFFSETS = {
     MessageQueue("t", "broker-a", 0): 5,
@@ -29,7 +30,7 @@ def shares(tmp_path: Path):
         command = [toolchain.tool("java"), home, "-cp", path, "Shares"]
         line = "\t".join(fields) + "\n"
         done = subprocess.run(
-            command, input=line, capture_output=True, text=True, timeout=60, check=True
+            command, input=line, capture_output=True, text=True, timeout=limit(60), check=True
         )
         return done.stdout.strip()
 

@@ -23,7 +23,7 @@ from sluicemq import Sluice
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import MessageQueue
-from waiting import wait_for
+from waiting import limit, wait_for
 
 KINDS = ["sluicemq", *(["rocketmq"] if os.environ.get("SLUICEMQ_COMPATIBILITY") == "all" else [])]
 COUNT = 20
@@ -97,7 +97,7 @@ class Site:
         command += ["-n", self.cluster.name_server, "--json"]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
         done = subprocess.run(
-            command, capture_output=True, env=environment, timeout=60, check=False, text=True
+            command, capture_output=True, env=environment, timeout=limit(60), check=False, text=True
         )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]

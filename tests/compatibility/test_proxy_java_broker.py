@@ -30,7 +30,7 @@ from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.cluster import LOOK_GROUP_S
 from sluicemq.proxy.messages import ClientType, Code, MessageType
-from waiting import wait_for
+from waiting import limit, wait_for
 
 RELEASES = ["5.5.0", *(["5.3.3"] if official.ALL else [])]
 PATH = "/apache.rocketmq.v2.MessagingService/"
@@ -150,7 +150,7 @@ class Group:
     def all(self, caller: Caller, count: int, **options: Any) -> list[m.Message]:
         """So many messages, however many receives that takes."""
         found: list[m.Message] = []
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + limit(60)
         while len(found) < count and time.monotonic() < end_s:
             found += self.receive(caller, **options)
         return found
@@ -353,7 +353,7 @@ def test_what_is_given_up_is_a_dead_letter(place: Place) -> None:
     assert answer.status.code == Code.OK, answer
     place_of: dict[str, object] = {"topic": f"%DLQ%{group.group.name}", "queueId": 0}
     wait_for(lambda: (place.raw.call(30, place_of).fields or {}).get("offset") == "1")
-    end_s = time.monotonic() + 12
+    end_s = time.monotonic() + limit(12)
     while time.monotonic() < end_s:
         assert group.receive(place.one) == []
 

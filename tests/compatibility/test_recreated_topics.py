@@ -11,6 +11,7 @@ from peer import clusters
 
 from simulation.recreated import Consumer
 from sluicemq import Sluice
+from waiting import limit
 
 OLD, KINDS = 20, ("handler", "stream", "lite", "pull", "broadcast")
 
@@ -45,7 +46,7 @@ async def test_every_kind_of_consumer_reads_the_new_topic(
         return consumer
 
     async def await_all(consumers: list[Consumer], bodies: list[bytes]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(limit(60)):
             while any(set(bodies) - consumer.got.keys() for consumer in consumers):
                 for consumer in consumers:
                     consumer.check()

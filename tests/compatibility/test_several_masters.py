@@ -19,7 +19,7 @@ from peer.drivers import Driver, Event
 from sluicemq.client.sync.admin import Admin
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from waiting import slowness
+from waiting import limit, slowness
 
 ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 CLIENTS = ["java-5.3.3", *(["java-4.9.8", "python-aio"] if ALL else [])]
@@ -71,7 +71,7 @@ class Servers:
     def end(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         running = self._running.pop(name)
         running.send_signal(how)
-        running.wait(30)
+        running.wait(limit(30))
 
 
 @pytest.fixture

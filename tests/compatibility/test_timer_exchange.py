@@ -22,6 +22,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.store.tools.backup import back_up, restore
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
+from waiting import limit
 
 LATER_S = 40.0  # time for the first to stop and the second to start
 GIVE_UP_S = 60.0
@@ -64,7 +65,7 @@ async def receive(name_server: str, count: int) -> list[tuple[bytes, int]]:
 
     async with Sluice(name_server) as mq:
         task = asyncio.create_task(consume(mq))
-        end = time.monotonic() + GIVE_UP_S
+        end = time.monotonic() + limit(GIVE_UP_S)
         while len(found) < count and time.monotonic() < end:
             await asyncio.sleep(0.2)
         await asyncio.sleep(3)

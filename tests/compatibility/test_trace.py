@@ -21,6 +21,7 @@ from sluicemq.client.core.operations.messages import Step, Timeline
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import PushConsumer
+from waiting import limit
 
 SETTINGS = {**QUICK_CHECKS, "traceTopicEnable": "true", "messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
 KINDS = {
@@ -48,7 +49,7 @@ def java(driver: Callable[[str], Driver]) -> Driver:
 
 
 def timeline(broker: Cluster, message_id: str, complete: Callable[[Timeline], bool]) -> Timeline:
-    end = time.monotonic() + APPEAR_S
+    end = time.monotonic() + limit(APPEAR_S)
     found = None
     with Admin(broker.name_server) as admin:
         while time.monotonic() < end:
@@ -132,14 +133,14 @@ def test_mqadmin_tells_what_we_have_traced(broker: Cluster, java: Driver, tmp_pa
         broker.name_server, "Gours-consumers", lambda m: done.append(m.message_id), trace=True
     ).subscribe("Tours")
     with consumer:
-        end = time.monotonic() + APPEAR_S
+        end = time.monotonic() + limit(APPEAR_S)
         while len(done) < 3 and time.monotonic() < end:
             time.sleep(0.05)
     for result in (sent, *batch):
         timeline(broker, result.message_id, ended(1))
         told = ""
         while "Gours-consumers" not in told:
-            assert time.monotonic() < end + APPEAR_S, told
+            assert time.monotonic() < end + limit(APPEAR_S), told
             (event,) = java.call(
                 "admin",
                 ns=broker.name_server,

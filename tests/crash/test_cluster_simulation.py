@@ -32,6 +32,7 @@ from sluicemq.client.core.consuming import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.log import CommitLog
 from sluicemq.store.writer import Writer
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 20
@@ -263,7 +264,7 @@ def test_the_same_seed_is_the_same_history_in_another_process() -> None:
              "print(error_of(3, list(range(LENGTH)), print))"],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=limit(60), check=True,
         ).stdout
         for hash_seed in ("1", "2")
     ]  # fmt: skip

@@ -27,6 +27,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError
 from sluicemq.record.codec import decode_records
 from sluicemq.store.store import Store
+from waiting import limit
 
 SOURCE = Path(__file__).parents[2] / "src"
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -191,7 +192,7 @@ HOLDERS: list[subprocess.Popen[bytes]] = []
 def _end_of_holders() -> Iterator[None]:
     yield
     while HOLDERS:
-        HOLDERS.pop().communicate(timeout=10)
+        HOLDERS.pop().communicate(timeout=limit(10))
 
 
 def units(offset: int, *entries: tuple[int, int, int]) -> Callable[[Path], None]:
@@ -398,7 +399,7 @@ def test_sluice_up_says_it_in_a_sentence_and_exits_with_1(
         env={**os.environ, "PYTHONPATH": str(SOURCE), "NAMESRV_ADDR": ""},
     )  # fmt: skip
     try:
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=limit(30))
     finally:
         process.send_signal(signal.SIGKILL)
     assert process.returncode == 1

@@ -24,6 +24,7 @@ from simulation.crashes.plan import Kind, World
 from simulation.crashes.runs import KINDS, explain, run_seed
 from simulation.crashes.store_world import STORE
 from sluicemq.store.log import CommitLog
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "80"))
@@ -126,7 +127,7 @@ def test_the_same_seed_is_the_same_history_in_another_process() -> None:
             [sys.executable, "-c", script],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=limit(60), check=True,
         ).stdout
         for hash_seed in ("1", "2")
     ]  # fmt: skip

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import limit
+
 ROOT = Path(__file__).parents[2]
 HEAVY = {
     "pyarrow",
@@ -46,7 +48,13 @@ ALLOWED: dict[str, set[str]] = {
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit(100),
+        check=False,
     )
 
 

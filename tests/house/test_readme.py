@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import limit
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     *ROOT.glob("README*.md"),
@@ -87,7 +89,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.stdout.close()
-        assert process.wait(20) == 0
+        assert process.wait(limit(20)) == 0
 
 
 def test_readme_examples_run(cluster: str) -> None:
@@ -106,7 +108,7 @@ def test_the_first_message_goes_from_the_shell(cluster: str, name: str) -> None:
     printed = [
         subprocess.run(
             [sys.executable, "-m", "sluicemq", command, "-n", cluster, *shlex.split(words)],
-            env=environment(), capture_output=True, text=True, timeout=60, check=True,
+            env=environment(), capture_output=True, text=True, timeout=limit(60), check=True,
         ).stdout
         for command, words in (("produce", block[1]), ("consume", block[2]))
     ]  # fmt: skip
@@ -144,7 +146,7 @@ def environment() -> dict[str, str]:
 def run(text: str) -> str:
     command = [sys.executable, "-c", text]
     result = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=110, check=False
+        command, env=environment(), capture_output=True, text=True, timeout=limit(110), check=False
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import limit
+
 ROOT = Path(__file__).parents[2]
 faults_of = runpy.run_path(str(ROOT / "tools" / "dist.py"))["faults_of"]
 
@@ -21,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     made = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)],
-        env={**os.environ, "SLUICE_PURE": "1"}, capture_output=True, text=True, timeout=110,
+        env={**os.environ, "SLUICE_PURE": "1"}, capture_output=True, text=True, timeout=limit(110),
         check=False,
     )  # fmt: skip
     if made.returncode and os.environ.get("CI") != "true":

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from waiting import limit
+
 NOBODY = "nobody"  # PostgreSQL refuses to run as root
 
 
@@ -46,7 +48,7 @@ def postgresql() -> Iterator[sa.URL]:
     try:
         subprocess.run(
             [place / "initdb", "-D", data, "-A", "trust", "-U", name, "--no-sync"],
-            check=True, capture_output=True, user=user, cwd=directory, timeout=60,
+            check=True, capture_output=True, user=user, cwd=directory, timeout=limit(60),
         )  # fmt: skip
         with (directory / "log").open("wb") as log:
             server = subprocess.Popen(
@@ -61,14 +63,14 @@ def postgresql() -> Iterator[sa.URL]:
             yield url
         finally:
             server.send_signal(signal.SIGINT)  # does not wait for clients
-            server.wait(20)
+            server.wait(limit(20))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def await_answer(url: sa.URL, log: Path) -> None:
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    end = time.monotonic() + 30
+    end = time.monotonic() + limit(30)
     while True:
         try:
             with engine.connect():

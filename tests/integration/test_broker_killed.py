@@ -20,6 +20,7 @@ from sluicemq.errors import SluiceError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command
+from waiting import limit
 
 SEEDS = 20
 QUEUES = 2
@@ -52,7 +53,7 @@ class Server:
 
     def stop(self, number: int) -> int:
         self.process.send_signal(number)
-        code = self.process.wait(20)
+        code = self.process.wait(limit(20))
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
@@ -140,7 +141,7 @@ def test_every_acknowledged_message_survives_kill_9(start, flush: str) -> None: 
         senders[0].join(rng.uniform(0.01, 0.2))
         server.stop(signal.SIGKILL)
         for number, sender in enumerate(senders):
-            sender.join(20)
+            sender.join(limit(20))
             acknowledged[number] += sender.acknowledged
         assert all(sender.acknowledged for sender in senders)
     server = start(flush)

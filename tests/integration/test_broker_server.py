@@ -21,7 +21,7 @@ from sluicemq.nameserver.server import NameServer
 from sluicemq.net.channel import Channel, dial
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command
-from waiting import until
+from waiting import limit, until
 
 
 def store_config(path: Path, **changes: object) -> StoreConfig:
@@ -190,7 +190,7 @@ async def test_metrics_are_served(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{broker.metrics_port}/metrics"
 
         def read() -> bytes:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=limit(5)) as answer:
                 return bytes(answer.read())
 
         assert b"rocketmq_topic_number" in await asyncio.to_thread(read)

@@ -18,7 +18,7 @@ from simulation.stepped import pull_fields, send_fields
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command
-from waiting import slowness
+from waiting import limit, slowness
 
 PENDING = 10_000
 WINDOW = 200
@@ -45,7 +45,7 @@ class Server:
 
     def stop(self, number: int) -> None:
         self.process.send_signal(number)
-        self.process.wait(20)
+        self.process.wait(limit(20))
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -112,7 +112,7 @@ def test_ten_thousand_pending_survive_a_kill(
     time.sleep(max(due_ms / 1000 + phase_s - time.time(), 0))
     servers[0].stop(signal.SIGKILL)
     servers.append(Server(tmp_path))
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + limit(WAIT_S)
     while len(found := delivered(servers[1].address)) < PENDING and time.monotonic() < end:
         time.sleep(0.2)
     missing = due.keys() - found.keys()

@@ -20,6 +20,7 @@ from simulation.stepped import pull_fields, send_fields
 from sluicemq.net.channel import Channel, dial
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command
+from waiting import limit
 
 SIZE_MIB = 12
 BODY_BYTES = 30_000
@@ -88,7 +89,7 @@ class Process:
             self._process.send_signal(number)
         assert self._process.stdout is not None
         self._process.stdout.close()
-        return self._process.wait(20)
+        return self._process.wait(limit(20))
 
 
 @contextlib.asynccontextmanager
@@ -157,7 +158,7 @@ def make_room(disk: Path) -> None:
 
 async def accepting(channel: Channel, body: bytes) -> None:
     """Sends until it is taken: the disk is looked at every second while sends are refused."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while (await send(channel, body)).code:
             await asyncio.sleep(0.1)
 

@@ -38,6 +38,7 @@ from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import AckMessageRequest, Handle, PopMessageRequest
+from waiting import limit
 
 KEYS = ("account1", "secret-of-one")
 
@@ -628,7 +629,7 @@ class Inside:
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
-        process.wait(20)
+        process.wait(limit(20))
 
     def __exit__(self, *error: object) -> None:
         for process in self.processes:
@@ -658,7 +659,7 @@ async def test_a_broker_behind_nat(tmp_path: Path) -> None:
 
 
 async def becomes_healthy(names: str, **about: Any) -> None:
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + limit(20)
     while (found := await examine(names, **about)).cause is not None:
         assert time.monotonic() < end_s, found.cause
         await asyncio.sleep(0.2)

@@ -23,7 +23,7 @@ from sluicemq.replication.replica import BrokerClosedError, Replica, replicated
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
-from waiting import until
+from waiting import limit, until
 
 LEASE_S = 1.0
 
@@ -116,7 +116,7 @@ async def topic(node: Node) -> None:
 
 async def sent(node: Node, body: bytes) -> None:
     """With retries, as clients do."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         while True:
             with contextlib.suppress(SluiceError, OSError):
                 if await send(node, body) == 0:
@@ -198,7 +198,7 @@ async def test_a_replica_that_cannot_take_its_role_ends(
             await node.stop()
 
     with pytest.raises(BrokerClosedError, match="no space left"):
-        await asyncio.wait_for(serve(), 20)
+        await asyncio.wait_for(serve(), limit(20))
     assert service.revision
 
 
@@ -216,14 +216,14 @@ def message(body: str) -> m.SendMessageRequest:
 
 async def send_by_grpc(client: Speaker, body: str) -> None:
     """As the clients do: what was under way when the role changed is sent again."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         while (await client.ask("SendMessage", message(body))).status.code != m.Code.OK:
             await asyncio.sleep(0.05)
 
 
 async def hand_over(node: Node) -> None:
     """As the command says: try again while the in-sync set is being changed."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         while True:
             try:
                 return node.replica.switch(None)
@@ -279,7 +279,7 @@ async def test_clients_of_grpc_stay_where_they_are_while_the_master_moves(
         await in_sync(nodes, [1, 2])
         for number, client in enumerate(clients):
             await send_by_grpc(client, f"{led.number}-{number}")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         while len(set(got)) < 8:
             for client in clients:
                 got += await receive_by_grpc(client)

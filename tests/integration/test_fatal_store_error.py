@@ -15,6 +15,7 @@ import pytest
 from simulation.stepped import send_fields
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
+from waiting import limit
 
 FAILING = """
 import os, sys
@@ -67,7 +68,9 @@ class Server:
         line = next(line for line in self.log.splitlines() if "/metrics" in line)
         port = line.split("http://", 1)[1].split("/", 1)[0].rpartition(":")[2]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}{path}", timeout=limit(5)
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -78,7 +81,7 @@ class Server:
         self.process.stdout.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(limit(20))
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def servers() -> Iterator[list[Server]]:
 
 
 def await_metrics(server: Server) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(20)
     while "/metrics" not in server.log:
         assert time.monotonic() < deadline, server.log
         time.sleep(0.05)
@@ -127,7 +130,7 @@ def test_under_a_supervisor_the_process_ends_and_a_restart_serves(
     assert server.send().code == 0
     server.failing.touch()
     assert server.send().code != 0
-    assert server.process.wait(20) == 1
+    assert server.process.wait(limit(20)) == 1
     assert "The store refuses all writes" in server.log
     assert "exitOnFatalStoreError" in server.log
     server.end()

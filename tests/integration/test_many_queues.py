@@ -14,7 +14,7 @@ from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import ConnectionLostError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
-from waiting import wait_for
+from waiting import limit, wait_for
 
 DESCRIPTORS = 512
 TOPIC, QUEUES = "BenchmarkTest", 1024  # the broker makes it
@@ -46,7 +46,7 @@ class Broker:
         self._process.send_signal(number)
         assert self._process.stdout is not None
         self._process.stdout.close()
-        return self._process.wait(30)
+        return self._process.wait(limit(30))
 
     def send(self) -> None:
         answers = self._call(310, [send_fields(TOPIC, e=queue) for queue in range(QUEUES)])

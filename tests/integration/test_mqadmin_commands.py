@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from sluicemq.cli import main
 from sluicemq.model.message import StoredMessage
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import limit
 
 TOPIC = "T"
 GROUP = "G"
@@ -29,7 +30,7 @@ class Tool:
         """What it prints: stdout, then stderr. In a thread: the cluster needs this one."""
         environment = {"NAMESRV_ADDR": self.mq.servers.name_server_address}
         words = ["mqadmin", *line.split()]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(limit(30)):
             done = await asyncio.to_thread(CliRunner().invoke, main, words, env=environment)
         assert done.exit_code == code, done.output
         return done.stdout + done.stderr
@@ -64,7 +65,7 @@ async def member(tool: Tool) -> AsyncIterator[None]:
     consumer.subscribe(TOPIC)
     await consumer.start()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(limit(30)):
             await is_done.wait()
         yield
     finally:

@@ -14,6 +14,7 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.nameserver.server import NameServer
+from waiting import limit
 
 TIMEOUT_S = 10
 
@@ -41,7 +42,7 @@ class RawClient:
         text = json.dumps(header).encode()
         size = 4 + len(text) + len(body)
         self.writer.write(struct.pack(">ii", size, len(text)) + text + body)
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(limit(TIMEOUT_S)):
             (total,) = struct.unpack(">i", await self.reader.readexactly(4))
             data = await self.reader.readexactly(total)
         (length,) = struct.unpack(">i", data[:4])
@@ -143,7 +144,7 @@ async def test_a_broker_whose_connection_breaks_is_removed_at_once(network: Netw
     await broker.register("a", "127.0.0.1:10911", "T", "U")
     assert await client.route("T") is not None
     broker.writer.transport.abort()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(limit(TIMEOUT_S)):
         while await client.route("T") is not None:
             await asyncio.sleep(0)
 
@@ -172,7 +173,7 @@ async def test_bytes_that_are_not_the_protocol_close_the_connection_and_nothing_
     server = await network.name_server()
     good, bad = await network.connect(server), await network.connect(server)
     bad.writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(limit(TIMEOUT_S)):
         assert await bad.reader.read() == b""
     assert (await good.ask(206))[1] == b'{"topicList":[]}'
 
@@ -183,6 +184,6 @@ async def test_closing_returns_when_all_connections_are_closed(network: Network)
     await asyncio.gather(*(client.ask(206) for client in clients))
     await server.close()
     for client in clients:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(limit(TIMEOUT_S)):
             assert await client.reader.read() == b""
     await server.close()

@@ -30,7 +30,7 @@ from sluicemq.model.topic import pop_topic
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import Handle
-from waiting import slowness
+from waiting import limit, slowness
 
 KILLS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
 CHANGE = 200053
@@ -74,7 +74,7 @@ class Server:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(limit(20))
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -264,7 +264,7 @@ class World:
         server.kill()
         over.set()
         for client in clients:
-            client.join(60)
+            client.join(limit(60))
             assert not client.failure, client.failure
 
     def finish(self) -> None:
@@ -279,7 +279,7 @@ class World:
         time.sleep(2 * INVISIBLE_MS / 1000)  # what should not come has time to
         over.set()
         for client in clients:
-            client.join(60)
+            client.join(limit(60))
             assert not client.failure, client.failure
         server.kill()
 

@@ -23,6 +23,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import embedded
 from sluicemq.wire.codes import version_name
+from waiting import limit
 
 grpc: Any = pytest.importorskip("grpc")
 METADATA = [
@@ -86,7 +87,7 @@ async def test_members_that_come_by_grpc_are_shown() -> None:
     async with embedded(tcp=True, proxy=True) as mq:
         await mq.admin.create_topic("orders")
         addresses = mq.servers.name_server_address, mq.servers.proxy_address
-        await asyncio.wait_for(asyncio.to_thread(conversation, *addresses), 30)
+        await asyncio.wait_for(asyncio.to_thread(conversation, *addresses), limit(30))
 
 
 async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
@@ -145,7 +146,7 @@ class Conversation:
         )
         request.long_polling_timeout.seconds = 20
         call = self.method("ReceiveMessage", "unary_stream")
-        return list(call(request, metadata=METADATA, timeout=25))
+        return list(call(request, metadata=METADATA, timeout=limit(25)))
 
     def produce(self) -> None:
         """Each message that is answered with OK counts."""
@@ -187,12 +188,12 @@ def test_a_process_that_ends_answers_who_waits_and_loses_nothing(tmp_path: Any) 
         with ThreadPoolExecutor() as pool:
             commands = client.telemetry()
             waiting, sending = pool.submit(client.wait), pool.submit(client.produce)
-            assert client.has_begun.wait(20)
+            assert client.has_begun.wait(limit(20))
             process.terminate()
-            assert waiting.result(10)[0].status.code == m.Code.MESSAGE_NOT_FOUND
+            assert waiting.result(limit(10))[0].status.code == m.Code.MESSAGE_NOT_FOUND
             assert next(commands).HasField("reconnect_endpoints_command")
-            sending.result(10)
-            assert process.wait(10) == 0
+            sending.result(limit(10))
+            assert process.wait(limit(10)) == 0
             client.said.put(None)
         client.channel.close()
     with served(store, "--no-proxy") as (_, addresses):
@@ -232,7 +233,7 @@ def test_a_broker_serves_its_proxy_by_the_file_of_rocketmqs_proxy(tmp_path: Any)
                     request_serializer=m.ReceiveMessageRequest.SerializeToString,
                     response_deserializer=m.ReceiveMessageResponse.FromString,
                 )
-                answer = next(receive(request, metadata=METADATA, timeout=30))
+                answer = next(receive(request, metadata=METADATA, timeout=limit(30)))
             assert answer.status.message.startswith("the invisibleTime is too small. min is 70000")
         finally:
             process.terminate()

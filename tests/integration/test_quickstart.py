@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluicemq.cli.quickstart import KINDS, write_project
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +48,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     finally:
         server.send_signal(signal.SIGTERM)
         server.stdout.close()
-        assert server.wait(30) == 0
+        assert server.wait(limit(30)) == 0
 
 
 class Program:
@@ -72,7 +73,7 @@ class Program:
         """The rest of the lines; the end has to come by itself, or after the signal."""
         if number is not None:
             self.process.send_signal(number)
-        printed, _ = self.process.communicate(timeout=180)
+        printed, _ = self.process.communicate(timeout=limit(180))
         assert self.process.returncode == code, printed
         return printed.splitlines()
 
@@ -154,7 +155,7 @@ def test_mypy_in_strict_mode_passes_the_programs(kind: str, projects: Path) -> N
     )
     found = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(rules), "."],
-        cwd=projects / kind, capture_output=True, text=True, timeout=110, check=False,
+        cwd=projects / kind, capture_output=True, text=True, timeout=limit(110), check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout
 
@@ -164,6 +165,6 @@ def test_pyright_passes_the_programs(projects: Path) -> None:
     (projects / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT / "src"}"]}}')
     found = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", str(projects)],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=limit(110), check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout

@@ -26,6 +26,7 @@ from sluicemq.errors import StoreError
 from sluicemq.net.channel import dial
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 STORES = ROOT / "tests" / "golden" / "store"
@@ -179,7 +180,7 @@ def running() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
         )
         started.append(process)
         assert process.stdout is not None
-        if not select.select([process.stdout], [], [], TIMEOUT_S)[0]:
+        if not select.select([process.stdout], [], [], limit(TIMEOUT_S))[0]:
             process.kill()
             raise AssertionError(f"not ready: {process.communicate()[1]}")
         return process, process.stdout.readline()
@@ -202,7 +203,7 @@ def sluice(names: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "sluicemq", *arguments, "-n", names],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=limit(TIMEOUT_S),
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
@@ -240,7 +241,7 @@ def test_a_user_walks_through_his_copy_without_the_right_to_write(
         assert done.returncode == 1
         assert "This broker is read-only" in done.stderr
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 0
     assert "is opened read-only" in errors
     assert "Traceback" not in errors
@@ -259,6 +260,6 @@ def test_a_read_only_broker_does_not_register_where_the_copied_configuration_say
     )  # fmt: skip
     assert re.fullmatch(rf"ready broker=127.0.0.1:\d+ store={root} read-only\n", line)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert "127.0.0.1:1 " not in errors
     assert "not used" in errors

@@ -28,6 +28,7 @@ from sluicemq.proxy.messages import ClientType, Code, FilterType, MessageType
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.signature import sign_call
+from waiting import limit
 
 grpc: Any = pytest.importorskip("grpc")
 
@@ -327,7 +328,7 @@ def test_a_client_that_is_replayed_gets_what_it_wants(
             credentials=(KEY, SECRET),
         ) as mq:  # fmt: skip
             await prepare(mq)
-            await asyncio.wait_for(asyncio.to_thread(client, mq.servers.proxy_address), 60)
+            await asyncio.wait_for(asyncio.to_thread(client, mq.servers.proxy_address), limit(60))
 
     asyncio.run(main())
 

@@ -21,7 +21,7 @@ from sluicemq.nameserver.server import NameServer
 from sluicemq.net.channel import dial
 from sluicemq.net.tls import broker_tls
 from sluicemq.wire.frames import Command
-from waiting import until
+from waiting import limit, until
 
 FILE_BYTES = 1 << 20
 
@@ -174,7 +174,7 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
         second = second._replace(address=two.address, ha_address=two.registration.ha_address)
         await one.become(second)
         assert one.port == port
-        await asyncio.wait_for(until_sent(two, b"after"), 10)
+        await asyncio.wait_for(until_sent(two, b"after"), limit(10))
         await until(lambda: one.store.queue_offsets("T", 0) == two.store.queue_offsets("T", 0))
         assert [epoch.number for epoch in two.epochs.entries] == [1, 2]  # type: ignore[union-attr]
 
@@ -263,7 +263,7 @@ async def is_served_plainly(address: str) -> bool:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(bytes(8))
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             return bool(await reader.read(1))
     except ConnectionError:
         return False
@@ -317,7 +317,7 @@ async def test_replicas_change_places_over_tls(tmp_path: Path, secured: dict[str
         async def is_sent() -> bool:
             return await securely(two, 310, send_fields(), b"after") == 0
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while not await is_sent():
                 await asyncio.sleep(0.05)
         await until(lambda: one.store.queue_offsets("T", 0) == two.store.queue_offsets("T", 0))

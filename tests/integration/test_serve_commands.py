@@ -24,7 +24,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.wire.frames import Command, decode, encode
-from waiting import wait_for
+from waiting import limit, wait_for
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def address_in(line: str, what: str) -> tuple[str, int]:
 
 
 def ask(address: tuple[str, int], command: Command) -> bytes:
-    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+    with socket.create_connection(address, timeout=limit(TIMEOUT_S)) as connection:
         connection.sendall(encode(command))
         stream = connection.makefile("rb")
         (total,) = struct.unpack(">i", stream.read(4))
@@ -55,18 +55,18 @@ def test_a_name_server_says_ready_serves_and_leaves_with_0(
     process, line = processes.ready("nameserver", "--host", "127.0.0.1", "--port", "0")
     assert line.startswith("ready ")
     address = address_in(line, "nameserver")
-    socket.create_connection(address, timeout=TIMEOUT_S).close()
+    socket.create_connection(address, timeout=limit(TIMEOUT_S)).close()
     assert process.stderr is not None
     probes = next(
         found[1] for text in process.stderr if (found := re.search(r"(http\S+)/health", text))
     )
     for path in ("health", "ready"):
-        with urllib.request.urlopen(f"{probes}/{path}", timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(f"{probes}/{path}", timeout=limit(TIMEOUT_S)) as answer:
             assert answer.read() == b"ok\n"
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{probes}/metrics", timeout=TIMEOUT_S)
+        urllib.request.urlopen(f"{probes}/metrics", timeout=limit(TIMEOUT_S))
     process.send_signal(number)
-    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    rest, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, rest) == (0, "")
     assert "Traceback" not in errors
 
@@ -80,10 +80,10 @@ def test_up_serves_both_on_loopback_and_leaves_with_0(processes: Processes, tmp_
     for what in ("nameserver", "broker"):
         address = address_in(line, what)
         assert address[0] == "127.0.0.1"
-        socket.create_connection(address, timeout=TIMEOUT_S).close()
+        socket.create_connection(address, timeout=limit(TIMEOUT_S)).close()
     assert (store / "lock").is_file()
     process.terminate()
-    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    rest, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, rest) == (0, "")
     assert "Traceback" not in errors
 
@@ -113,7 +113,7 @@ def test_a_broker_that_nobody_has_opened_says_what_opens_it(
     assert b"\nbindAddress=\n" in ask(address, Command(26))
     assert b"\nbindAddress=\n" in ask(("127.0.0.1", address[1]), Command(26))
     process.terminate()
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert "protected mode: only clients on this machine are served" in errors
     assert "Set bindAddress (or --host), 0.0.0.0 for all addresses" in errors
     assert "http://127.0.0.1:" in errors
@@ -121,7 +121,7 @@ def test_a_broker_that_nobody_has_opened_says_what_opens_it(
         "broker", "--port", "0", "--host", "0.0.0.0", "--store", str(tmp_path / "store")
     )
     process.terminate()
-    assert "protected mode" not in process.communicate(timeout=TIMEOUT_S)[1]
+    assert "protected mode" not in process.communicate(timeout=limit(TIMEOUT_S))[1]
 
 
 def test_a_broker_registers_with_the_name_servers_it_is_given(
@@ -136,7 +136,7 @@ def test_a_broker_registers_with_the_name_servers_it_is_given(
     host, port = address_in(line, "broker")
     assert f'{{0:"{host}:{port}"}},"brokerName":"ours"'.encode() in ask(names, Command(106))
     process.terminate()
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 0
     assert "brokerNam is not a known key and is ignored. Did you mean brokerName?" in errors
     assert f"Clients are told {host}:{port}" in errors
@@ -150,7 +150,7 @@ def test_a_port_in_use_is_one_sentence_with_its_cure_and_exit_code_1(
         process = processes.start(
             "up", "--nameserver-port", str(port), "--broker-port", "0", "--store", str(tmp_path)
         )
-        output, errors = process.communicate(timeout=TIMEOUT_S)
+        output, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, output) == (1, "")
     assert f"sluice: Port {port} is in use" in errors
     assert "another port" in errors
@@ -163,7 +163,7 @@ def test_a_bad_value_in_a_file_is_one_sentence_and_exit_code_1(
     path = tmp_path / "broker.conf"
     path.write_text("listenPort = many\n")
     process = processes.start("broker", "-c", str(path))
-    output, errors = process.communicate(timeout=TIMEOUT_S)
+    output, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, output) == (1, "")
     assert errors == (
         "sluice: listenPort = many is not valid. Write a whole number from 0 to 65535.\n"
@@ -178,7 +178,7 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=limit(TIMEOUT_S),
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "sluice: interrupted.\n")
@@ -221,7 +221,7 @@ def test_the_log_is_for_people_and_a_new_topic_is_one_line_of_it(
         done = run(*words.split(), "-n", name_server)
         assert done.returncode == 0, done.stderr
     process.terminate()
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     lines = errors.splitlines()
     assert not [line for line in lines if REPR.search(line)]
     told = [line.partition(": ")[2] for line in lines]
@@ -254,7 +254,9 @@ def test_servers_side_by_side_have_a_port_for_their_metrics_each(
     assert ports[0] == port != ports[1]
     assert f"port {port} is taken: metrics at the free port {ports[1]}." in "".join(lines)
     for one in ports:
-        with urllib.request.urlopen(f"http://127.0.0.1:{one}/ready", timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{one}/ready", timeout=limit(TIMEOUT_S)
+        ) as answer:
             assert answer.read() == b"ok\n"
 
 
@@ -268,7 +270,7 @@ def test_what_serves_imports_nothing_heavy() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=TIMEOUT_S,
+        timeout=limit(TIMEOUT_S),
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     assert found.stdout == "[]\n"
@@ -291,11 +293,13 @@ def test_a_proxy_stands_alone_before_a_cluster_and_leaves_with_0(
         "proxy", "--config", str(settings), "--host", "127.0.0.1", "--port", "0"
     )
     assert line.startswith("ready proxy=127.0.0.1:")
-    socket.create_connection(address_in(line, "proxy"), timeout=TIMEOUT_S).close()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as metrics:
+    socket.create_connection(address_in(line, "proxy"), timeout=limit(TIMEOUT_S)).close()
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{port}/metrics", timeout=limit(TIMEOUT_S)
+    ) as metrics:
         assert b"rocketmq_proxy_up{" in metrics.read()
     process.terminate()
-    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    rest, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, rest) == (0, "")
     assert "Traceback" not in errors
     assert "wrong is not a known key" in errors
@@ -307,7 +311,7 @@ def test_the_settings_of_a_proxy_that_are_no_json_are_refused(
     settings = tmp_path / "rmq-proxy.json"
     settings.write_text("grpcServerPort=8081\n")
     process = processes.start("proxy", "-c", str(settings))
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 1
     assert "no JSON" in errors
     assert "Traceback" not in errors
@@ -322,7 +326,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=limit(TIMEOUT_S),
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
 
@@ -345,7 +349,7 @@ def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: 
         assert json.loads(found.stdout)["mode"] == "local", found.stderr
     assert "1 connections, 0 clients, 0 waiting polls" in run("proxy", "status", address).stdout
     process.terminate()
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 0
     assert "Traceback" not in errors
     found = run("proxy", "status", address)
@@ -367,9 +371,9 @@ def test_a_broker_serves_grpc_when_it_is_told_to(processes: Processes, tmp_path:
     process, line = processes.ready("broker", *options)
     assert "proxy=" not in line
     process.terminate()
-    process.communicate(timeout=TIMEOUT_S)
+    process.communicate(timeout=limit(TIMEOUT_S))
     _, line = processes.ready("broker", *options, "--enable-proxy")
-    socket.create_connection(address_in(line, "proxy"), timeout=TIMEOUT_S).close()
+    socket.create_connection(address_in(line, "proxy"), timeout=limit(TIMEOUT_S)).close()
 
 
 def test_a_port_that_was_given_has_to_be_had_and_the_default_one_not(
@@ -381,13 +385,13 @@ def test_a_port_that_was_given_has_to_be_had_and_the_default_one_not(
         with contextlib.suppress(OSError):  # somebody has it already
             stack.enter_context(socket.create_server(("127.0.0.1", 8081)))
         process = processes.start(*options, "--broker-port", "0", "--proxy-port", "8081")
-        _, errors = process.communicate(timeout=TIMEOUT_S)
+        _, errors = process.communicate(timeout=limit(TIMEOUT_S))
         assert process.returncode == 1
         assert "sluice: Port 8081 is in use" in errors
         process, line = processes.ready(*options, "--broker-port", free_port())
         assert "proxy=" not in line
         process.terminate()
-        _, errors = process.communicate(timeout=TIMEOUT_S)
+        _, errors = process.communicate(timeout=limit(TIMEOUT_S))
         assert process.returncode == 0
         assert "no proxy for gRPC clients: Port 8081 is in use" in errors
 
@@ -415,7 +419,7 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=limit(TIMEOUT_S),
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
     )
     assert done.stdout.startswith("broker=127.0.0.1:")
@@ -439,7 +443,7 @@ def test_an_edited_file_is_taken_up_on_sighup_and_a_wrong_one_is_not(
     def reread(text: str, said: str) -> bytes:
         conf.write_text(text)
         process.send_signal(signal.SIGHUP)
-        deadline_s = SYSTEM_CLOCK.monotonic_s() + TIMEOUT_S
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + limit(TIMEOUT_S)
         while said not in log.read_text():
             assert SYSTEM_CLOCK.monotonic_s() < deadline_s
             select.select([], [], [], 0.05)
@@ -465,7 +469,7 @@ def test_rocketmqs_names_run_log_where_rocketmq_does_and_end(tmp_path: Path) -> 
 
     names = tmp_path / "bin"
     with sh(sys.executable, "-m", "sluicemq", "install-names", str(names)) as installer:
-        installer.communicate(timeout=TIMEOUT_S)
+        installer.communicate(timeout=limit(TIMEOUT_S))
     conf = tmp_path / "namesrv.conf"
     conf.write_text("listenPort=0\nbindAddress=127.0.0.1\n")
     server = sh("sh", str(names / "mqnamesrv"), "-c", str(conf))
@@ -474,9 +478,9 @@ def test_rocketmqs_names_run_log_where_rocketmq_does_and_end(tmp_path: Path) -> 
     log = (tmp_path / "logs/rocketmqlogs/namesrv.log").read_text()
     assert "The Name Server boot success" in log
     with sh("sh", str(names / "mqshutdown"), "namesrv") as shutdown:
-        told = shutdown.communicate(timeout=TIMEOUT_S)[0]
+        told = shutdown.communicate(timeout=limit(TIMEOUT_S))[0]
     assert f"Send shutdown request to mqnamesrv({server.pid}) OK" in told
-    assert server.wait(TIMEOUT_S) == 0
+    assert server.wait(limit(TIMEOUT_S)) == 0
     server.stdout.close()
 
 
@@ -525,7 +529,7 @@ def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
         wait_for(lambda: admin.masters() == told)
         assert in_each(admin, "Made") == shares
     process.terminate()
-    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    rest, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, rest) == (0, "")
     for one in (log, *(log.with_name(f"up.{name}") for name in NAMES)):
         assert "Traceback" not in one.read_text()
@@ -542,7 +546,7 @@ def test_when_one_of_several_brokers_does_not_start_none_is_left(
 ) -> None:
     (tmp_path / "broker-b").write_text("no directory")
     process = processes.start("up", "--brokers", "3", *FREE, "--store", str(tmp_path))
-    output, errors = process.communicate(timeout=TIMEOUT_S)
+    output, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, output) == (1, "")
     assert "sluice: broker-b did not start (exit code 2). What hindered it is above." in errors
     assert "started again" not in errors
@@ -556,7 +560,7 @@ def is_reread(log: Path) -> bool:
 def is_alive(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
-        socket.create_connection((host, int(port)), timeout=TIMEOUT_S).close()
+        socket.create_connection((host, int(port)), timeout=limit(TIMEOUT_S)).close()
         return True
     return False
 
@@ -585,13 +589,13 @@ def test_the_proxy_and_the_console_beside_several_brokers_see_them_all(
             )
             answer = query(
                 m.QueryRouteRequest(topic=m.Resource(name="ByProxy")),
-                metadata=[("x-mq-client-id", "one")], timeout=TIMEOUT_S,
+                metadata=[("x-mq-client-id", "one")], timeout=limit(TIMEOUT_S),
             )  # fmt: skip
         assert {queue.broker.name for queue in answer.message_queues} == set(NAMES[:2])
-    with httpx.Client(timeout=TIMEOUT_S, follow_redirects=True) as browser:
+    with httpx.Client(timeout=limit(TIMEOUT_S), follow_redirects=True) as browser:
         page = browser.get(line.partition("console=")[2].strip()).text
     assert all(name in page for name in NAMES[:2])
     process.terminate()
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 0
     assert "Traceback" not in errors

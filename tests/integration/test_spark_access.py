@@ -25,6 +25,7 @@ from sluicemq.spark import errors
 from sluicemq.spark.pipelines.file import parse_pipeline
 from sluicemq.spark.pipelines.run import run
 from sluicemq.spark.sources.stream import stream_reader
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 ACCOUNTS = """\
@@ -62,7 +63,7 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield address
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(limit(30)) == 0
 
 
 def fill(name_server: str) -> None:

@@ -36,7 +36,7 @@ from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.schema import declared_columns, struct_type
 from sluicemq.spark.senders import RowSorter
 from sluicemq.spark.sources.stream import stream_reader
-from waiting import slowness
+from waiting import limit, slowness
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "2"))
@@ -84,7 +84,7 @@ class Site:
     def _end(self, number: signal.Signals) -> None:
         assert self._process.stdout is not None
         self._process.send_signal(number)
-        self._process.wait(30)
+        self._process.wait(limit(30))
         self._process.stdout.close()
 
     def __enter__(self) -> "Site":

@@ -29,6 +29,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.schema import declared_columns, struct_type
 from sluicemq.spark.sources.stream import stream_reader
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
@@ -54,7 +55,7 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield dict(part.split("=", 1) for part in ready.split()[1:])["nameserver"]
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(limit(30)) == 0
 
 
 class World:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import limit
+
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -20,7 +22,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_user=source)
         loaded = () if has_entry_point() else WITH_FIXTURE[:2]
-        return pytester.runpytest_subprocess(*loaded, *WITH_FIXTURE[2:], *options, timeout=60)
+        return pytester.runpytest_subprocess(
+            *loaded, *WITH_FIXTURE[2:], *options, timeout=limit(60)
+        )
 
     return run
 
@@ -102,7 +106,7 @@ def test_without_pytest_asyncio_the_fixture_says_what_is_missing(run) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:asyncio", "-p", "plugin_without_asyncio",
          "-p", "no:randomly", "test_user.py"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=limit(60), check=False,
     )  # fmt: skip
     assert "pip install pytest-asyncio" in done.stdout
     assert done.returncode == 1
@@ -112,7 +116,7 @@ def test_without_pytest_asyncio_the_fixture_says_what_is_missing(run) -> None:
 def test_the_cluster_needs_no_pytest(module: str) -> None:
     script = f"import sys; sys.modules['pytest'] = None; import {module}"
     subprocess.run(
-        [sys.executable, "-c", script], check=True, timeout=60,
+        [sys.executable, "-c", script], check=True, timeout=limit(60),
         env={"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
 
@@ -124,7 +128,7 @@ def test_loading_the_plugin_costs_next_to_nothing() -> None:
         "print([name for name in sys.modules if name.startswith('sluicemq.broker')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True,
+        timeout=limit(60), env={"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.stdout.strip() == "[]"

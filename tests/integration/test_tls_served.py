@@ -28,6 +28,7 @@ from sluicemq.model.message import Message, StoredMessage
 from sluicemq.net.tls import Tls
 from sluicemq.rocketmq import DefaultMQProducer
 from sluicemq.rocketmq import Message as MigrantMessage
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +91,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield made
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(limit(30)) == 0
 
 
 async def test_the_asyncio_client_over_a_change_of_the_certificate(cluster: Cluster) -> None:
@@ -112,7 +113,7 @@ async def test_the_asyncio_client_over_a_change_of_the_certificate(cluster: Clus
                 await mq.send("T_aio", f"{part}-{number}".encode())
             cluster.put_certificate()
             await asyncio.sleep(1.2)  # the servers look once a second, and once more
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(limit(40)):
             await task
     assert sorted(got) == sorted(f"{p}-{n}".encode() for p in range(3) for n in range(20))
     async with Sluice(cluster.address, tls=cluster.tls) as mq:

@@ -25,6 +25,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.record.codec import decode_records
+from waiting import limit
 
 CONFIGURATION = """
 brokerName=broker-a
@@ -114,7 +115,7 @@ class World:
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(limit(20))
         assert process.stdout is not None
         process.stdout.close()
         self.processes.remove(process)
@@ -184,7 +185,7 @@ def test_ledger_and_messages_agree_after_kills_of_broker_and_producer(
 
 
 def await_nothing_open(world: World) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + limit(30)
     while time.monotonic() < end:
         try:
             with Admin(world.name_server) as admin:

@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 
 from sluicemq.testing.embedded import embedded
-from waiting import wait_for
+from waiting import limit, wait_for
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
@@ -44,7 +44,8 @@ def test_the_tests_of_the_program_pass(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *plugin,
          "--basetemp", str(tmp_path / "tests")],
-        cwd=PROGRAM, env=_environment(), capture_output=True, text=True, check=False, timeout=100,
+        cwd=PROGRAM, env=_environment(), capture_output=True, text=True, check=False,
+        timeout=limit(100),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert re.search(r"\b9 passed", done.stdout), done.stdout[-300:]
@@ -73,7 +74,7 @@ class Shop:
         done = subprocess.run(
             [sys.executable, "-m", *words],
             cwd=self._directory, env=self._environment, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, check=False, timeout=60,
+            stderr=subprocess.STDOUT, text=True, check=False, timeout=limit(60),
         )  # fmt: skip
         return done.stdout
 
@@ -91,7 +92,7 @@ class Shop:
         while self._running:
             process = self._running.pop()
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(limit(30)) == 0
             assert process.stdout is not None
             process.stdout.close()
 

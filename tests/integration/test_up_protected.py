@@ -21,6 +21,7 @@ from sluicemq.net.grpc import CallError
 from sluicemq.proxy import proxy_status
 from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
+from waiting import limit
 
 OPERATOR = ("operator", "secret-of-operator")
 WRITER = ("writer12", "secret-of-writer")
@@ -163,10 +164,10 @@ def test_up_in_one_process(processes: Processes, tmp_path: Path) -> None:
         urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
     )
     link = line.split("console=", 1)[1].split()[0]
-    opener.open(link, timeout=20).read()
+    opener.open(link, timeout=limit(20)).read()
     base = link.partition("?")[0].rstrip("/")
     root = "/".join(base.split("/")[:3])
-    shown = opener.open(f"{root}/topics", timeout=20).read().decode()
+    shown = opener.open(f"{root}/topics", timeout=limit(20)).read().decode()
     assert ">T<" in shown
 
 

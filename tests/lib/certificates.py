@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from waiting import limit
+
 OPENSSL_TIMEOUT_S: Final = 30.0
 _KEY: Final = {
     "ec": ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"],
@@ -82,5 +84,5 @@ def _is_address(host: str) -> bool:
 
 def _openssl(*arguments: str) -> None:
     subprocess.run(
-        ["openssl", *arguments], check=True, capture_output=True, timeout=OPENSSL_TIMEOUT_S
+        ["openssl", *arguments], check=True, capture_output=True, timeout=limit(OPENSSL_TIMEOUT_S)
     )

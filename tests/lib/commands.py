@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import limit
+
 SOURCE = Path(__file__).parents[2] / "src"
 TIMEOUT_S = 30
 
@@ -30,7 +32,7 @@ class Processes:
     def ready(self, *arguments: str) -> tuple[subprocess.Popen[str], str]:
         process = self.start(*arguments)
         assert process.stdout is not None
-        if not select.select([process.stdout], [], [], TIMEOUT_S)[0]:
+        if not select.select([process.stdout], [], [], limit(TIMEOUT_S))[0]:
             process.kill()
             raise AssertionError(f"not ready: {process.communicate()[1]}")
         return process, process.stdout.readline()

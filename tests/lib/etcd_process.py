@@ -12,6 +12,7 @@ import orjson
 
 from certificates import Certificate
 from sluicemq.cli.servers.processes import etcd_command, free_ports
+from waiting import limit
 
 START_S: Final = 20.0
 
@@ -42,7 +43,7 @@ class EtcdProcess:
     def start(self) -> None:
         """Returns when it has a leader."""
         self._process = subprocess.Popen(self._command)
-        end_s = time.monotonic() + START_S
+        end_s = time.monotonic() + limit(START_S)
         health = f"http://127.0.0.1:{self._health_port}/health"
         while time.monotonic() < end_s:
             try:

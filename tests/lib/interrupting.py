@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from waiting import limit
+
 SOURCE = Path(__file__).parents[2] / "src"
 AT_IMPORT = """
 import os, signal, sys
@@ -26,7 +28,7 @@ def interrupted(
     (directory / "sitecustomize.py").write_text(AT_IMPORT)
     return subprocess.run(
         [sys.executable, "-m", "sluicemq", *words],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=limit(60), stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": f"{directory}:{SOURCE}", "INTERRUPT_AT": module},
         preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
     )  # fmt: skip

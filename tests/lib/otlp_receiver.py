@@ -12,6 +12,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from waiting import limit
+
 KINDS: dict[str, Any] = {
     "/v1/metrics": ExportMetricsServiceRequest,
     "/v1/traces": ExportTraceServiceRequest,
@@ -48,7 +50,7 @@ class Receiver:
 
     def take(self) -> tuple[str, dict[str, str], Any]:
         """Path, headers and message of the next request."""
-        return self.received.get(timeout=WAIT_S)
+        return self.received.get(timeout=limit(WAIT_S))
 
     @contextmanager
     def running(self) -> Iterator["Receiver"]:

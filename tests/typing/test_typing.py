@@ -19,6 +19,7 @@ import pytest
 
 import sluicemq
 from sluicemq import Sluice
+from waiting import limit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -67,7 +68,7 @@ def run(project: Path, *command: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=limit(TIMEOUT_S),
     )
 
 

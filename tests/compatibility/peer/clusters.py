@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peer.toolchain import HERE, jars, tool
-from waiting import slowness
+from waiting import limit, slowness
 
 SOURCE = HERE.parents[1] / "src"
 READY_TIMEOUT_S = 60
@@ -272,7 +272,7 @@ def process(
     finally:
         running.send_signal(stop)
         try:
-            running.wait(STOP_TIMEOUT_S)
+            running.wait(limit(STOP_TIMEOUT_S))
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()

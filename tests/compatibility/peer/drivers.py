@@ -35,7 +35,7 @@ from typing import Any
 from urllib.parse import quote
 
 from peer.toolchain import HERE, go_driver, java_classes, tool
-from waiting import slowness
+from waiting import limit, slowness
 
 JVM_FLAGS = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 # The periodic rebalance of the 5.3 client is every 20 s; a missed notice must not cost a test that
@@ -126,11 +126,11 @@ class Driver:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(5)
+            self._process.wait(limit(5))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join(5)
+        self._reader.join(limit(5))
         self._process.stdout.close()
 
     def _next(self, timeout_s: float) -> Event:

@@ -18,7 +18,7 @@ from pathlib import Path
 from peer.clusters import SOURCE
 from peer.drivers import Driver, Event
 from peer.stores import KILL, SMALL_FILES, House, auditor, await_text, house
-from waiting import wait_for
+from waiting import limit, wait_for
 
 TOPIC, QUEUES = "Texchange", 8
 MANY, MANY_QUEUES = "Tmany", 24
@@ -110,7 +110,7 @@ class Traveller:
         settings = [f"{key}={value}" for key, value in (SMALL_FILES | self._place.settings).items()]
         command = [sys.executable, str(ODDITIES), str(self._place.store), *words, *settings]
         result = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60,
+            command, capture_output=True, text=True, check=False, timeout=limit(60),
             env={"PYTHONPATH": str(SOURCE)},
         )  # fmt: skip
         assert result.returncode in (0, -KILL), result.stderr
@@ -266,13 +266,13 @@ def read_offline(store: Path) -> set[tuple[str, int, int, str]]:
 
 def sluice_store(*words: str | Path) -> None:
     command = [sys.executable, "-m", "sluicemq", "store", *map(str, words)]
-    subprocess.run(command, check=True, timeout=60, env={"PYTHONPATH": str(SOURCE)})
+    subprocess.run(command, check=True, timeout=limit(60), env={"PYTHONPATH": str(SOURCE)})
 
 
 def verify(store: Path) -> str:
     command = [sys.executable, "-m", "sluicemq", "store", "verify", "--quiet", str(store)]
     result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60,
+        command, capture_output=True, text=True, check=False, timeout=limit(60),
         env={"PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     return result.stdout + result.stderr if result.returncode else ""

@@ -42,7 +42,7 @@ from peer.names import own
 from peer.popping import Raw, bodies, now_ms
 from peer.toolchain import HERE, made, run, tool
 from sluicemq.model.ids import parse_host
-from waiting import slowness
+from waiting import limit, slowness
 
 ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 CLIENTS = ["java", "go", "python", "node", "rust"]
@@ -238,7 +238,7 @@ class Stage:
     def dead_letters(self, group: str, count: int) -> list[str]:
         """The bodies of the group's dead letters, of which there are to be so many."""
         look, found = self.group(f"look_{group}"), list[str]()
-        end = time.monotonic() + 30 * slowness()
+        end = time.monotonic() + limit(30) * slowness()
         while len(found) < count and time.monotonic() < end:
             found += self.left(f"%DLQ%{group}", look, pollTime=1000, bornTime=now_ms())
         return sorted(found)

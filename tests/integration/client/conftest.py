@@ -11,6 +11,7 @@ import pytest
 from sluicemq.broker.server import Broker
 from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.nameserver.server import NameServer
+from waiting import limit
 
 
 class Servers:
@@ -25,7 +26,7 @@ class Servers:
         self.brokers: dict[str, Broker] = {}
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(limit(20))
 
     @property
     def addresses(self) -> list[str]:
@@ -74,7 +75,7 @@ class Servers:
         for server in self.name_servers:
             self.run(server.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(limit(10))
         self._loop.close()
 
 

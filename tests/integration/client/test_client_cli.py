@@ -15,6 +15,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import Consumer
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
+from waiting import limit
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def test_consume_ends_with_0_on_a_signal_and_has_committed(cluster):
     )  # fmt: skip
     assert process.stdout.readline().rstrip().endswith("x")
     process.terminate()
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=limit(10))
     assert process.returncode == 0, errors
     with Consumer(cluster.addresses, "t", group="g") as consumer:
         assert consumer.receive(0.5) is None

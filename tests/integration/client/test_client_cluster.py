@@ -20,6 +20,7 @@ from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.record.codec import decode_records
+from waiting import limit
 
 
 async def collect(stream, count, *, ack=True, timeout_s=10.0):
@@ -94,7 +95,7 @@ async def test_what_was_not_acknowledged_comes_again_after_a_restart_of_the_brok
     port = cluster.stop_broker()
     cluster.start_broker(port=port)
     async with Sluice(cluster.addresses) as mq:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while "t" not in await mq.admin.topics():
                 await asyncio.sleep(0.05)
         async with mq.subscribe("t", group="g") as stream:
@@ -132,7 +133,7 @@ async def test_a_restart_of_the_broker_under_load_loses_nothing_acknowledged(clu
             await asyncio.sleep(0.3)
             await asyncio.to_thread(cluster.start_broker, port=port)
             await producing
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(limit(20)):
                 while not stored <= seen:
                     await asyncio.sleep(0.05)
             consuming.cancel()
@@ -172,7 +173,7 @@ async def test_members_share_the_queues_and_take_over_from_one_that_leaves(clust
         async with asyncio.TaskGroup() as group:
             first = group.create_task(consume(one, "one"))
             second = group.create_task(consume(two, "two"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(limit(10)):
                 while len(await one.admin.members("g")) != 2:
                     await asyncio.sleep(0.05)
                 while [len(m.queues) for m in (await one.admin.group("g")).members] != [2, 2]:
@@ -185,7 +186,7 @@ async def test_members_share_the_queues_and_take_over_from_one_that_leaves(clust
             assert sorted(seen["one"] + seen["two"]) == list(range(100))
             assert len(seen["one"]) == len(seen["two"]) == 50
             second.cancel()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(limit(10)):
                 while len(await one.admin.members("g")) != 1:
                     await asyncio.sleep(0.05)
                 for n in range(100, 140):

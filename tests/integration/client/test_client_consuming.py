@@ -24,7 +24,7 @@ from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from waiting import until
+from waiting import limit, until
 
 
 async def fill(mq: Sluice, topic: str, count: int, *, queues: int = 4, tag: str = "A") -> None:
@@ -419,7 +419,7 @@ async def test_a_handlers_subscription_changes_and_a_topic_is_added_while_it_run
 
 async def drain(consumer, count: int) -> list[bytes]:
     found: list[bytes] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while len(found) < count:
             found += [message.body for message in await consumer.poll(0.2)]
     return found

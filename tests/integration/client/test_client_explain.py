@@ -12,7 +12,7 @@ from sluicemq.client.core.operations.rules import Code, Fate, GroupExplained, Me
 from sluicemq.errors import MessageNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
-from waiting import until
+from waiting import limit, until
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -112,7 +112,7 @@ async def test_another_tag(mq: EmbeddedSluice) -> None:
 async def test_a_member_without_a_queue(mq: EmbeddedSluice) -> None:
     other = mq.servers.client()
     async with mq.subscribe("T", group="G"), other.subscribe("T", group="G"):
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(limit(15)):
             while True:
                 found = await mq.admin.explain_group("G")
                 if codes(found) == [Code.MEMBER_IDLE]:
@@ -140,7 +140,7 @@ async def test_a_retry_is_pending_and_ends_as_a_dead_letter(mq: EmbeddedSluice) 
     async with mq.consumer("G", handler).subscribe("T"):
         message_id = await sent(mq)
         await until(lambda: seen)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while (found := await explained(mq, message_id)).fate is not Fate.RETRY:
                 await asyncio.sleep(0.05)
         assert codes(found) == [Code.RETRY_PENDING]
@@ -155,7 +155,7 @@ async def test_a_dead_letter(mq: EmbeddedSluice) -> None:
 
     async with mq.consumer("G", handler, max_reconsume_times=0).subscribe("T"):
         message_id = await sent(mq)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while (found := await explained(mq, message_id)).fate is not Fate.DEAD:
                 await asyncio.sleep(0.05)
     assert codes(found) == [Code.DEAD_LETTER]
@@ -210,7 +210,7 @@ async def test_a_group_that_is_up_to_date_has_no_findings(mq: EmbeddedSluice) ->
         await sent(mq, n="6")
         await (await messages.receive()).ack()
     async with mq.subscribe("T", group="G", where="n > 5"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while codes(found := await mq.admin.explain_group("G")):
                 await asyncio.sleep(0.05)
     assert (found.lag, found.matching) == (0, 0)

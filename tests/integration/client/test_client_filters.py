@@ -12,6 +12,7 @@ from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.model.subscription import TAG
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import limit
 
 PRICES = ["30.5", "31", "7", "40", "free"]
 
@@ -30,7 +31,7 @@ async def mq() -> AsyncIterator[EmbeddedSluice]:
 async def sluice(mq: EmbeddedSluice, *words: str) -> Result:
     """In a thread: the cluster needs this one."""
     environment = {"NAMESRV_ADDR": mq.servers.name_server_address, "COLUMNS": "240"}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         return await asyncio.to_thread(CliRunner().invoke, main, list(words), env=environment)
 
 

@@ -18,6 +18,7 @@ from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq import DefaultMQProducer, DefaultMQPushConsumer, Message
 from sluicemq.testing.embedded import embedded
+from waiting import limit
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -32,7 +33,7 @@ async def address() -> AsyncIterator[str]:
 
 async def run(work: Callable[..., Any], *arguments: Any) -> Any:
     """In a thread: the cluster needs this one."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         return await asyncio.to_thread(work, *arguments)
 
 
@@ -72,7 +73,7 @@ async def test_a_stream_answers_as_well(address: str) -> None:
         answering.start()
         with Producer(address) as producer:
             body = producer.request("T", "ping", timeout_s=20).body
-        answering.join(20)
+        answering.join(limit(20))
         return body
 
     assert await run(work) == b"pong"
@@ -105,7 +106,7 @@ async def test_a_consumer_whose_handler_blocks_its_loop_can_be_looked_into(addre
         consumer = PushConsumer(address, "G", handler).subscribe("T")
         with consumer, Producer(address) as producer, Admin(address) as admin:
             producer.send("T", "stuck")
-            assert blocked.wait(20)
+            assert blocked.wait(limit(20))
             (client,) = admin.consumers("G")
             info = admin.running_info("G", client.client_id, stack=True)
             go.set()
@@ -186,7 +187,7 @@ async def test_consumer_list_status_stack_and_message_consume(address: str) -> N
         consumer = PushConsumer(address, "G", handler).subscribe("T", tags="red")
         with consumer, Producer(address) as producer:
             sent = producer.send("T", "once", tag="red")
-            assert done.wait(20)
+            assert done.wait(limit(20))
             (member,) = lines(call(address, "consumer", "list", "G", "--json"))
             assert member["kind"] == "push"
             (status,) = lines(call(address, "consumer", "status", "G", "--json"))

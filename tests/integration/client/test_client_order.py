@@ -21,7 +21,7 @@ from sluicemq.rocketmq import (
     MessageListenerOrderly,
     SelectMessageQueueByHash,
 )
-from waiting import until
+from waiting import limit, until
 
 
 async def send_orders(mq, orders=10, steps=8):
@@ -126,7 +126,7 @@ async def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_the_
             await until(lambda: b"good" in seen)
             assert seen == [b"bad"] * 4 + [b"good"]
             async with mq.subscribe("%DLQ%g", group="u") as dead:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(limit(10)):
                     assert (await dead.receive()).body == b"bad"
 
 
@@ -242,7 +242,7 @@ async def where(mq, key) -> MessageQueue:
 
 async def where_at_last(mq, key) -> MessageQueue:
     """A broker that was away is tried again after a growing pause."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(limit(15)):
         while True:
             try:
                 return await where(mq, key)

@@ -21,6 +21,7 @@ from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import AckMessageRequest, Handle, PopMessageRequest
+from waiting import limit
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ async def mq() -> AsyncIterator[EmbeddedSluice]:
 async def sluice(mq: EmbeddedSluice, *words: str) -> Result:
     """In a thread: the cluster needs this one."""
     environment = {"NAMESRV_ADDR": mq.servers.name_server_address, "COLUMNS": "240"}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         return await asyncio.to_thread(CliRunner().invoke, main, list(words), env=environment)
 
 

@@ -32,7 +32,7 @@ from sluicemq.rocketmq import (
 )
 from sluicemq.rocketmq import Message as MigrantMessage
 from sluicemq.testing.embedded import embedded
-from waiting import until
+from waiting import limit, until
 
 TRACED = {"traceTopicEnable": "true"}
 SOON = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
@@ -45,7 +45,7 @@ def kinds(found: Timeline) -> list[tuple[str, str | None, str | None]]:
 async def traced(mq: Sluice, message_id: str, steps: int, **options: str) -> Timeline:
     """The timeline, once it has so many steps: writers wait a second for more."""
     found = None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         while found is None or len(found.steps) < steps:
             await asyncio.sleep(0.05)
             try:
@@ -218,7 +218,7 @@ async def test_without_the_trace_topic_there_is_one_warning_and_nothing_else(cap
         began = time.monotonic()
         with caplog.at_level(logging.WARNING, "sluicemq.client"):
             await mq.close()
-        assert time.monotonic() - began < 3.5
+        assert time.monotonic() - began < limit(3.5)
         (closing,) = [record.getMessage() for record in caplog.records]
         assert closing == "750 trace records were not written"
 
@@ -248,7 +248,7 @@ def test_blocking_faces_write_traces_and_the_command_draws_them(traced_cluster):
             traced_cluster.addresses, "threads", lambda _: done.set(), trace=True
         ).subscribe("orders")
         with consumer:
-            assert done.wait(20)
+            assert done.wait(limit(20))
         with Consumer(traced_cluster.addresses, "orders", group="pulls", trace=True) as stream:
             message = next(iter(stream))
             message.ack()
@@ -287,7 +287,7 @@ def test_rocketmqs_names_take_javas_arguments(traced_cluster):
 
     consumer.register_message_listener(listen)
     consumer.start()
-    assert done.wait(20)
+    assert done.wait(limit(20))
     consumer.shutdown()
     producer.shutdown()
     shown = command(traced_cluster, result.msg_id)

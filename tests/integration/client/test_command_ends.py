@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from sluicemq.cli import main
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from waiting import wait_for
+from waiting import limit, wait_for
 
 SOURCE = Path(__file__).parents[3] / "src"
 MANY = "100000000"
@@ -55,7 +55,7 @@ def start(cluster):
 
 def interrupt(process):
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=limit(60))
     return process.returncode, out, errors
 
 
@@ -191,7 +191,7 @@ def test_lines_of_a_pipe_go_as_they_come_and_ctrl_c_ends_the_wait_for_more(start
     process.stdin.flush()
     wait_for(lambda: held(cluster, "t") == 3)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(limit(60)) == 130
     assert process.stderr.read() == "sluice: interrupted: 3 messages stored in t.\n"
     assert len(process.stdout.read().splitlines()) == 3
 
@@ -223,7 +223,7 @@ def test_a_reader_who_has_enough_ends_the_work(start, cluster, words):
     process = start(*words)
     assert process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(limit(60)) == 141
     assert process.stderr.read() == ""
 
 

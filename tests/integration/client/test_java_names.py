@@ -20,7 +20,7 @@ from sluicemq.rocketmq import (
     SendCallback,
     SendResult,
 )
-from waiting import wait_for
+from waiting import limit, wait_for
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_every_overload_of_send(producer):
         (batch, place, results, 3000),
     ):
         assert producer.send(*given) is None
-    found = [results.got.get(timeout=10) for _ in range(10)]
+    found = [results.got.get(timeout=limit(10)) for _ in range(10)]
     assert all(isinstance(result, SendResult) for result in found)
     assert sum(result.message_queue == place for result in found) >= 6
     producer.send_oneway(one())
@@ -127,7 +127,7 @@ def test_a_callback_hears_what_went_wrong(producer, cluster):
     results = Results()
     cluster.stop_broker()
     producer.send(one(), results, 300)
-    assert not isinstance(results.got.get(timeout=20), SendResult)
+    assert not isinstance(results.got.get(timeout=limit(20)), SendResult)
 
 
 def test_settings_of_a_producer_hold_from_the_next_send_on(producer):
@@ -182,7 +182,7 @@ def test_a_strategy_of_one_s_own_decides(producer, cluster):
     consumer.subscribe("t", "*")
     consumer.register_message_listener(lambda msgs: seen.put(msgs[0].body))
     with consumer:
-        assert sorted(seen.get(timeout=10) for _ in range(2)) == [b"2", b"3"]
+        assert sorted(seen.get(timeout=limit(10)) for _ in range(2)) == [b"2", b"3"]
         assert chosen.asked.is_set()
         with pytest.raises(ConfigurationError, match="before start"):
             consumer.set_consume_thread_max(3)

@@ -12,6 +12,7 @@ from otlp_receiver import Receiver, attributes_of
 from sluicemq import Message, MessageNotFoundError, Sluice
 from sluicemq.cli import main
 from sluicemq.testing.embedded import embedded
+from waiting import limit
 
 SETTINGS = {"traceTopicEnable": "true", "messageDelayLevel": "1s 1s 1s 1s"}
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -45,7 +46,7 @@ def spans_in(receiver: Receiver) -> list[tuple[str, Any, dict[str, Any]]]:
 
 async def traced(mq: Sluice, message_id: str, steps: int) -> None:
     """Waits until the writers have written so much of a message."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         while True:
             await asyncio.sleep(0.05)
             try:
@@ -113,7 +114,7 @@ async def test_what_the_endpoint_does_not_take_is_tried_again_and_not_committed(
         await traced(mq, sent.message_id, 2)
         running = asyncio.create_task(exported(mq, receiver))
         for _ in range(3):
-            await asyncio.to_thread(receiver.refused.get, timeout=20)
+            await asyncio.to_thread(receiver.refused.get, timeout=limit(20))
         receiver.answers[0] = 200
         result = await running
         assert json.loads(result.stdout)["spans"] == 1

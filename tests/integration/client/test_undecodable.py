@@ -23,7 +23,7 @@ from sluicemq.rocketmq.messages import MessageExt
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.frames import Command
 from stored_bodies import BAD, GOOD, StoredBody, send_stored
-from waiting import until
+from waiting import limit, until
 
 GARBAGE = BAD["zlib, garbage"]
 BAD_ID = "BAD0"
@@ -47,7 +47,7 @@ def names(mq: EmbeddedSluice) -> str:
 
 
 async def dead_letters(mq: Sluice, group: str) -> list[tuple[str, bytes, int]]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(limit(60)):
         while f"%DLQ%{group}" not in await mq.admin.topics():
             await asyncio.sleep(0.02)
     async with mq.subscribe(f"%DLQ%{group}", group="undertaker") as stream:

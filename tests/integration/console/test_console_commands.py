@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from waiting import limit
+
 SOURCE = Path(__file__).parents[3] / "src"
 TIMEOUT_S = 60
 Start = Callable[..., subprocess.Popen[str]]
@@ -55,32 +57,32 @@ def link_of(process: subprocess.Popen[str]) -> str:
 def test_the_link_lets_in_once_and_a_missing_cluster_is_a_sentence(start: Start) -> None:
     process = start("console", "--port", "0")
     link = link_of(process)
-    with httpx.Client(timeout=TIMEOUT_S) as browser:
+    with httpx.Client(timeout=limit(TIMEOUT_S)) as browser:
         assert browser.get(link).headers["location"] == "/"
         answer = browser.get(link.partition("/enter")[0] + "/topics")
         assert answer.status_code == 502
         assert "Traceback" not in answer.text
         assert browser.get(link).status_code == 403
     process.send_signal(signal.SIGTERM)
-    assert process.wait(TIMEOUT_S) == 0
+    assert process.wait(limit(TIMEOUT_S)) == 0
 
 
 def test_another_address_wants_accounts(start: Start, tmp_path: Path) -> None:
     refused = start("console", "--host", "0.0.0.0", "--port", "0")
-    _, errors = refused.communicate(timeout=TIMEOUT_S)
+    _, errors = refused.communicate(timeout=limit(TIMEOUT_S))
     assert refused.returncode == 1
     assert "without accounts" in errors
     words = "console", "account", "add", "ann", "--role", "operate", "--secret-stdin"
     added = start(*words)
-    text, _ = added.communicate("a long enough secret\n", timeout=TIMEOUT_S)
+    text, _ = added.communicate("a long enough secret\n", timeout=limit(TIMEOUT_S))
     assert "ann may operate" in text
     assert (tmp_path / "sluicemq" / "console.json").stat().st_mode & 0o777 == 0o600
-    listed, _ = start("console", "account", "list", "--json").communicate(timeout=TIMEOUT_S)
+    listed, _ = start("console", "account", "list", "--json").communicate(timeout=limit(TIMEOUT_S))
     assert listed == '{"name":"ann","role":"operate"}\n'
     address = link_of(start("console", "--host", "0.0.0.0", "--port", "0"))
     assert "token" not in address
-    start("console", "account", "remove", "ann").communicate(timeout=TIMEOUT_S)
-    listed, _ = start("console", "account", "list", "--json").communicate(timeout=TIMEOUT_S)
+    start("console", "account", "remove", "ann").communicate(timeout=limit(TIMEOUT_S))
+    listed, _ = start("console", "account", "list", "--json").communicate(timeout=limit(TIMEOUT_S))
     assert listed == ""
 
 
@@ -89,8 +91,8 @@ def test_up_brings_its_console_along(start: Start, tmp_path: Path) -> None:
         "up", "--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store"),
         "--console",
     )  # fmt: skip
-    with httpx.Client(timeout=TIMEOUT_S, follow_redirects=True) as browser:
+    with httpx.Client(timeout=limit(TIMEOUT_S), follow_redirects=True) as browser:
         answer = browser.get(link_of(process))
         assert "DefaultCluster" in answer.text
     process.send_signal(signal.SIGTERM)
-    assert process.wait(TIMEOUT_S) == 0
+    assert process.wait(limit(TIMEOUT_S)) == 0

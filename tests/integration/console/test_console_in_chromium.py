@@ -26,6 +26,7 @@ from sluicemq.model.message import Message
 from sluicemq.spark.pipelines.record import Recorder
 from sluicemq.spark.pipelines.run import Event
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import limit
 
 playwright = pytest.importorskip("playwright.async_api")
 pytestmark = pytest.mark.slow
@@ -167,7 +168,7 @@ async def fill(mq: EmbeddedSluice) -> str:
         "flights", PROBE.encode(), tag="<b>", keys=["<i>key"], properties={"note": PROBE}
     )
     count = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         async for message in mq.subscribe(
             "flights", group="late", where="origin = 'JFK' AND dep_delay > 60"
         ):

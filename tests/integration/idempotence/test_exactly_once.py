@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sluicemq import RetryLaterError, idempotent
 from sluicemq.client.ledger import AsyncLedger, Ledger
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
-from waiting import until
+from waiting import limit, until
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -119,7 +119,7 @@ async def test_a_process_that_is_killed_before_the_commit_or_before_the_acknowle
         url = database.render_as_string(hide_password=False)
         words = [effects.__file__, name_server, url, crash, str(after)]
         ended = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, *words], capture_output=True, text=True, timeout=limit(60), check=False
         )
         delivered.extend(ended.stdout.split())
         assert ended.returncode in (0, -9), ended.stderr

@@ -10,6 +10,7 @@ pytest.importorskip("pyspark")
 
 from sluicemq.client.ledger import blocking_engine
 from sluicemq.spark.pipelines.dedup import Target, insert_new, prepare
+from waiting import limit
 
 COUNT = 500
 
@@ -49,7 +50,7 @@ def test_two_attempts_at_once_write_each_row_once(target: Target) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(limit(60))
     assert sorted(done) == [(COUNT, 0)] * 3 + [(COUNT, COUNT)]
     engine = blocking_engine(target.url)
     with engine.connect() as connection:

@@ -17,6 +17,7 @@ import pytest
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
+from waiting import limit
 
 ROOT = Path(__file__).parents[3]
 TOPICS = count(1)
@@ -95,7 +96,7 @@ def name_server(store_directory: Path, metrics_port: int) -> Iterator[str]:
             yield dict(part.split("=", 1) for part in ready.split()[1:])["nameserver"]
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(limit(30)) == 0
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
+from waiting import limit
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[3]
@@ -82,7 +83,7 @@ def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield dict(part.split("=", 1) for part in ready.split()[1:])["nameserver"]
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(limit(30)) == 0
 
 
 def _in_transaction(producer: Producer, queue: MessageQueue) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import limit
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +60,7 @@ class Demo:
         return found
 
     def wait_until_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + limit(30)
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert self.left() == []
@@ -77,7 +79,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 def test_every_number_agrees_with_the_truth(demo: Demo) -> None:
     output = demo.read_until("numbers agree")
-    assert demo.process.wait(60) == 0, output
+    assert demo.process.wait(limit(60)) == 0, output
     assert "differs" not in output
     demo.wait_until_nothing_is_left()
     assert not list(demo.directory.glob("sluicemq-flights-*"))
@@ -89,7 +91,7 @@ def test_control_c_leaves_no_process(demo: Demo, step: str) -> None:
     demo.read_until(step)
     assert demo.left()
     os.killpg(demo.process.pid, signal.SIGINT)
-    assert demo.process.wait(60) == 130
+    assert demo.process.wait(limit(60)) == 130
     demo.wait_until_nothing_is_left()
     assert not list(demo.directory.glob("sluicemq-flights-*"))
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from waiting import limit
+
 pytestmark = pytest.mark.timeout(400)
 
 Read = Callable[..., Any]
@@ -92,7 +94,7 @@ def test_rows_become_messages_with_everything_they_have(
     )
     write(frame, name_server, topic, batchMessages="64")
     rows = read(properties="all").collect()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limit(30)
     while len(rows) < 500 and time.monotonic() < deadline:  # delay level 1 is a second
         time.sleep(0.2)
         rows = read(properties="all").collect()
@@ -181,14 +183,14 @@ def killed_after(command: list[str], commits: Path, count: int, rest_s: float, t
             command, env=environment, start_new_session=True, stdout=output,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + limit(200)
     while time.monotonic() < deadline and job.poll() is None:
         if commits.is_dir() and sum(path.name.isdigit() for path in commits.iterdir()) >= count:
             break
         time.sleep(0.01)
     time.sleep(rest_s)
     os.killpg(job.pid, signal.SIGKILL)
-    job.wait(30)
+    job.wait(limit(30))
 
 
 def test_a_query_id_of_a_stream_is_refused(

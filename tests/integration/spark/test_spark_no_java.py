@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import limit
+
 pytestmark = [pytest.mark.timeout(240), pytest.mark.simulation]
 TOOLS = (
     "bash", "sh", "env", "dirname", "basename", "readlink", "uname", "cat", "sed", "grep", "tr",
@@ -45,7 +47,7 @@ def test_the_java_of_the_package_index_serves_where_the_machine_has_none(
     environment.pop("PYSPARK_GATEWAY_PORT", None)
     done = subprocess.run(
         [sys.executable, str(program), name_server, topic],
-        env=environment, capture_output=True, text=True, timeout=200, check=False,
+        env=environment, capture_output=True, text=True, timeout=limit(200), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     home, count = done.stdout.split()[-2:]

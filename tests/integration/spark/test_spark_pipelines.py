@@ -19,6 +19,7 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.spark.pipelines.file import Pipeline, load_pipeline
 from sluicemq.spark.pipelines.plan import plan
 from sluicemq.spark.pipelines.run import Event, Stop, run, stop_on_signals
+from waiting import limit
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -167,7 +168,7 @@ def test_a_signal_ends_a_stream_after_a_micro_batch_and_a_restart_goes_on(
                 seen.set()
 
         def kill_when_seen(seen: threading.Event = seen) -> None:
-            seen.wait(100)
+            seen.wait(limit(100))
             os.kill(os.getpid(), signal.SIGTERM)
 
         publisher = threading.Thread(target=kill_when_seen)

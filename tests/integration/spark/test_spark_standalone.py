@@ -21,6 +21,7 @@ from pyarrow import dataset
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.jvm import ensure_java
+from waiting import limit
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -66,7 +67,7 @@ class Daemon:
 
     def wait_for(self, pattern: str) -> str:
         """The first group of the pattern in the log."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + limit(120)
         while time.monotonic() < end and self.process.poll() is None:
             found = re.search(pattern, self.log.read_text())
             if found:
@@ -77,7 +78,7 @@ class Daemon:
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(limit(20))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -117,7 +118,7 @@ def test_a_pipeline_file_runs_on_a_cluster_of_two_workers(
     command = [sys.executable, "-m", "sluicemq", "pipeline", "run", str(path), "--master", master]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+        command, env=environment, capture_output=True, text=True, timeout=limit(400), check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "standalone: done" in done.stderr

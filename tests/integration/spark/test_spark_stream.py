@@ -13,6 +13,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.progress import stream_progress
 from sluicemq.spark.sources.stream import SupportsTriggerAvailableNow
+from waiting import limit
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -179,7 +180,7 @@ def test_a_running_stream_reads_topics_that_are_made_meanwhile(
 
 
 def await_rows(spark: Any, table: str, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while (found := spark.table(table).count()) < count:
         assert time.monotonic() < deadline, f"{found} rows"
         time.sleep(0.1)
@@ -221,7 +222,7 @@ def test_another_query_on_the_same_checkpoint_is_noticed(
 
 
 def await_idle(query: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while query.status["message"] != "Waiting for next trigger":
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -24,6 +24,7 @@ from sluicemq.net.network import MemoryNetwork
 from sluicemq.net.work.background import Offload, in_place
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.ha import Epoch
+from waiting import limit
 
 FILE_BYTES = 64 * 1024
 
@@ -397,7 +398,7 @@ async def test_a_follower_is_connected_again_and_to_another_address() -> None:
     following = asyncio.create_task(follow(pair.network, pair.follower, lambda: target[0]))
     await asyncio.sleep(0)
     target[0] = "h:1"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while pair.follower.state == 0:
             await asyncio.sleep(0.05)
         target[0] = "h:2"

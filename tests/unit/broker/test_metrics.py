@@ -21,6 +21,7 @@ from sluicemq.config import BrokerConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.subscription import TAG
 from sluicemq.testing.embedded import embedded
+from waiting import limit
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 
@@ -137,7 +138,7 @@ def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
     opened = serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=0))
     assert opened is not None
     port, close = opened
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=limit(5)) as answer:
         assert b"rocketmq_topic_number" in answer.read()
     close()
     with socket.socket() as probe:
@@ -194,7 +195,9 @@ def test_probes_say_what_is_amiss(broker: SteppedBroker) -> None:
 
     def get(path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}{path}", timeout=limit(5)
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

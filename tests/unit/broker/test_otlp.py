@@ -19,6 +19,7 @@ from sluicemq.broker.otlp import Push, export
 from sluicemq.config import BrokerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import embedded
+from waiting import limit
 
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -116,7 +117,7 @@ def test_an_endpoint_that_is_down_is_a_line_once_and_so_is_its_return(
     config = BrokerConfig(otlp_endpoint=receiver.url, otlp_interval_ms=5)
     push = Push(collect, config, "broker", "broker-a")
     push.start()
-    assert rounds[3].wait(20), "it goes on trying"
+    assert rounds[3].wait(limit(20)), "it goes on trying"
     receiver.answers[0] = 200
     receiver.take()
     receiver.take()
@@ -142,9 +143,9 @@ def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.M
         config = BrokerConfig(otlp_endpoint=url, otlp_interval_ms=1)
         push = Push(collect, config, "broker", "broker-a")
         push.start()
-        assert began.wait(20)
+        assert began.wait(limit(20))
         push.close()
-        push._thread.join(20)
+        push._thread.join(limit(20))
         assert not push._thread.is_alive()
 
 

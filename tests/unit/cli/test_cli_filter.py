@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicemq.cli.filter import filter_group
+from waiting import limit
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sql92_cases.jsonl"
 
@@ -125,4 +126,4 @@ def test_eval_talks_through_pipes_line_by_line() -> None:
             process.stdin.flush()
             assert wanted in process.stdout.readline()
         process.stdin.close()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=limit(20)) == 0

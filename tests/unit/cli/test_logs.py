@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sluicemq.cli import main
 from sluicemq.cli.servers.logs import JsonLines, LogConfig, log_options_of, of_logback
 from sluicemq.errors import ConfigurationError
+from waiting import limit
 
 LOGBACK = """<?xml version="1.0" encoding="UTF-8"?>
 <configuration scan="true">
@@ -83,7 +84,7 @@ def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:
         f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, kept=2));"
         "[logging.getLogger(f'x{n}').info('line %d', n) for n in range(200)]"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=limit(60))
     assert sorted(it.name for it in path.parent.iterdir()) == [
         "broker.log", "broker.log.1", "broker.log.2",
     ]  # fmt: skip
@@ -96,7 +97,7 @@ def test_a_server_that_does_not_start_says_why_in_its_file_too(tmp_path: Path) -
     options = ["--log-file", str(path), "--log-format", "json", "--log-size", "1MB"]
     told = subprocess.run(
         [sys.executable, "-m", "sluicemq", "broker", "-c", "/nonexistent/b.conf", *options],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=limit(60),
     )  # fmt: skip
     assert told.returncode == 1
     said = json.loads(path.read_text())

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from sluicemq.cli import main
 from sluicemq.cli.servers import names
 from sluicemq.cli.servers.names import NAMES
+from waiting import limit
 
 
 def test_the_names_are_installed_twice_but_never_over_what_is_not_ours(tmp_path: Path) -> None:
@@ -32,12 +33,12 @@ def test_a_name_knows_rocketmqs_flags(tmp_path: Path) -> None:
     conf.write_text("brokerName=b-7\n")
     told = subprocess.run(
         ["sh", str(tmp_path / "mqbroker"), "-c", str(conf), "-p"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=limit(60), check=True,
     )  # fmt: skip
     assert "brokerName=b-7\n" in told.stdout
     nobody = subprocess.run(
         ["sh", str(tmp_path / "mqshutdown"), "proxy"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=limit(60), check=False,
     )  # fmt: skip
     assert (nobody.returncode, nobody.stdout) == (255, "No mqproxy running.\n")
 
@@ -46,7 +47,7 @@ def test_an_error_of_a_name_is_one_sentence(tmp_path: Path) -> None:
     CliRunner().invoke(main, ["install-names", str(tmp_path)])
     told = subprocess.run(
         ["sh", str(tmp_path / "mqnamesrv"), "-p", "-c", str(tmp_path / "missing.conf")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=limit(60), check=False,
     )  # fmt: skip
     assert told.returncode == 1
     assert "missing.conf cannot be read" in told.stderr

@@ -16,6 +16,7 @@ from sluicemq import __version__, engine
 from sluicemq.cli import COMMANDS, main
 from sluicemq.cli.servers.serve import name_server_of
 from sluicemq.config import BrokerConfig, StoreConfig
+from waiting import limit
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -31,7 +32,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
         "except SystemExit: print(sorted(sys.modules))"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30,
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=limit(30),
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     for name, entry in COMMANDS.items():
@@ -87,7 +88,7 @@ def test_bash_takes_the_script_and_completes_commands(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     told = subprocess.run(
         ["bash", "-c", f"bash -n {script} && {ask}"],
-        capture_output=True, text=True, check=True, timeout=60, env=environment,
+        capture_output=True, text=True, check=True, timeout=limit(60), env=environment,
     )  # fmt: skip
     assert told.stdout == "create\n", told.stderr
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from sluicemq.cli import main
 from sluicemq.cli.output import byte_progress
+from waiting import limit
 
 SOURCE = Path(__file__).parents[3] / "src"
 GOLDEN = Path(__file__).parents[2] / "golden" / "store"
@@ -111,7 +112,7 @@ def test_info_names_the_process_that_holds_the_store(root: Path) -> None:
         assert holder.stdout.readline() == b"locked\n"
         assert f"in use by process {holder.pid}" in run("info", root).output
     finally:
-        holder.communicate(timeout=20)
+        holder.communicate(timeout=limit(20))
 
 
 def test_ls_shows_queues_of_a_topic_or_a_line_a_topic(root: Path) -> None:
@@ -222,7 +223,7 @@ def test_log_and_queues_may_lie_elsewhere(root: Path, tmp_path: Path, command: s
 def test_output_into_a_pipe_that_closes_early_is_no_error(root: Path) -> None:
     result = subprocess.run(
         f"{sys.executable} -m sluicemq store dump {root} log queue config | head -1",
-        shell=True, capture_output=True, text=True, timeout=60, check=True,
+        shell=True, capture_output=True, text=True, timeout=limit(60), check=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     assert result.stdout.count("\n") == 1

@@ -21,6 +21,7 @@ from sluicemq.net.server import RemotingServer
 from sluicemq.record.codec import decode_batch, decode_properties, encode_record
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.frames import Command
+from waiting import limit
 
 Handler = Callable[[Command, Peer], Any]
 
@@ -427,8 +428,8 @@ def fake_thread() -> Iterator[FakeCluster]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    assert ready.wait(5)
+    assert ready.wait(limit(5))
     yield cluster
     assert cluster.loop is not None
     cluster.loop.call_soon_threadsafe(stop.set)
-    thread.join(5)
+    thread.join(limit(5))

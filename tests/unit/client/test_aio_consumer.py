@@ -20,13 +20,13 @@ from sluicemq.errors import (
 )
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.frames import Command
-from waiting import until
+from waiting import limit, until
 
 
 async def take(stream, count, *, ack=True):
     messages = []
     for _ in range(count):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             message = await stream.receive()
         messages.append(message)
         if ack:
@@ -105,7 +105,7 @@ async def test_new_messages_arrive_at_once_through_the_long_poll(fake):
         fake.broker.put("t", 0, b"now")
         (message,) = await waiting
         assert message.body == b"now"
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < limit(0.5)
 
 
 async def test_messages_whose_tag_only_shares_the_hash_are_dropped_and_passed(fake):
@@ -204,7 +204,7 @@ async def test_a_permission_that_is_taken_away_ends_the_loop_with_the_error(fake
         fake.broker.put("t", 0, b"x")
         await take(stream, 1)
         with pytest.raises(RequestError, match="not readable"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(limit(5)):
                 await stream.receive()
 
 
@@ -234,7 +234,7 @@ async def test_an_offset_behind_the_end_begins_at_the_first_message_and_is_told(
     fake.broker.committed["g", "t", 0] = 50
     moved = []
     async with Sluice(fake.name_server, on_moved=moved.append) as mq:
-        async with mq.subscribe("t", group="g"), asyncio.timeout(5):
+        async with mq.subscribe("t", group="g"), asyncio.timeout(limit(5)):
             while not moved:
                 await asyncio.sleep(0.01)
     assert "deleted and created again, or its broker has lost messages" in caplog.text
@@ -364,7 +364,7 @@ async def test_a_plain_function_may_block_on_a_thread_of_its_own(fake):
         began = time.monotonic()
         async with mq.consumer("g", handler, concurrency=8).subscribe("t"):
             await until(lambda: len(seen) == 8)
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < limit(0.8)
 
 
 async def test_closing_the_client_ends_waiting_loops(fake):
@@ -375,7 +375,7 @@ async def test_closing_the_client_ends_waiting_loops(fake):
     waiting = asyncio.gather(stream.receive(), return_exceptions=True)
     await asyncio.sleep(0.05)
     await mq.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         (error,) = await waiting
     assert isinstance(error, ClosedError)
 

@@ -10,6 +10,7 @@ import pytest
 import sluicemq
 import sluicemq.errors
 from sluicemq import rocketmq
+from waiting import limit
 
 
 def test_every_public_name_can_be_had_and_the_three_lists_agree():
@@ -45,7 +46,7 @@ def test_importing_the_package_loads_nothing_heavy():
         text=True,
         check=True,
         env={"PYTHONPATH": str(Path(sluicemq.__file__).parents[1])},
-        timeout=30,
+        timeout=limit(30),
     )
     assert shown.stdout.strip() == "[]"
 

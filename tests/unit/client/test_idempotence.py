@@ -25,6 +25,7 @@ from sluicemq.client.ledger import (
     exact_key,
 )
 from sluicemq.clock import SYSTEM_CLOCK
+from waiting import limit
 
 metadata = sa.MetaData()
 effects = sa.Table("effects", metadata, sa.Column("text", sa.String))
@@ -192,7 +193,7 @@ def test_threads_with_the_same_message_at_once_do_its_work_once(ledger, path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(limit(30))
     assert texts(path) == sorted(f"id-{index}" for index in range(20))
 
 
@@ -210,7 +211,7 @@ def test_ledgers_of_two_processes_make_the_table_at_the_same_time(path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(limit(30))
     assert sorted(claimed) == [False] * 7 + [True]
     for one in ledgers:
         one.close()

@@ -10,7 +10,7 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ClosedError, ConnectionLostError
 from sluicemq.model.subscription import Subscription
 from sluicemq.wire.bodies import ConsumerData
-from waiting import wait_for
+from waiting import limit, wait_for
 
 
 class FixedClock:
@@ -42,7 +42,7 @@ def keeper():
 def test_a_heartbeat_registers_the_groups_and_the_change_is_noticed(fake_thread, keeper):
     keeper.consume(ConsumerData("g", subscriptions=(Subscription("t"),)))
     keeper.use([fake_thread.broker.address])
-    assert keeper.beat().result(5) == {fake_thread.broker.address: None}
+    assert keeper.beat().result(limit(5)) == {fake_thread.broker.address: None}
     assert list(fake_thread.broker.members["g"]) == ["me@1"]
     assert list(fake_thread.broker.subscriptions["g"]) == ["t"]
     wait_for(lambda: keeper.noticed == [(fake_thread.broker.address, "g")])
@@ -51,7 +51,7 @@ def test_a_heartbeat_registers_the_groups_and_the_change_is_noticed(fake_thread,
 def test_heartbeats_go_on_by_themselves(fake_thread, keeper):
     keeper.produce("p")
     keeper.use([fake_thread.broker.address])
-    keeper.beat().result(5)
+    keeper.beat().result(limit(5))
     before = fake_thread.broker.seen[34]
     wait_for(lambda: fake_thread.broker.seen[34] >= before + 3)
 
@@ -65,7 +65,7 @@ def test_nothing_is_sent_before_there_is_a_group():
 def test_a_broker_that_is_away_is_told_and_does_not_hinder_the_others(fake_thread, keeper):
     keeper.produce("p")
     keeper.use(["127.0.0.1:1", fake_thread.broker.address])
-    outcome = keeper.beat().result(5)
+    outcome = keeper.beat().result(limit(5))
     assert isinstance(outcome["127.0.0.1:1"], ConnectionLostError)
     assert outcome[fake_thread.broker.address] is None
 
@@ -75,7 +75,7 @@ def test_closing_unregisters_every_group_and_ends_the_thread(fake_thread):
     keeper.consume(ConsumerData("g"))
     keeper.produce("p")
     keeper.use([fake_thread.broker.address])
-    keeper.beat().result(5)
+    keeper.beat().result(limit(5))
     thread = keeper._thread
     keeper.close()
     assert not thread.is_alive()
@@ -90,9 +90,9 @@ def test_leaving_takes_a_group_out_of_later_heartbeats(fake_thread, keeper):
     keeper.consume(ConsumerData("g"))
     keeper.consume(ConsumerData("h"))
     keeper.use([fake_thread.broker.address])
-    keeper.beat().result(5)
-    keeper.leave(consumer="g").result(5)
-    keeper.beat().result(5)
+    keeper.beat().result(limit(5))
+    keeper.leave(consumer="g").result(limit(5))
+    keeper.beat().result(limit(5))
     assert not fake_thread.broker.members["g"]
     assert fake_thread.broker.members["h"]
 
@@ -102,11 +102,11 @@ def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(fake
 
     keeper.consume(ConsumerData("g"))
     keeper.use([fake_thread.broker.address])
-    keeper.beat().result(5)
+    keeper.beat().result(limit(5))
     (peer,) = fake_thread.broker.members["g"].values()
     asking: Future[Command] = Future()
     fake_thread.loop.call_soon_threadsafe(peer.ask, Command(307, {}), asking.set_result)
-    answer = asking.result(5)
+    answer = asking.result(limit(5))
     assert answer.code == 3
     assert answer.remark == " request type 307 not supported"
 
@@ -139,10 +139,10 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(fake_thread, keeper):
     gone, here = "127.0.0.1:1", fake_thread.broker.address
     keeper.produce("p")
     keeper.use([gone, here])
-    assert keeper.beat().result(5).keys() == {gone, here}
+    assert keeper.beat().result(limit(5)).keys() == {gone, here}
     keeper.use([here], {here, gone})
-    assert keeper.beat().result(5).keys() == {gone, here}, "a route has it: it may come back"
+    assert keeper.beat().result(limit(5)).keys() == {gone, here}, "a route has it: it may come back"
     keeper.use([here], {here})
-    assert keeper.beat().result(5).keys() == {here}
+    assert keeper.beat().result(limit(5)).keys() == {here}
     keeper.use([gone], {here, gone})
-    assert keeper.beat().result(5).keys() == {gone, here}
+    assert keeper.beat().result(limit(5)).keys() == {gone, here}

@@ -16,6 +16,7 @@ from sluicemq.rocketmq import (
     MessageSelector,
     PullStatus,
 )
+from waiting import limit
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -29,7 +30,7 @@ def fill(fake, count: int, *, queues: int = 1, tag: str = "A") -> None:
 
     done = threading.Event()
     fake.loop.call_soon_threadsafe(put)
-    assert done.wait(5)
+    assert done.wait(limit(5))
 
 
 def test_what_stands_behind_the_ack_index_is_sent_back(fake_thread):
@@ -49,7 +50,7 @@ def test_what_stands_behind_the_ack_index_is_sent_back(fake_thread):
     consumer.subscribe("t", "*")
     consumer.register_message_listener(listener)
     with consumer:
-        assert done.wait(5)
+        assert done.wait(limit(5))
     back = [int(fields["offset"]) // 1000 for code, fields in fake_thread.broker.log if code == 36]
     assert seen == [[b"0", b"1", b"2", b"3"]]
     assert back == [2, 3]
@@ -78,7 +79,7 @@ def test_a_broadcasting_consumer_keeps_its_offsets_here_and_sends_nothing_back(
         consumer.subscribe("t", "*")
         consumer.register_message_listener(listener)
         with consumer:
-            assert done.wait(5)
+            assert done.wait(limit(5))
 
     run(6)
     fill(fake_thread, 2, queues=2)

@@ -14,7 +14,7 @@ from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import decode_lock_batch, encode_locked_queues
 from sluicemq.wire.frames import Command
-from waiting import until
+from waiting import limit, until
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 OTHER = MessageQueue("t", "broker-a", 1)
@@ -201,7 +201,7 @@ async def test_a_worker_that_gives_up_waiting_takes_no_message_with_it(fake):
             await asyncio.sleep(0.05)
             impatient.cancel()
             fake.broker.put("t", 0, b"0")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(limit(5)):
                 assert (await patient).body == b"0"
 
 
@@ -271,7 +271,7 @@ async def test_a_running_handler_keeps_the_lock_until_it_is_done_when_the_queue_
                 assert fake.broker.locks["g", gone] == one.client_id
                 assert await stream.receive_many(1, 0.3) == []
                 may_end.set()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(limit(5)):
                     message = await stream.receive()
                 assert (message.queue, message.queue_offset) == (gone, 1)
                 assert fake.broker.locks["g", gone] == two.client_id
@@ -309,7 +309,7 @@ async def test_a_thread_that_does_not_end_keeps_the_lock_and_what_was_done_is_co
     def handler(message):
         if message.body == b"1":
             stuck.set()
-            may_end.wait(10)
+            may_end.wait(limit(10))
 
     async with Sluice(fake.name_server) as mq:
         consumer = mq.consumer("g", handler, ordered=True).subscribe("t")

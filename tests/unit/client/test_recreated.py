@@ -30,6 +30,7 @@ from sluicemq.client.core.requests import PullAnswer, PullStatus
 from sluicemq.client.threaded import LitePullConsumer
 from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import limit
 
 OLD = 50
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
@@ -250,7 +251,7 @@ async def test_after_an_unclean_failover_the_reader_goes_on_behind_what_is_left(
     got: list[bytes] = []
 
     async def until(body: bytes) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while body not in got:
                 await asyncio.sleep(0.01)
 

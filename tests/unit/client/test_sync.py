@@ -38,7 +38,7 @@ from sluicemq.rocketmq import (
 )
 from sluicemq.rocketmq import Message as RocketMessage
 from sluicemq.wire.frames import Command
-from waiting import wait_for
+from waiting import limit, wait_for
 
 
 def stored(fake, topic):
@@ -74,7 +74,7 @@ def test_threads_may_share_a_producer(fake_thread):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(limit(10))
     records = stored(fake_thread, "t")
     assert len(records) == len({record.message_id for record in records}) == 100
 
@@ -320,7 +320,7 @@ def test_migrants_find_their_producer(fake_thread):
     assert chosen.message_queue.queue_id == 2
     done = threading.Event()
     producer.send(message, Callback(done))
-    assert done.wait(5)
+    assert done.wait(limit(5))
     producer.send_oneway(message)
     producer.send([RocketMessage("t", "a"), RocketMessage("t", "b")])
     assert len(producer.fetch_publish_message_queues("t")) == 4

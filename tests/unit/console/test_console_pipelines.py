@@ -9,6 +9,7 @@ from typing import Any
 from console_app import browsing
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.spark.pipelines.record import Recorder
+from waiting import limit
 
 PROBE = "<script>alert(1)</script>"
 
@@ -84,6 +85,6 @@ def test_the_console_needs_no_spark() -> None:
         "print([name for name in sys.modules if name.partition('.')[0] in ('pyspark', 'py4j')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=limit(60)
     )
     assert done.stdout.strip() == "[]"

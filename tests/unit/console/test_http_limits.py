@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sluicemq.client.tasks import Tasks
 from sluicemq.console import http_limits
 from sluicemq.console.serve import listen
+from waiting import limit
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +44,7 @@ async def ask(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     try:
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), limit(10))
     except ConnectionResetError:
         return b""
     finally:

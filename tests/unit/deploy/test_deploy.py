@@ -21,6 +21,7 @@ import yaml
 from sluicemq.broker.metrics import COUNTERS, GAUGES, OF_ACCESS_CONTROL
 from sluicemq.cli import main
 from sluicemq.spark.pipelines.file import check_pipeline
+from waiting import limit
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -149,7 +150,7 @@ def test_the_package_builds_from_what_the_image_copies(tmp_path: Path) -> None:
     made = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."],
         cwd=context, env={**os.environ, "SLUICE_PURE": "1"}, capture_output=True, text=True,
-        timeout=110, check=False,
+        timeout=limit(110), check=False,
     )  # fmt: skip
     if made.returncode and os.environ.get("CI") != "true" and "No matching" in made.stderr:
         pytest.skip("pip has no index to get the build tools from")
@@ -209,7 +210,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
         (tmp_path / path.name).write_text(unit)
     found = subprocess.run(
         ["systemd-analyze", "verify", *map(str, tmp_path.glob("*.service"))],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=limit(60), check=False,
     )  # fmt: skip
     assert not [line for line in found.stderr.splitlines() if str(tmp_path) in line]
 
@@ -220,4 +221,4 @@ def test_the_image_builds_where_there_is_a_builder() -> None:
     if docker == "docker-is-not-here" or subprocess.run([docker, "info"], check=False).returncode:
         pytest.skip("no builder of images is here")
     words = [docker, "build", "-q", "-f", str(DEPLOY / "Dockerfile"), str(ROOT)]
-    subprocess.run(words, check=True, timeout=900)
+    subprocess.run(words, check=True, timeout=limit(900))

@@ -6,6 +6,7 @@ import pytest
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import subscriptions as parser
 from sluicemq.filter.subscriptions import compile_sql92, compile_whole
+from waiting import limit
 
 
 def test_an_expression_is_compiled_once() -> None:
@@ -66,7 +67,7 @@ def test_users_of_tags_do_not_load_the_parser() -> None:
         "from sluicemq.filter.subscriptions import subscribe; make_filter(subscribe('T', 'a||b')); "
         "print([name for name in sys.modules if name.partition('.')[0] == 'lark'])"
     )
-    output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=limit(60))
     assert output == "[]\n"
 
 

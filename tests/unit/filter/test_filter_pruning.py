@@ -10,6 +10,7 @@ from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, make_filter
 from sluicemq.model.subscription import SQL92, ColumnFilter, Subscription
 from sluicemq.record.columns import VALUES_MAX, BlockStats, ColumnStats, block_stats
+from waiting import limit
 
 MANY = [{"n": str(number), "f": f"{number / 10}", "r": "hz"} for number in range(100, 300)]
 STATS = block_stats(block_of(MANY))
@@ -84,4 +85,4 @@ def test_numpy_is_loaded_by_the_first_block() -> None:
         "assert not made.can_match(BlockStats({}))\n"
         "assert 'numpy' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=limit(60))

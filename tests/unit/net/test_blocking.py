@@ -11,6 +11,7 @@ import pytest
 from sluicemq.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
 from sluicemq.net.blocking import LARGE_BODY_BYTES, READ_AHEAD_BYTES, BlockingChannel
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
+from waiting import limit
 
 Script = Callable[[socket.socket], None]
 
@@ -30,7 +31,7 @@ def served(script: Script) -> Iterator[str]:
         try:
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            thread.join(10)
+            thread.join(limit(10))
             assert not thread.is_alive()
 
 
@@ -113,7 +114,7 @@ def test_answers_that_arrive_in_one_piece_or_bit_by_bit_are_told_apart() -> None
 def test_a_silent_server_is_a_timeout_and_the_channel_is_closed() -> None:
     release = threading.Event()
 
-    with served(lambda connection: release.wait(10) and None) as address:
+    with served(lambda connection: release.wait(limit(10)) and None) as address:
         channel = BlockingChannel(address, timeout_s=0.05)
         with pytest.raises(RequestTimeoutError, match=r"0\.05 s"):
             channel.call(Command(11))

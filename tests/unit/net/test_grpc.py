@@ -21,6 +21,7 @@ from sluicemq.net.grpc import ALPN, Call, CallError, GrpcServer, Handler, Status
 from sluicemq.net.limits import Shares
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
+from waiting import limit
 
 ECHO = "/test.Service/Echo"
 HELD: list[Call] = []
@@ -95,7 +96,9 @@ def run(conversation: Callable[[int], Any], **options: Any) -> Any:
 
     async def main() -> Any:
         async with serving(**options) as server:
-            return await asyncio.wait_for(asyncio.to_thread(conversation, server.ports[0]), 20)
+            return await asyncio.wait_for(
+                asyncio.to_thread(conversation, server.ports[0]), limit(20)
+            )
 
     return asyncio.run(main())
 
@@ -316,24 +319,24 @@ def talk_by_library(grpc: Any, channel: Any) -> None:
     def unary(name: str) -> Any:
         return channel.unary_unary(f"/test.Service/{name}")
 
-    assert unary("Echo")(b"hello", timeout=10) == b"hello"
+    assert unary("Echo")(b"hello", timeout=limit(10)) == b"hello"
     large = bytes(range(256)) * 12_000
-    assert unary("Echo")(large, timeout=10) == large
-    found = unary("WhoAmI")(b"", timeout=10, metadata=[("x-mq-client-id", "me")])
+    assert unary("Echo")(large, timeout=limit(10)) == large
+    found = unary("WhoAmI")(b"", timeout=limit(10), metadata=[("x-mq-client-id", "me")])
     assert found.startswith(b"me 127.0.0.1 ")
-    futures = [unary("Echo").future(b"%d" % it, timeout=10) for it in range(300)]
+    futures = [unary("Echo").future(b"%d" % it, timeout=limit(10)) for it in range(300)]
     assert [future.result() for future in futures] == [b"%d" % it for it in range(300)]
     for name in ("Count", "Slowly"):
         several = channel.unary_stream(f"/test.Service/{name}")
-        assert list(several(b"40", timeout=10)) == [b"%d" % it for it in range(40)]
+        assert list(several(b"40", timeout=limit(10))) == [b"%d" % it for it in range(40)]
     both = channel.stream_stream("/test.Service/Converse")
-    assert list(both(iter([b"a", b"b"]), timeout=10)) == [b"A", b"B"]
+    assert list(both(iter([b"a", b"b"]), timeout=limit(10))) == [b"A", b"B"]
     with pytest.raises(grpc.RpcError) as caught:
-        unary("Refuse")("no 杭州".encode(), timeout=10)
+        unary("Refuse")("no 杭州".encode(), timeout=limit(10))
     error: Any = caught.value
     assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "no 杭州")
     with pytest.raises(grpc.RpcError) as caught:
-        unary("Nothing")(b"", timeout=10)
+        unary("Nothing")(b"", timeout=limit(10))
     error = caught.value
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     with pytest.raises(grpc.RpcError) as caught:
@@ -375,7 +378,7 @@ def test_a_real_client_over_tls_on_the_port_of_plain_ones(
         with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
             talk_by_library(grpc, channel)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert channel.unary_unary(ECHO)(b"plain", timeout=10) == b"plain"
+            assert channel.unary_unary(ECHO)(b"plain", timeout=limit(10)) == b"plain"
 
     run(talk, tls=door)
 

@@ -15,6 +15,7 @@ from sluicemq.net.accept import REFUSAL
 from sluicemq.net.grpc import Call, GrpcServer, Handler, StatusCode
 from sluicemq.net.limits import REFUSED_MAX, ServerLimits
 from sluicemq.wire import http2 as h
+from waiting import limit
 
 ECHO, LATER, MANY = "/t.T/Echo", "/t.T/Later", "/t.T/Many"
 OPEN: list[Call] = []
@@ -60,7 +61,7 @@ def run(conversation: Callable[[Client], Any], *settings: tuple[int, int], **opt
                 with Client(server.ports[0]) as client:
                     return conversation(client.begin(*settings))
 
-            return await asyncio.wait_for(asyncio.to_thread(talk), 20)
+            return await asyncio.wait_for(asyncio.to_thread(talk), limit(20))
 
     return asyncio.run(main())
 
@@ -433,7 +434,7 @@ def test_a_server_that_drains_lets_calls_end() -> None:
 
             loop, tasks = asyncio.get_running_loop(), list[asyncio.Task[None]]()
             await asyncio.to_thread(talk)
-            await asyncio.wait_for(tasks[0], 5)
+            await asyncio.wait_for(tasks[0], limit(5))
             assert not server.connections
             with pytest.raises(ConnectionRefusedError):
                 Client(server.ports[0])

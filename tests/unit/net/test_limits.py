@@ -28,6 +28,7 @@ from sluicemq.net.limits import (
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command, FrameReader, encode, encode_answer
+from waiting import limit
 
 
 class Carrier:
@@ -60,7 +61,7 @@ async def serving(dispatcher: Dispatcher, **options: Any) -> AsyncIterator[Remot
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(1 << 16), 5) == b""
+        return await asyncio.wait_for(reader.read(1 << 16), limit(5)) == b""
     except ConnectionResetError:
         return True
 
@@ -318,7 +319,7 @@ def test_connections_end_where_the_descriptors_of_the_store_begin(
             last, last_writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
             for reader, one in ((first, writer), (last, last_writer)):
                 one.write(encode(Command(1, {})))
-                assert await asyncio.wait_for(reader.read(1 << 16), 5)
+                assert await asyncio.wait_for(reader.read(1 << 16), limit(5))
             for one in (writer, other_writer, last_writer):
                 one.close()
 

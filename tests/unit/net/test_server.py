@@ -17,13 +17,14 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
+from waiting import limit
 
 
 @pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Callable[[Any], None]:
     def run_it(coroutine: Any) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(coroutine, 20))
+            runner.run(asyncio.wait_for(coroutine, limit(20)))
 
     return run_it
 

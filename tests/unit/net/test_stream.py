@@ -17,6 +17,7 @@ from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import SOCKETS, MemoryNetwork, Network, StreamListener, secured
 from sluicemq.net.stream import HIGH_BYTES, Stream
 from sluicemq.net.tls import Tls
+from waiting import limit
 
 
 class User:
@@ -73,7 +74,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Network:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while not condition():
             await asyncio.sleep(0.002)
 

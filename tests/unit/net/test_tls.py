@@ -33,7 +33,7 @@ from sluicemq.net.selfsigned import self_signed
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command, encode
-from waiting import until
+from waiting import limit, until
 
 BIG = os.urandom(3 << 20)
 
@@ -62,7 +62,7 @@ def settings(server_certificate: Certificate) -> TlsConfig:
 def run(request: pytest.FixtureRequest) -> Callable[[Any], None]:
     def run_it(coroutine: Any) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(coroutine, 30))
+            runner.run(asyncio.wait_for(coroutine, limit(30)))
 
     return run_it
 
@@ -227,12 +227,12 @@ def served(settings: TlsConfig) -> Iterator[RemotingServer]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(live()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(limit(10))
     try:
         yield server[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(limit(10))
         loop.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sluicemq.net import wsgi
+from waiting import limit
 
 
 def pong(_environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -33,7 +34,7 @@ def connected(port: int) -> socket.socket:
 
 
 def get(port: int) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=limit(10)) as answer:
         return bytes(answer.read())
 
 
@@ -46,7 +47,7 @@ def test_connections_that_say_nothing_make_room_for_those_that_ask() -> None:
         idle = [stack.enter_context(connected(port)) for _ in range(3 * wsgi.CONNECTIONS_MAX)]
         assert get(port) == b"pong"
         assert idle[0].recv(1) == b"", "the oldest is closed"
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + limit(10)
         while http_threads() > wsgi.CONNECTIONS_MAX and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert http_threads() <= wsgi.CONNECTIONS_MAX
@@ -93,15 +94,15 @@ def test_more_scrapes_than_may_wait_are_told_so() -> None:
 
     def stuck(_environ: dict[str, Any], _start: Any) -> Iterable[bytes]:
         inside.set()
-        go_on.wait(10)
+        go_on.wait(limit(10))
         return [b"metrics"]
 
     calm = wsgi.calm(stuck)
     threads = [threading.Thread(target=calm, args=({}, None)) for _ in range(wsgi.SCRAPES_MAX)]
     for thread in threads:
         thread.start()
-    inside.wait(10)
-    deadline_s = time.monotonic() + 10
+    inside.wait(limit(10))
+    deadline_s = time.monotonic() + limit(10)
     while not said and time.monotonic() < deadline_s:
         calm({}, lambda status, _headers: said.append(status))
     go_on.set()

@@ -24,6 +24,7 @@ from sluicemq.proxy.messages import Code
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.signature import call_date, sign_call
+from waiting import limit
 
 grpc: Any = pytest.importorskip("grpc")
 HOLD = PATH + "Hold"
@@ -35,7 +36,7 @@ def at_a_port(scene: Callable[[EmbeddedSluice], Any], **options: Any) -> None:
 
     async def main() -> None:
         async with embedded(tcp=True, proxy=True, **options) as mq:
-            await asyncio.wait_for(scene(mq), 20)
+            await asyncio.wait_for(scene(mq), limit(20))
 
     asyncio.run(main())
 
@@ -48,7 +49,7 @@ def route(channel: Any, topic: str = "TBW102", *metadata: tuple[str, str]) -> m.
     )
     request = m.QueryRouteRequest(topic=m.Resource(name=topic))
     answer: m.QueryRouteResponse = method(
-        request, metadata=[(CLIENT_ID, "me"), *metadata], timeout=10
+        request, metadata=[(CLIENT_ID, "me"), *metadata], timeout=limit(10)
     )
     return answer
 

@@ -15,6 +15,7 @@ from sluicemq.errors import ConfigurationError, ConsensusError
 from sluicemq.replication.consensus import Consensus, Entries, Swap
 from sluicemq.replication.etcd import Account, Certificates, Etcd
 from sluicemq.testing.consensus import MemoryConsensus
+from waiting import limit
 
 TTL_S = 2.0
 
@@ -307,7 +308,7 @@ async def test_a_silent_etcd_loses_the_lease_and_leaves_a_swap_open(
         await until(lambda: lost)
     finally:
         server.pause(False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while "t/a" in (seen := await etcd.read("t/")):
             await asyncio.sleep(0.1)
     # Asked again from the same version: either it was done, or it is done now, and never twice.

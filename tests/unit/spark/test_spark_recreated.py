@@ -17,6 +17,7 @@ from sluicemq.spark import errors
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
 from sluicemq.spark.sources import stream
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import limit
 
 T = TypeVar("T")
 OLD, SCHEMA = 50, struct_type(ALL_COLUMNS)
@@ -128,7 +129,7 @@ async def test_a_batch_whose_topic_is_created_again_while_it_is_read(
     loop, chunks = asyncio.get_running_loop(), BulkReader.__iter__
 
     def read(reader: BulkReader) -> Iterator[Any]:
-        asyncio.run_coroutine_threadsafe(cluster.recreate(OLD), loop).result(10)
+        asyncio.run_coroutine_threadsafe(cluster.recreate(OLD), loop).result(limit(10))
         return iter(chunks(reader))
 
     strict = DefaultSource(cluster.options()).reader(SCHEMA)

@@ -16,6 +16,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import decode_record, encode_properties
 from sluicemq.store.index.file import ENTRY, Geometry, IndexFile
 from sluicemq.store.index.index import QUERY_BACKLOG_MAX
+from waiting import limit
 
 FOREVER = (1 << 63) - 1
 INDEX = "/store/index"
@@ -385,18 +386,18 @@ def test_an_index_that_is_being_flushed_elsewhere_stands_still_until_it_is_done(
 
     def slow_flush(file: IndexFile) -> bool:
         began.set()
-        assert may_end.wait(10)
+        assert may_end.wait(limit(10))
         return flush(file)
 
     monkeypatch.setattr(IndexFile, "flush", slow_flush)
     thread = threading.Thread(target=store.keys.flush_due)
     thread.start()
-    assert began.wait(10)
+    assert began.wait(limit(10))
     send(bench, b"2", keys="k")
     assert store.keys.catch_up(), "nothing to be done now"
     assert store.keys.backlog_bytes > 0
     may_end.set()
-    thread.join(10)
+    thread.join(limit(10))
     (name,) = bench.files.names(INDEX)
     header = struct.unpack_from(">qqqqii", bench.files.content(f"{INDEX}/{name}"))
     assert header[5] == 2, "one entry: the second message is not in it"
@@ -486,7 +487,9 @@ assert "numpy" not in sys.modules
 
 def test_a_store_without_new_messages_does_not_load_numpy(tmp_path: Path) -> None:
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", NO_NUMPY, str(tmp_path)], check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", NO_NUMPY, str(tmp_path)], check=True, timeout=limit(60)
+        )
 
 
 def test_properties_are_as_the_codec_writes_them() -> None:

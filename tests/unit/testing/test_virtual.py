@@ -10,6 +10,7 @@ import pytest
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.virtual import VirtualClock
+from waiting import limit
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ async def driven(clock):
 async def test_a_day_of_sleep_takes_no_time(driven) -> None:
     began_s = time.perf_counter()
     await asyncio.sleep(86_400)
-    assert time.perf_counter() - began_s < 1
+    assert time.perf_counter() - began_s < limit(1)
     assert driven.now() == datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     assert driven.monotonic_s() == pytest.approx(86_400)
 

@@ -19,6 +19,7 @@ import pytest
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.pipelines.dedup import Written, stream_table, write_table
 from sluicemq.spark.pipelines.ready import Task, ready
+from waiting import limit
 
 ROOT = Path(__file__).parents[4]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
@@ -133,7 +134,7 @@ def run_driver(name_server: str, topic: str, place: Path, kill_at: int) -> str:
         start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     try:
-        code = driver.wait(280)
+        code = driver.wait(limit(280))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sluicemq.spark.pipelines.archive import read_archive
+from waiting import limit
 
 ROOT = Path(__file__).parents[4]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
@@ -60,7 +61,7 @@ def run_driver(name_server: str, topic: str, place: Path, kill_at: str) -> str:
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
     try:
-        code = driver.wait(280)
+        code = driver.wait(limit(280))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGKILL)

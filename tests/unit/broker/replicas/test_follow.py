@@ -7,6 +7,7 @@ import pytest
 
 from sluicemq.broker.replicas.follower import follow
 from sluicemq.net.stream import Stream, StreamUser
+from waiting import limit
 
 
 class RecordingFollower:
@@ -54,7 +55,7 @@ class Network:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while not is_so():
             await asyncio.sleep(0.01)
 

@@ -26,6 +26,7 @@ from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.replicas import FollowStateRequest
+from waiting import limit
 
 FOLLOW = 900301
 ADDRESS = "127.0.0.1:10911"
@@ -88,7 +89,7 @@ class World:
         self.tasks.append(asyncio.get_running_loop().create_task(run))
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             while not condition():
                 await asyncio.sleep(0.001)
 
@@ -168,7 +169,7 @@ async def test_a_master_of_another_kind_is_asked_in_its_own_way(world: World) ->
         await asyncio.sleep(10)
 
     world.follow(java)
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), limit(5))
     assert world.follower.is_java
 
 

@@ -15,6 +15,7 @@ from sluicemq.spark.pipelines import run as running
 from sluicemq.spark.pipelines.file import Pipeline, parse_pipeline
 from sluicemq.spark.pipelines.ready import Ready, Report, Task
 from sluicemq.spark.pipelines.run import Stop
+from waiting import limit
 
 WAITING = """
 import time
@@ -69,7 +70,7 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(number: signal.Sign
             assert process.poll() is None
             process.send_signal(number)
             assert process.stdout.readline() == "stopped hard\n"
-            assert process.wait(60) == 128 + number
+            assert process.wait(limit(60)) == 128 + number
         finally:
             process.kill()
 
