@@ -625,7 +625,7 @@ def change_settings(
     if change.without_effect and not known.intersection(entries):
         raise ConfigurationError(
             f"Nothing was changed. {' '.join(change.without_effect)}",
-            cure="Name a key of docs/configuration.md.",
+            cure="Name a setting that mqadmin getBrokerConfig or getNamesrvConfig lists.",
         )
     return change
 
