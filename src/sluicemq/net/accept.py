@@ -81,6 +81,8 @@ TURN_BYTES_MAX: Final = 256 * 1024
 """One full read of uvloop (250 kB) or asyncio (256 KiB): about 600 sends of 128 B."""
 SWEEPS_PER_TIMEOUT: Final = 4
 CLOSE_TIMEOUT_S: Final = 1.0
+ANSWERS_S: Final = 1.0
+"""Time for the answers to requests before a broken frame, which ends its connection."""
 BACKLOG: Final = 1024
 
 OnPeer = Callable[[Peer], None]
@@ -90,7 +92,7 @@ class Accepted(Inner):
     """One accepted socket."""
 
     __slots__ = (
-        "_blocked", "_held", "_is_trusted", "_loop", "_resting", "_server", "_shares",
+        "_blocked", "_held", "_is_ending", "_is_trusted", "_loop", "_resting", "_server", "_shares",
         "_transport", "_turn_bytes", "_waiting", "address", "frame_sweeps", "is_refused", "peer",
     )  # fmt: skip
 
@@ -103,6 +105,7 @@ class Accepted(Inner):
         self._resting = False  # over its budget until the next turn
         self._blocked = False  # its answers do not leave
         self._held = 0  # bytes that count as pending
+        self._is_ending = False  # refused, and not closed yet
         self._is_trusted = False  # as what they count
         self.frame_sweeps = 0  # since a frame became whole
         self.is_refused = False
@@ -157,7 +160,7 @@ class Accepted(Inner):
 
     def data_received(self, data: bytes) -> None:
         peer = self.peer
-        if peer.closed:
+        if peer.closed or self._is_ending:
             return
         peer.idle_sweeps = 0
         self._turn_bytes += len(data)
@@ -204,7 +207,7 @@ class Accepted(Inner):
         self._listen()
 
     def _listen(self) -> None:
-        is_kept = self._resting or self._blocked or self._waiting is not None
+        is_kept = self._resting or self._blocked or self._is_ending or self._waiting is not None
         if not is_kept and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -224,10 +227,16 @@ class Accepted(Inner):
         """Does a frame stay unfinished, and not because we do not read?"""
         return self.unfinished_bytes > 0 and not self._blocked
 
-    def refuse(self, text: str) -> None:
-        """Say why, and close."""
+    def refuse(self, text: str, *, owes_answers: bool = False) -> None:
+        """Log why, and close the connection. With `owes_answers` nothing is read any more, and the
+        connection closes after ANSWERS_S: requests that came before may be answered until then."""
         self._server.complain(self.peer, text)
-        self.peer.close()
+        if not owes_answers:
+            self.peer.close()
+        elif not self._is_ending:
+            self._is_ending = True
+            self._transport.pause_reading()
+            self._loop.call_later(ANSWERS_S, self.peer.close)
 
     def abort(self) -> None:
         """Close at once; what was not sent is lost."""

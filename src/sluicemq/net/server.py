@@ -35,12 +35,13 @@ REFUSING: Final = Refusing()
 class Connection(Accepted):
     """One accepted socket: bytes in, frames to the dispatcher, answers out."""
 
-    __slots__ = ("_dispatcher", "_pieces")
+    __slots__ = ("_dispatcher", "_has_served", "_pieces")
 
     def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
         super().__init__(server)
         self._dispatcher = dispatcher
         self._pieces = Pieces(dispatcher.frame_bytes_max)
+        self._has_served = False  # whether a whole frame has come
 
     @property
     def unfinished_bytes(self) -> int:
@@ -55,7 +56,9 @@ class Connection(Accepted):
         used = run(data, 0, self.peer, self._shares)
         if used == len(data):
             self.frame_sweeps = 0
+            self._has_served = True
         else:
+            self._has_served |= used > 0
             self._serve(data[used:] if used else data, is_tried=True)
 
     def _serve(self, whole: bytes | None, *, is_tried: bool = False) -> None:
@@ -69,6 +72,7 @@ class Connection(Accepted):
                 if answers and not peer.closed:
                     self._transport.write(answers)
                 self.frame_sweeps = 0
+                self._has_served |= used > 0
                 if used == len(whole):
                     if self._held:
                         self._hold(0)
@@ -84,7 +88,7 @@ class Connection(Accepted):
             text = str(error)
             if data[:1] == bytes((TLS_HELLO,)):
                 text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
-            self.refuse(text)
+            self.refuse(text, owes_answers=self._has_served)
             return
         if len(self._pieces) > PENDING_SMALL or self._held:
             self._hold(len(self._pieces))

@@ -154,6 +154,33 @@ def test_what_is_not_the_protocol_closes_the_connection_and_is_logged_once(
     assert len([record for record in caplog.records if text in record.getMessage()]) == 1
 
 
+def test_requests_before_a_broken_frame_are_answered(run: Callable[[Any], None]) -> None:
+    """Also those whose answer waits for something, as that of a send waits for the disk."""
+
+    def later(command: Command, peer: Peer) -> None:
+        answer = encode(answer_to(command))
+        asyncio.get_running_loop().call_later(0.05, peer.write, answer)
+
+    async def main() -> None:
+        broken = struct.pack(">II", 0xFFFFFFF0, 0) + b"z" * 20
+        async with serving(Dispatcher({7: later})) as server:
+            for apart in (False, True):
+                reader, writer = await connect(server)
+                writer.write(encode(Command(7, opaque=9)))
+                if apart:
+                    await asyncio.sleep(0.01)
+                writer.write(broken + encode(Command(7, opaque=10)))
+                assert [answer.opaque for answer in await receive(reader)] == [9]
+                assert await reader.read() == b"", "what follows a broken frame is not served"
+                writer.close()
+
+    run(main())
+
+
+def answer_to(command: Command) -> Command:
+    return Command(0, opaque=command.opaque, flag=FLAG_RESPONSE)
+
+
 def test_one_connection_too_many_is_closed(run: Callable[[Any], None]) -> None:
     async def main() -> None:
         told: list[str] = []
