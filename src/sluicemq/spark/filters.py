@@ -57,6 +57,7 @@ from sluicemq.filter.check import check
 from sluicemq.filter.evaluate import has_surrogate
 from sluicemq.filter.nodes import And, render
 from sluicemq.filter.subscriptions import SEPARATOR, compile_sql92, compile_whole, parse_tags
+from sluicemq.log_lines import TextLines
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.spark.schema import Column
 
@@ -404,7 +405,7 @@ def report_pushdown(
         return
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextLines())
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     logger.info(

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.logs import JsonLines, LogConfig, log_options_of, of_logback
+from sluicemq.cli.servers.logs import LogConfig, log_options_of, of_logback
 from sluicemq.errors import ConfigurationError
+from sluicemq.log_lines import JsonLines, TextLines
 from waiting import limit
 
 LOGBACK = """<?xml version="1.0" encoding="UTF-8"?>
@@ -59,6 +62,35 @@ def test_a_record_is_one_object_whatever_is_in_it() -> None:
     told = json.loads(line)
     assert (told["level"], told["message"]) == ("warning", "<é>\n3")
     assert "ValueError: invalid literal" in told["error"]
+
+
+EVIL = "a\n2026-11-28 00:00:00,000 INFO forged\r\x1b[2J\x9b\u2028\u202e\ud800b"
+
+
+def record_of(text: str) -> logging.LogRecord:
+    """A record whose message and error quote the text."""
+    error = (ValueError, ValueError(text), None)
+    return logging.LogRecord("x", 30, "f", 1, "client %s", (text,), error)
+
+
+def test_no_text_of_a_client_begins_a_line_or_steers_a_terminal() -> None:
+    lines = TextLines().format(record_of(EVIL)).split("\n")
+    assert "client a\\n2026-11-28" in lines[0]
+    assert "\\x1b[2J\\x9b\\u2028\\u202e\\ud800b" in lines[0]
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert all(ord(one) >= 32 and one.isprintable() for line in lines for one in line)
+
+
+@given(st.text(st.characters()))
+def test_whatever_a_client_says_is_one_line_that_can_be_written(text: str) -> None:
+    for formatter in (TextLines(), JsonLines()):
+        record = record_of(text)
+        record.exc_info = None
+        line = formatter.format(record)
+        line.encode()
+        assert len(line.splitlines()) == 1
+    written = text.encode("utf-8", "backslashreplace").decode()
+    assert json.loads(line)["message"] == f"client {written}"
 
 
 def test_processes_below_log_alike_to_a_file_of_their_own(

@@ -16,14 +16,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-import orjson
 
 from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.log_lines import JsonLines, TextLines
 from sluicemq.net.limits import LogLimit
 
 log = logging.getLogger("sluicemq.cli")
@@ -32,7 +31,6 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
 FILE_BYTES_MAX: Final = 128 * 1024 * 1024
 FILES_KEPT: Final = 10
-TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _VARIABLE: Final = re.compile(r"\$\{([^}:]*)(?::-([^}]*))?\}")
 _SIZE: Final = re.compile(r"([0-9]+) *(KB|MB|GB)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
@@ -47,21 +45,6 @@ class LogConfig:
     path: str = ""
     bytes_max: int = FILE_BYTES_MAX
     kept: int = FILES_KEPT
-
-
-class JsonLines(logging.Formatter):
-    """A record as one JSON object: time (ISO 8601, UTC), level, logger, message, error."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        told = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        return orjson.dumps(told).decode()
 
 
 def start_log(config: LogConfig) -> None:
@@ -83,7 +66,7 @@ def start_log(config: LogConfig) -> None:
             ) from error
     else:
         handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if config.form == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonLines() if config.form == "json" else TextLines())
     handler.addFilter(LogLimit())
     logging.basicConfig(level=config.level.upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request

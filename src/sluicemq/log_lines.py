@@ -1,0 +1,81 @@
+"""How a log record becomes one line: as text, or as a JSON object.
+
+Names, addresses, ids and properties of messages come from clients, and many log lines quote them.
+So a line has no control character: a name with a line break in it cannot begin a line of its own,
+and one with an escape sequence cannot change what a terminal shows. This is done here, once for
+every line, and nowhere else.
+"""
+
+import logging
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import orjson
+
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_BREAK: Final = "\n"
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters
+    "\u2028\u2029"  # separators of lines and paragraphs
+    "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"  # what turns the direction of text
+    "\ud800-\udfff]"  # half a character: it cannot be encoded
+)
+
+
+def escape(text: str) -> str:
+    """Return the text with a backslash sequence in place of each character that a log line must not
+    have: a line break becomes `\\n`, an escape character `\\x1b`."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
+
+
+class TextLines(logging.Formatter):
+    """A record as one line of text: time, level, logger, message. The lines of a traceback follow,
+    indented, so that none of them looks like the line of another record."""
+
+    def __init__(self) -> None:
+        """Use TEXT_FORMAT."""
+        super().__init__(TEXT_FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line, escaped."""
+        return escape(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
+        """Return the lines of a traceback, escaped and indented."""
+        return _indented(super().formatException(ei))  # type: ignore[arg-type]
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's name
+        """Return the lines of a stack, escaped and indented."""
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return _BREAK.join(f"  {escape(line)}" for line in text.split(_BREAK))
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time (ISO 8601, UTC), level, logger, message, error. Readers of
+    JSON get the texts as they are, but for half characters, which JSON cannot hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object, without a line break."""
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        whole = {key: text.encode("utf-8", "backslashreplace") for key, text in told.items()}
+        line = orjson.dumps({key: text.decode() for key, text in whole.items()}).decode()
+        return _UNSAFE.sub(_escaped_for_json, line)
+
+
+def _escaped_for_json(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
