@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import socket
 import urllib.request
 from collections.abc import AsyncIterator
@@ -258,3 +259,30 @@ async def test_garbage_on_the_port_closes_that_connection_alone(tmp_path: Path) 
         await writer.wait_closed()
         async with connected(broker.address) as channel:
             assert (await call(channel, 28)).code == 0
+
+
+async def test_what_a_broker_makes_is_its_owners_and_its_groups_alone(tmp_path: Path) -> None:
+    """Messages are not for everybody on the machine. What was there keeps its mode."""
+    before = os.umask(0)
+    try:
+        old = tmp_path / "store" / "config"
+        old.mkdir(parents=True, mode=0o755)
+        (old / "topics.json").write_text('{"topicConfigTable":{}}')
+        (old / "topics.json").chmod(0o644)
+        async with (
+            name_server(tmp_path / "names") as address,
+            running(broker_config(address), store_config(tmp_path)) as broker,
+            connected(broker.address) as channel,
+        ):
+            fields = send_fields("t")
+            assert (await call(channel, 310, fields, b"body")).code == 0
+            await call(channel, 15, {"topic": "t", "queueId": 0, "consumerGroup": "g"})
+    finally:
+        os.umask(before)
+    kept = {tmp_path / "store", old, old / "topics.json", old / "topics.json.bak"}
+    made = [path for path in tmp_path.rglob("*") if path not in kept]
+    assert len(made) > 10
+    modes = {path: oct(path.stat().st_mode & 0o777) for path in made}
+    wide = {path: mode for path, mode in modes.items() if mode not in ("0o640", "0o750", "0o600")}
+    assert not wide
+    assert (old / "topics.json").stat().st_mode & 0o777 == 0o644

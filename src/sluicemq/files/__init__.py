@@ -48,10 +48,16 @@ _FLOCK: Final = struct.Struct(
 )  # struct flock of Linux on 64 bits: type whence start len pid
 
 
+NEW_FILE_MODE: Final = 0o640
+NEW_DIRECTORY_MODE: Final = 0o750
+"""Messages are for the owner of the store, and for its group to read. What exists keeps its mode;
+the umask of the process can take more away."""
+
+
 class Access(NamedTuple):
     """Who may do what with a file: permission bits, user and group id (None: who makes it)."""
 
-    mode: int = 0o644
+    mode: int = NEW_FILE_MODE
     owner: int | None = None
     group: int | None = None
 
@@ -240,7 +246,7 @@ class SystemFiles:
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            descriptor = os.open(path, flags, 0o644 if access is None else 0o600)
+            descriptor = os.open(path, flags, NEW_FILE_MODE if access is None else 0o600)
         except OSError as error:
             if create or error.errno not in (errno.EACCES, errno.EROFS):
                 raise
@@ -282,7 +288,7 @@ class SystemFiles:
             missing.append(path)
             path = os.path.dirname(path)  # noqa: PTH120
         for directory in reversed(missing):
-            os.mkdir(directory)  # noqa: PTH102
+            os.mkdir(directory, NEW_DIRECTORY_MODE)  # noqa: PTH102
             if durable:
                 self.sync_directory(os.path.dirname(directory))  # noqa: PTH120
 
@@ -319,7 +325,8 @@ class SystemFiles:
         real = os.path.realpath(path)
         if real in _locked:
             raise _locked_error(path, os.getpid())
-        file = SystemFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = SystemFile(path, os.open(path, flags, NEW_FILE_MODE))
         try:
             fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
