@@ -737,3 +737,13 @@ def test_every_key_of_a_proxy_counts_in_a_broker_or_is_named(key: Key) -> None:
     broker, no_limits, _ = local_proxy("{}", conf)
     changed = (config, limits) != (broker, no_limits)
     assert changed or key.name in " ".join(warnings) or key.field in ("acl_enable", "mode")
+
+
+@pytest.mark.parametrize("sign", ["", "-", "+"])
+def test_a_number_of_5000_digits_is_refused_with_its_range(sign: str) -> None:
+    """Python's int() raises for more than 4,300 digits."""
+    with pytest.raises(ConfigurationError) as refused:
+        load_broker_config(f"listenPort = {sign}{'9' * 5000}")
+    text = str(refused.value)
+    assert "Write a whole number from 0 to 65535." in text
+    assert len(text) < 300

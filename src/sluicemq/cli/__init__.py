@@ -5,6 +5,7 @@ lark or pyarrow before a command needs it. How commands end: `ending`.
 """
 
 import importlib
+import io
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -109,6 +110,9 @@ class _Main(LazyGroup):
 
     def main(self, *args: Any, **extra: Any) -> None:  # type: ignore[override]
         """Raises SystemExit."""
+        for stream in (sys.stdout, sys.stderr):  # names of files and topics can be no UTF-8
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         with ending.speaking(extra.get("prog_name") or "sluice"):
             code = super().main(*args, **extra | {"standalone_mode": False})
         raise SystemExit(code or 0)

@@ -212,9 +212,26 @@ def as_time(_context: click.Context, option: click.Parameter, text: str | None) 
 
 
 def print_json(value: Any) -> None:
-    """One line."""
-    sys.stdout.buffer.write(orjson.dumps(value, default=_plain, option=orjson.OPT_APPEND_NEWLINE))
+    """Print a value as one line of JSON. A half character, which a name that is no UTF-8 has and
+    JSON cannot hold, is written as a backslash sequence."""
+    dumps = functools.partial(orjson.dumps, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    try:
+        line = dumps(value)
+    except TypeError:
+        line = dumps(_whole_characters(value))
+    sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
+
+
+def _whole_characters(value: Any) -> Any:
+    """Return the value with the half characters of its texts escaped."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_whole_characters(key): _whole_characters(it) for key, it in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole_characters(it) for it in value]
+    return value
 
 
 def _plain(value: object) -> object:

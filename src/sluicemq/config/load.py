@@ -43,6 +43,7 @@ from sluicemq.config.settings import (
     keys_of,
 )
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
+from sluicemq.model.numbers import natural
 
 DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
 NAME_LENGTH_MAX: Final = 127
@@ -464,8 +465,11 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
             return _read_choice(name, text, key.choices, dict(key.refused))
         case Kind.INTEGER:
             # int() alone would take "1_000" and other digits than Java's.
-            if re.fullmatch("[+-]?[0-9]+", text) and key.minimum <= int(text) <= key.maximum:
-                return int(text)
+            number = natural(text.removeprefix("-" if text[0] == "-" else "+"))
+            if number is not None:
+                number = -number if text[0] == "-" else number
+                if key.minimum <= number <= key.maximum:
+                    return number
             one = f"Write {key.minimum}: {key.doc}"
             several = f"Write a whole number from {key.minimum} to {key.maximum}."
             raise _not_valid(name, text, one if key.minimum == key.maximum else several)
@@ -473,7 +477,7 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
             words = tuple(part.strip() for part in text.split(";") if part.strip())
             for word in words if key.kind is Kind.SERVERS else ():
                 host, _, port = word.rpartition(":")
-                if not re.fullmatch("[0-9]+", port) or not 0 < int(port) < 65536:
+                if not natural(port, 65_535):
                     raise ConfigurationError(
                         f"{name}: {word} is no address of a server.",
                         cure="Write host:port;host:port.",
@@ -494,7 +498,7 @@ def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
 
 
 def _not_valid(name: str, text: str, cure: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} = {text} is not valid.", cure=cure)
+    return ConfigurationError(f"{name} = {text:.80} is not valid.", cure=cure)
 
 
 def _read_choice(

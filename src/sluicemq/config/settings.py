@@ -33,6 +33,7 @@ from sluicemq.config.keys import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.numbers import natural
 
 GIB: Final = 1 << 30
 CHANGES_FILE: Final = "sluice.properties"
@@ -59,11 +60,12 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     levels = []
     for word in text.split():
         digits, unit = word[:-1], _UNITS_MS.get(word[-1])
-        if unit is None or not (digits.isascii() and digits.isdigit()):
-            raise _wrong(text, f"{word} is no time")
-        if int(digits) * unit > _DELAY_MAX_MS:
+        number = natural(digits)
+        if unit is None or number is None:
+            raise _wrong(text, f"{word:.80} is no time")
+        if number * unit > _DELAY_MAX_MS:
             raise _wrong(text, f"{word} is more than 40 days")
-        levels.append(int(digits) * unit)
+        levels.append(number * unit)
     if not levels:
         raise _wrong(text, "there is no level")
     return tuple(levels)

@@ -46,6 +46,7 @@ from sluicemq.errors import (
     SluiceError,
     TopicNotFoundError,
 )
+from sluicemq.model.numbers import natural
 
 log = logging.getLogger("sluicemq.console")
 
@@ -294,7 +295,7 @@ def is_ours(request: Request, session: Session, form: Mapping[str, str]) -> bool
 async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str] | None:
     """Its texts; None for one that is too large."""
     length = request.headers.get("content-length", "")
-    if not length.isdigit() or int(length) > bytes_max:
+    if natural(length, bytes_max) is None:
         return None
     async with request.form(max_files=0, max_fields=200) as form:
         return {name: value for name, value in form.items() if isinstance(value, str)}

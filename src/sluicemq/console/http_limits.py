@@ -13,6 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sluicemq.model.numbers import natural
+
 CONNECTIONS_MAX: Final = 512
 HEAD_S: Final = 10.0
 """A request's head has to be complete this long after the connection was made, or after the last
@@ -91,7 +93,7 @@ class BoundedBody:
             await send(message)
 
         try:
-            if not length.isdigit() or int(length) > self._bytes_max:
+            if natural(length, self._bytes_max) is None:
                 raise TooLargeError  # noqa: TRY301 - as for one that does not say its length
             await self._app(scope, bounded, noted)
         except TooLargeError:

@@ -22,6 +22,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import stat
 import struct
 import sys
@@ -43,6 +44,7 @@ PASSING_ERRORS: Final = frozenset(
 """The system is short of something for the moment: nothing is wrong with the disk."""
 FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """There is no room: nothing is wrong with what is there."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")  # for a byte that is no UTF-8
 _FLOCK: Final = struct.Struct(
     "hhqqi"
 )  # struct flock of Linux on 64 bits: type whence start len pid
@@ -484,6 +486,12 @@ def cure_of(error: OSError) -> str:
 def process_id() -> int:
     """Of this process: it stands in the store's `abort` file."""
     return os.getpid()
+
+
+def text_names(files: Files, directory: str) -> list[str]:
+    """Return the sorted names in a directory that are valid UTF-8. Names of topics always are, so
+    a directory with another name was not made by a broker."""
+    return [name for name in files.names(directory) if not _SURROGATE.search(name)]
 
 
 def read_text(files: Files, path: str) -> str | None:

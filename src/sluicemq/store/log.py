@@ -50,6 +50,7 @@ from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
+from sluicemq.model.numbers import natural
 from sluicemq.record.codec import (
     body_crc_agrees,
     decode_properties,
@@ -416,9 +417,8 @@ class Scanned(NamedTuple):
             return LOST_CODE
         if self.topic == _SCHEDULE_TOPIC:
             properties = decode_properties(encoded)
-            delay = properties.get(DELAY, "")
-            if delay.isdecimal() and int(delay) > 0:
-                return self.store_time_ms + delays_ms[min(int(delay), len(delays_ms)) - 1]
+            if level := natural(properties.get(DELAY, "")):
+                return self.store_time_ms + delays_ms[min(level, len(delays_ms)) - 1]
             return tag_code(properties.get(TAGS, ""))
         return tag_code_of(encoded)
 

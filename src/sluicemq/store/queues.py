@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.engine.state import QueueState
 from sluicemq.errors import MessageIllegalError
-from sluicemq.files import Files
+from sluicemq.files import Files, text_names
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LENGTH_MAX
 from sluicemq.record import layout
 from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
@@ -462,7 +462,7 @@ class ConsumeQueues:
         return is_other and len(sizes) == 1 and all(s and not s % UNIT_BYTES for s in sizes)
 
     def _on_disk(self) -> Iterator[tuple[str, int]]:
-        for topic in self._files.names(self._directory):
+        for topic in text_names(self._files, self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
                 if name.isascii() and name.isdigit():
                     yield topic, int(name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
-from sluicemq.files import SYSTEM_FILES, Files, load_text
+from sluicemq.files import SYSTEM_FILES, Files, load_text, text_names
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
@@ -256,7 +256,7 @@ def topics_of_store(
     message yet."""
     directory = consume_queue_path or f"{root}/consumequeue"
     found: dict[str, list[int]] = {}
-    for topic in files.names(directory):
+    for topic in text_names(files, directory):
         names = files.names(f"{directory}/{topic}")
         found[topic] = sorted(int(name) for name in names if name.isascii() and name.isdigit())
 

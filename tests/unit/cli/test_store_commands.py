@@ -187,6 +187,19 @@ def test_a_wrong_option_is_one_sentence(
     assert "Traceback" not in result.output
 
 
+def test_verify_names_a_directory_that_cannot_be_a_topic(root: Path) -> None:
+    """Its name is no UTF-8; topics' names are, so a broker leaves it alone."""
+    directory = os.fsencode(root / "consumequeue") + b"/\xff/0"
+    os.makedirs(directory)  # noqa: PTH103 - no text
+    with open(directory + b"/" + b"0" * 20, "wb") as file:  # noqa: PTH123
+        file.write(bytes(200))
+    found = run("verify", root)
+    assert found.exit_code == 1, found.exception
+    assert "error: consumequeue/\\udcff/0/" in found.output
+    (error, _) = lines(run("verify", "--json", root))
+    assert error["place"].startswith("consumequeue/\\udcff/0/")
+
+
 def test_verify_says_by_its_exit_code_what_it_found(root: Path, tmp_path: Path) -> None:
     result = run("verify", root)
     assert (result.exit_code, "in order" in result.output) == (0, True)

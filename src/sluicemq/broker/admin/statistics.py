@@ -21,6 +21,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.errors import RequestError
+from sluicemq.model.numbers import natural
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps
 from sluicemq.wire import bodies, fastjson
@@ -92,12 +93,12 @@ class Statistics:
     def _put_into(self, key: str) -> dict[str, tuple[int, float]] | None:
         """What came into a queue (`topic@queueId`): the queue knows it by time, so nobody has to
         count, and a restart forgets nothing. None for one that is not there."""
-        name, _, number = key.rpartition("@")
-        topic = self.topics.get(name)
-        if topic is None or not number.isdecimal() or int(number) >= topic.queues:
+        name, _, text = key.rpartition("@")
+        topic, number = self.topics.get(name), natural(text)
+        if topic is None or number is None or number >= topic.queues:
             return None
         store, now_ms = self.status.store, self.status.clock.now_ms()
-        end, found = store.queue_offsets(name, int(number))[1], {}
+        end, found = store.queue_offsets(name, number)[1], {}
         for span, seconds in _SPANS_S.items():
             since_ms = now_ms - 1000 * seconds
             first = store.reader.offset_by_time(name, int(number), since_ms) if end else 0

@@ -44,6 +44,7 @@ from sluicemq.model.message import (
     TRAN_MSG,
     UNIQ_KEY,
 )
+from sluicemq.model.numbers import natural
 from sluicemq.model.properties import ACTED_ON_SEND, REFUSED_IN_BATCH, remove_on_send
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from sluicemq.record import codec as text
@@ -475,11 +476,9 @@ class Redelivery:
         when the store takes nothing at the moment.
         """
         properties = record.properties
-        name, queue_id = (
-            text.value_of(properties, REAL_TOPIC),
-            text.value_of(properties, REAL_QUEUE),
-        )
-        if name is None or queue_id is None or not queue_id.isdigit():
+        name = text.value_of(properties, REAL_TOPIC)
+        queue_id = natural(text.value_of(properties, REAL_QUEUE) or b"")
+        if name is None or queue_id is None:
             log.error("a message that is due says not where it belongs: it is passed over")
             return None
         topic = topic_name(name)
@@ -490,7 +489,7 @@ class Redelivery:
         told = gate(record) if gate is not None else None
         if gate is not None and told is None:
             return topic
-        offset = self.copy(record, topic, int(queue_id), added, record.reconsume_times)
+        offset = self.copy(record, topic, queue_id, added, record.reconsume_times)
         if offset is not None and told is not None:
             told(offset)
         return None if offset is None else topic

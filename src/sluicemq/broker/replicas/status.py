@@ -17,6 +17,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.files.machine import process_space
 from sluicemq.model.addresses import join
+from sluicemq.model.numbers import natural
 from sluicemq.net.dispatch import Handler, Peer
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -98,9 +99,10 @@ class ReplicaAdmin:
     def switch(self, command: Command, peer: Peer) -> Command:
         """900303; field `brokerId`, optional."""
         text = (command.fields or {}).get("brokerId")
-        if text is not None and not (text.isascii() and text.isdigit()):
-            raise RequestError(ResponseCode.INVALID_PARAMETER, f"brokerId = {text!r} is no id.")
-        self._steered().switch(None if text is None else int(text))
+        broker_id = None if text is None else natural(text)
+        if text is not None and broker_id is None:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"brokerId = {text!r:.80} is no id.")
+        self._steered().switch(broker_id)
         return Command(ResponseCode.SUCCESS)
 
     def elect(self, command: Command, peer: Peer) -> Command:

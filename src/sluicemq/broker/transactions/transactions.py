@@ -70,6 +70,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.numbers import natural
 from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import as_text, encode_record
 from sluicemq.store.store import Store
@@ -319,14 +320,14 @@ class Transactions:
         properties = properties_of(record)
         name = properties.get(REAL_TOPIC, "")
         if outcome == COMMITTED:
-            topic, queue_id = self._topics.get(name), properties.get(REAL_QUEUE, "")
-            if topic is None or topic.is_forbidden or not queue_id.isdigit():
+            topic, queue_id = self._topics.get(name), natural(properties.get(REAL_QUEUE, ""))
+            if topic is None or topic.is_forbidden or queue_id is None:
                 raise RequestError(
                     ResponseCode.TOPIC_NOT_EXIST,
                     f"the message cannot be committed: topic[{name}] not exist. Create it again; "
                     "the transaction stays undecided meanwhile.",
                 )
-            draft = draft_of(record, name, int(queue_id), properties)
+            draft = draft_of(record, name, queue_id, properties)
             draft.sys_flag |= COMMITTED
             draft.prepared_offset = transaction.physical_offset
             if not self._intake.elsewhere.took(name, record.text(UNIQ_KEY)):

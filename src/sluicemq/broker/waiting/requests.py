@@ -26,6 +26,7 @@ from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import KEYS, REAL_QUEUE, REAL_TOPIC, TAGS, UNIQ_KEY
+from sluicemq.model.numbers import natural
 from sluicemq.model.topic import PERM_WRITE
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT
@@ -158,10 +159,11 @@ class DelayRequests:
         """Those of levels come first."""
         kind, _, rest = cursor.partition(":")
         a, _, b = rest.partition(":")
-        if kind not in ("L", "T") or not a.isdigit() or not b.lstrip("-").isdigit():
+        first, second = natural(a), natural(b.removeprefix("-"))
+        if kind not in ("L", "T") or first is None or second is None:
             remark = f"{cursor!r} is no cursor of a list."
             raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
-        first, second = int(a), int(b)
+        second = -second if b.startswith("-") else second
         if kind == "L":
             levels = self.delayed.levels
             for queue_id in (one for one in levels.queue_ids if one >= first):
@@ -208,9 +210,10 @@ def _parse_place(handle: str) -> tuple[int, int, str] | None:
     except (binascii.Error, UnicodeError, ValueError):
         return None
     parts = plain.split(" ", 3)
-    if len(parts) != 4 or parts[0] != _OWN_VERSION or not (parts[1] + parts[2]).isdigit():
+    if len(parts) != 4 or parts[0] != _OWN_VERSION:
         return None
-    return int(parts[1]), int(parts[2]), parts[3]
+    position, size = natural(parts[1]), natural(parts[2])
+    return None if position is None or size is None else (position, size, parts[3])
 
 
 def _illegal(remark: str) -> RequestError:

@@ -41,6 +41,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
+from sluicemq.model.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import DEFAULT, DELETE, NONE, ROLL, SLOTS
@@ -558,9 +559,9 @@ class Timers:
         own = record.all_properties()
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
-        times = own.get("TIMER_ROLL_TIMES", "0")
+        times = natural(own.get("TIMER_ROLL_TIMES", "0")) or 0
         own["TIMER_DELIVER_MS"] = str(self._placing.due_ms(record) - self._clock.lead_ms)
-        own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
+        own["TIMER_ROLL_TIMES"] = str(times + 1)
         own["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
         own |= as_dict(dequeued.decode())
         self._intake.append(record.draft(TIMER_TOPIC, 0, own))

@@ -16,6 +16,7 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import helpful
+from sluicemq.model.numbers import natural
 from sluicemq.model.properties import is_refused_property
 from sluicemq.model.topic import (
     DLQ_PREFIX,
@@ -180,7 +181,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
             host = f"{host}]"
         else:
             host, _, port = bare.partition(":")
-        if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+        if not host or (port and not natural(port, 65_535)):
             raise ConfigurationError(
                 f"{part!r} is not an address.", cure="Write host:port, for example 127.0.0.1:9876."
             )

@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Generator
 from typing import Final, NamedTuple
 
+from sluicemq.model.numbers import natural
 from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
@@ -54,11 +55,11 @@ def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
     `more_rolls` is added to the number of rolls: 1 for the record after the next roll, -1 for the
     one before the last."""
     properties = record.properties
-    rolls = value_of(properties, ROLLS) or b""
+    rolls = natural(value_of(properties, ROLLS) or b"") or 0
     parts = (
         value_of(properties, UNIQUE_ID) or b"",
         value_of(properties, OUT) or b"",
-        b"%d" % ((int(rolls) if rolls.isdigit() else 0) + more_rolls),
+        b"%d" % (rolls + more_rolls),
         b"%d %d" % (record.born_time_ms, record.body_crc),
         record.born_host,
     )
@@ -129,5 +130,5 @@ class OverdueMessages:
 def target_queue(record: TimedRecord) -> tuple[str, int]:
     """Return the topic and the queue id to which a timed message is delivered."""
     name = value_of(record.properties, REAL_TOPIC) or b""
-    queue_id = value_of(record.properties, REAL_QUEUE) or b""
-    return name.decode("utf-8", "replace"), int(queue_id) if queue_id.isdigit() else 0
+    queue_id = natural(value_of(record.properties, REAL_QUEUE) or b"") or 0
+    return name.decode("utf-8", "replace"), queue_id

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from sluicemq.errors import ProtocolError
 from sluicemq.model import properties as reserved
 from sluicemq.model.message import TIMER_PROPERTIES
+from sluicemq.model.numbers import natural
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
 
@@ -189,8 +190,10 @@ def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
     has_rolled = ROLLS + b"\x01" in properties
     for name, unit_ms, is_relative in _TIMES:
         value = value_of(properties, name)
-        if value is not None and value.isdigit() and not (has_rolled and is_relative):
-            return int(value) * unit_ms + (store_time_ms if is_relative else 0)
+        if value is None or (has_rolled and is_relative):
+            continue
+        if (number := natural(value)) is not None:
+            return number * unit_ms + (store_time_ms if is_relative else 0)
     return None
 
 
