@@ -9,6 +9,7 @@ Every limit is what a machine at rest needs, and is multiplied by how slow this 
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
@@ -66,6 +67,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("patient")
+    # A shell ignores these signals for what it starts in the background, and programs inherit that.
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     if SLOWNESS not in os.environ:  # the processes of pytest-xdist have it from the first one
         workers = getattr(config.option, "numprocesses", None) or 1
         os.environ[SLOWNESS] = f"{measure_slowness() * max(1.0, workers / CORES):.2f}"

@@ -43,7 +43,7 @@ from sluicemq.config.settings import (
     keys_of,
 )
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 
 DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
 NAME_LENGTH_MAX: Final = 127

@@ -33,7 +33,7 @@ from sluicemq.config.keys import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 
 GIB: Final = 1 << 30
 CHANGES_FILE: Final = "sluice.properties"

@@ -46,7 +46,7 @@ from sluicemq.errors import (
     SluiceError,
     TopicNotFoundError,
 )
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 
 log = logging.getLogger("sluicemq.console")
 

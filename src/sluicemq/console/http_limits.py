@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 
 CONNECTIONS_MAX: Final = 512
 HEAD_S: Final = 10.0

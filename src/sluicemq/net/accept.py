@@ -227,14 +227,17 @@ class Accepted(Inner):
         """Does a frame stay unfinished, and not because we do not read?"""
         return self.unfinished_bytes > 0 and not self._blocked
 
-    def refuse(self, text: str, *, owes_answers: bool = False) -> None:
-        """Log why, and close the connection. With `owes_answers` nothing is read any more, and the
-        connection closes after ANSWERS_S: requests that came before may be answered until then."""
+    def refuse(self, text: str) -> None:
+        """Log why, and close the connection."""
         self._server.complain(self.peer, text)
-        if not owes_answers:
-            self.peer.close()
-        elif not self._is_ending:
+        self.peer.close()
+
+    def refuse_after_answers(self, text: str) -> None:
+        """Log why, read nothing more, and close the connection after ANSWERS_S: until then the
+        requests that came before may be answered."""
+        if not self._is_ending:
             self._is_ending = True
+            self._server.complain(self.peer, text)
             self._transport.pause_reading()
             self._loop.call_later(ANSWERS_S, self.peer.close)
 

@@ -88,7 +88,8 @@ class Connection(Accepted):
             text = str(error)
             if data[:1] == bytes((TLS_HELLO,)):
                 text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
-            self.refuse(text, owes_answers=self._has_served)
+            end = self.refuse_after_answers if self._has_served else self.refuse
+            end(text)
             return
         if len(self._pieces) > PENDING_SMALL or self._held:
             self._hold(len(self._pieces))

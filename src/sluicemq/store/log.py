@@ -50,7 +50,7 @@ from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 from sluicemq.record.codec import (
     body_crc_agrees,
     decode_properties,

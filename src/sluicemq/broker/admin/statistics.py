@@ -21,9 +21,9 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.errors import RequestError
-from sluicemq.model.numbers import natural
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps
+from sluicemq.numbers import natural
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

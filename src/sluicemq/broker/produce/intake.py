@@ -44,9 +44,9 @@ from sluicemq.model.message import (
     TRAN_MSG,
     UNIQ_KEY,
 )
-from sluicemq.model.numbers import natural
 from sluicemq.model.properties import ACTED_ON_SEND, REFUSED_IN_BATCH, remove_on_send
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
+from sluicemq.numbers import natural
 from sluicemq.record import codec as text
 from sluicemq.record.codec import decode_batch, parse_head
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD

@@ -17,8 +17,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.files.machine import process_space
 from sluicemq.model.addresses import join
-from sluicemq.model.numbers import natural
 from sluicemq.net.dispatch import Handler, Peer
+from sluicemq.numbers import natural
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 

@@ -70,8 +70,8 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
-from sluicemq.model.numbers import natural
 from sluicemq.net.dispatch import Peer
+from sluicemq.numbers import natural
 from sluicemq.record.codec import as_text, encode_record
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode

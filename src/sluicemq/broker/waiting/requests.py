@@ -26,9 +26,9 @@ from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import KEYS, REAL_QUEUE, REAL_TOPIC, TAGS, UNIQ_KEY
-from sluicemq.model.numbers import natural
 from sluicemq.model.topic import PERM_WRITE
 from sluicemq.net.dispatch import Peer
+from sluicemq.numbers import natural
 from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode

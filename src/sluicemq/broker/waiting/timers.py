@@ -41,7 +41,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import DEFAULT, DELETE, NONE, ROLL, SLOTS

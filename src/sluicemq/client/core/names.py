@@ -16,7 +16,6 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import helpful
-from sluicemq.model.numbers import natural
 from sluicemq.model.properties import is_refused_property
 from sluicemq.model.topic import (
     DLQ_PREFIX,
@@ -26,6 +25,7 @@ from sluicemq.model.topic import (
     TOPIC_LENGTH_MAX,
     MessageQueue,
 )
+from sluicemq.numbers import natural
 from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Generator
 from typing import Final, NamedTuple
 
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store

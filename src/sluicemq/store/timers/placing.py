@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from sluicemq.errors import ProtocolError
 from sluicemq.model import properties as reserved
 from sluicemq.model.message import TIMER_PROPERTIES
-from sluicemq.model.numbers import natural
+from sluicemq.numbers import natural
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
 

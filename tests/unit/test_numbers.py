@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.model.numbers import LONG_MAX, natural
+from sluicemq.numbers import LONG_MAX, natural
 
 
 @given(st.integers(0, LONG_MAX), st.integers(0, 20), st.booleans())
