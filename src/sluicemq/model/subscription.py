@@ -1,8 +1,9 @@
 """What a consumer wants to see, and the two-stage filter that decides it.
 
-`MessageFilter` is the public protocol of the broker's two stages (the article of seed 001): first
-the tag code that stands in the consume queue, then the properties in the commit log. A user may
-give a broker filters of his own. Parsing of expressions is `sluicemq.filter`'s matter.
+`MessageFilter` is the protocol of the broker's two stages: first the tag code that stands in the
+consume queue, then the properties in the commit log. The broker makes its filters from the
+subscriptions of its clients; an application cannot add another kind. Parsing of expressions is
+`sluicemq.filter`'s matter.
 """
 
 from collections.abc import Mapping
