@@ -25,8 +25,9 @@ PLANTED = {
 """Mutant and kind of world -> a seed that finds it."""
 
 
+# Seed 12: a master builds its timers again while its slaves are away, and must not spin meanwhile.
 @pytest.mark.parametrize("kind", ["timed", "pairs"])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*range(SEEDS), 12])
 def test_no_timed_message_is_lost(kind: str, seed: int) -> None:
     with silence():
         failure = run_seed(seed, kind=KINDS[kind])

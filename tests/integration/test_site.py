@@ -12,6 +12,7 @@ import pytest
 import sluicemq
 from chromium import Missing, chromium
 from sluicemq import rocketmq
+from waiting import limit
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -109,6 +110,7 @@ def test_the_search_works_in_a_page_that_was_opened_as_a_file(site: Path) -> Non
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         page = browser.new_page()
+        page.set_default_timeout(limit(30) * 1000)
         page.goto((site / "index.html").as_uri())
         page.keyboard.press("/")
         page.locator("[data-md-component=search-query]").press_sequentially("SendUnknownError")

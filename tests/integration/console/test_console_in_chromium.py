@@ -230,6 +230,7 @@ async def test_every_page_in_a_real_browser(
                 viewport={"width": width, "height": 860}, color_scheme=scheme
             )
             page = await context.new_page()
+            page.set_default_timeout(limit(30) * 1000)
             page.on("console", lambda said: note(said.type, said.text))
             page.on("pageerror", lambda error: note("error", str(error)))
             await page.goto(f"{base}/enter?token={made.sessions.new_link()}")
@@ -263,6 +264,7 @@ async def test_actions_in_a_real_browser(console: tuple[Console, str, str]) -> N
             executable_path=needed(chromium), args=["--no-sandbox"]
         )
         page = await browser.new_page()
+        page.set_default_timeout(limit(30) * 1000)
         await page.goto(f"{base}/enter?token={made.sessions.new_link()}")
         await page.goto(f"{base}/topics")
         await page.click("summary")

@@ -43,7 +43,9 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     book = nbformat.read(NOTEBOOK, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
-    client = NotebookClient(book, timeout=limit(240), kernel_name="python3", resources=resources)
+    client = NotebookClient(
+        book, timeout=round(limit(240)), kernel_name="python3", resources=resources
+    )
     asyncio.run(client.async_execute())
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)

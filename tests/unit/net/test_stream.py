@@ -100,7 +100,7 @@ async def test_bytes_go_both_ways_and_ends_know_each_other(network: Network) -> 
         assert user.stream.local == other.remote
         assert user.stream.remote == other.local
         user.stream.close()
-        await until(lambda: made.served[0].lost_times)
+        await until(lambda: made.served[0].lost_times and user.lost_times)
         assert other.closed
         assert (user.lost_times, made.served[0].lost_times) == (1, 1)
         other.write(b"late")

@@ -391,9 +391,13 @@ class Timers:
     @property
     def _is_doubtful(self) -> bool:
         """Does a message wait, or is there more of the queue that a rebuild has to take in?"""
-        waits = self._overdue is not None and self._overdue.count > 0
-        is_short = self.files.queue_offset < self._rebuild_to
-        return waits or is_short or self._settling is not None
+        return self._has_waiting or self.files.queue_offset < self._rebuild_to
+
+    @property
+    def _has_waiting(self) -> bool:
+        """Return whether it is open of some overdue message whether it was delivered."""
+        overdue = self._overdue
+        return (overdue is not None and overdue.count > 0) or self._settling is not None
 
     def _settle_overdue(self, work: Slice) -> None:
         """Find out which of those that wait are delivered; the others are due now."""
@@ -628,10 +632,14 @@ class Timers:
 
     @property
     def is_behind(self) -> bool:
-        """Is there something to load or to take in right now?"""
+        """Return whether there is something to load, to take in or to find out right now.
+
+        What a rebuild has to take in and the slaves do not have yet is not: the queue shows it
+        later, and its arrival is told.
+        """
         is_loading = self._loading is not None and self.due.count <= 2 * LOADED_MAX
         is_taking_in = self.queue_behind > 0 and not self._is_far_behind(self._clock.now_ms())
-        return is_loading or is_taking_in or self._is_doubtful
+        return is_loading or is_taking_in or self._has_waiting
 
     def _is_far_behind(self, now_ms: int) -> bool:
         """Return whether undelivered messages lie so far back that a new one could take the slot

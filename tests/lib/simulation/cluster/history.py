@@ -13,10 +13,34 @@ from typing import Any, Final
 
 from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.processes import task_factory
+from simulation.crashes.plan import Violation
 from sluicemq.testing.virtual import VirtualClock
 
 ENDING_ROUNDS_MAX: Final = 1000
 START: Final = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+
+
+BUSY_TURNS_MAX: Final = 200_000
+
+
+class BusyWatch(VirtualClock):
+    """A virtual clock that ends a history whose loop never waits: some job asks to be run again at
+    once, and has nothing to do. A real broker would take a whole core for that."""
+
+    _busy_turns = 0
+
+    def idle(self, select: Any, timeout_s: float | None) -> list[Any]:
+        """Let time pass."""
+        self._busy_turns = 0
+        return super().idle(select, timeout_s)
+
+    def busy(self) -> None:
+        """Count a turn. Raises Violation when there were too many without a wait."""
+        self._busy_turns += 1
+        if self._busy_turns > BUSY_TURNS_MAX:
+            self._busy_turns = 0
+            raise Violation(f"the loop has turned {BUSY_TURNS_MAX} times without waiting")
+        super().busy()
 
 
 class World:
@@ -27,7 +51,7 @@ class World:
     def __init__(self, rng: random.Random) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(task_factory)
-        self.clock = VirtualClock(START, patience=datetime.timedelta(days=30))
+        self.clock = BusyWatch(START, patience=datetime.timedelta(days=30))
         self.network = FaultyNetwork(self.clock, random.Random(rng.getrandbits(32)))
         self._failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
