@@ -1,7 +1,7 @@
 """The defaults of the classes with RocketMQ's names, beside those of the real client.
 
-`tests/golden/java_defaults/client-5.5.0.txt`, written by `Defaults.java` beside it, has a line for each field of a new object of the real
-classes: class, field, value.
+`tests/golden/java_defaults/client-5.5.0.txt`, written by `Defaults.java` beside it, has a line for
+each plain field of a new object of the real classes: class, field, value.
 """
 
 import re
