@@ -48,7 +48,7 @@ def test_the_port_of_metrics_reaches_every_process() -> None:
 
 
 def test_it_counts_beside_brokers_at_free_ports_too() -> None:
-    found = plan(None, 2, listen_port=0, metrics_port=6000, proxy=None).with_free_ports()
+    found = plan(None, 2, listen_port=0, metrics_port=6000, proxy=None).with_proxy_ports()
     assert [ports.metrics for ports in found.brokers] == [6001, 6002]
     assert found.proxy is not None
     assert found.proxy.metrics == 6003
@@ -65,14 +65,18 @@ def all_ports(found: PortPlan) -> list[int]:
     return [found.name_server, found.metrics, found.etcd, found.console, *brokers, *proxy]
 
 
+def settle(found: PortPlan) -> PortPlan:
+    return found.with_broker_ports().with_proxy_ports().with_console_port()
+
+
 def test_free_ports_of_children_are_different_and_leave_room() -> None:
     found = plan(4, name_server=9876, listen_port=0, metrics_port=0, proxy_port=0)
     assert 0 in all_ports(found)
-    settled = found.with_free_ports()
+    settled = settle(found)
     ports = sorted(port for port in all_ports(settled) if port)
     assert len(ports) == len(all_ports(settled)) - 1, "this process listens at 0 by itself"
     assert all(after - before > 1 for before, after in pairwise(ports))
-    assert settled.with_free_ports() == settled
+    assert settle(settled) == settled
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_a_plan_has_no_port_twice(
         return
     ports = [port for port in all_ports(found) if port]
     assert len(set(ports)) == len(ports)
-    settled = [port for port in all_ports(found.with_free_ports()) if port]
+    settled = [port for port in all_ports(settle(found)) if port]
     assert len(set(settled)) == len(settled)
     assert set(ports) <= set(settled)
 

@@ -9,8 +9,8 @@
                             processes of their own, and the next one their proxy
 
 Port 0 is a free one. Servers in the process of `sluice up` let the kernel choose it when they
-listen. Those of child processes are chosen by `with_free_ports`, because a child has to come back
-at the same port after a crash.
+listen. Those of child processes are chosen right before they start, because a child has to come
+back at the same port after a crash.
 """
 
 import contextlib
@@ -99,23 +99,35 @@ class PortPlan:
             metrics=own,
         )
 
-    def with_free_ports(self) -> "PortPlan":
-        """Return a copy in which the child processes have free ports of this machine instead of 0.
-        Call it when the servers of this process listen, so that none of these ports is theirs."""
-        children = [*self.brokers, *([self.proxy] if self.proxy else [])]
-        fixed = {self.etcd, self.console}.union(*children)
-        fixed.update(port + beside for port, _ in self.brokers if port for beside in (-2, 1))
-        found: Iterator[int] = iter(free_ports(2 * len(children) + 2, fixed))
-        settled = [
-            ServerPorts(port or next(found), metrics or next(found)) for port, metrics in children
-        ]
-        return replace(
-            self,
-            brokers=tuple(settled[: len(self.brokers)]),
-            proxy=settled[-1] if self.proxy else None,
-            etcd=self.etcd or next(found),
-            console=self.console or next(found),
-        )
+    @property
+    def used(self) -> set[int]:
+        """The ports that are chosen, with those that brokers open beside theirs."""
+        found = {self.name_server, self.broker, self.metrics, self.etcd, self.console}
+        found.update(*self.brokers, self.proxy or ())
+        found.update(port + beside for port, _ in self.brokers if port for beside in (-2, 1))
+        return found - {0}
+
+    # A free port may be taken by any connection of this machine until its server listens. So each
+    # of these is called right before its servers start, when those before them listen already.
+
+    def with_broker_ports(self) -> "PortPlan":
+        """Return a copy in which brokers and etcd have free ports of this machine instead of 0."""
+        found = iter(free_ports(2 * len(self.brokers) + 1, self.used))
+        brokers = tuple(_settled(ports, found) for ports in self.brokers)
+        return replace(self, brokers=brokers, etcd=self.etcd or next(found))
+
+    def with_proxy_ports(self) -> "PortPlan":
+        """Return a copy in which the proxy has free ports of this machine instead of 0."""
+        found = iter(free_ports(2, self.used))
+        return replace(self, proxy=self.proxy and _settled(self.proxy, found))
+
+    def with_console_port(self) -> "PortPlan":
+        """Return a copy in which the console has a free port of this machine instead of 0."""
+        return replace(self, console=self.console or free_ports(1, self.used)[0])
+
+
+def _settled(ports: ServerPorts, found: Iterator[int]) -> ServerPorts:
+    return ServerPorts(ports.port or next(found), ports.metrics or next(found))
 
 
 class _Taken:

@@ -312,16 +312,16 @@ def up(
         served = name_server_of(config, store, plan.name_server, alone=bool(names))
         shares = Shares(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
         address = await start_name_server(served, stack, read_only=read_only, shares=shares)
-        ports = plan.with_free_ports() if names or console else plan
         if names:
-            text = await _start_children(names, store, address, config, path, ports, stack, inner)
+            text = await _start_children(names, store, address, config, path, plan, stack, inner)
         else:
             here = replace(config, name_server_addresses=(address,))
             text = await start_broker(
                 here, store, stack, read_only=read_only, proxy=proxy, shares=shares
             )
         if console:
-            link = await processes.start_console(address, ports.console, stack, inner)
+            port = plan.with_console_port().console
+            link = await processes.start_console(address, port, stack, inner)
             text = f"{text} console={link}"
         return f"nameserver={address} {text}"
 
@@ -538,9 +538,11 @@ async def _start_children(
     Return what the `ready` line says of them. Raises ConfigurationError."""
     from sluicemq.cli.servers import processes  # noqa: PLC0415 - not for one broker
 
+    plan = plan.with_broker_ports()
     text = await processes.start_brokers(
         names, store.root, name_server, config, path, plan, stack, stack.children, inner
     )
+    plan = plan.with_proxy_ports()
     if plan.proxy is not None:
         start = processes.start_proxy(config, name_server, plan.proxy, stack, stack.children, inner)
         text = await _with_proxy(text, plan.needs_proxy or None, start)
