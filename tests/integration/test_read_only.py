@@ -222,7 +222,9 @@ def test_a_user_walks_through_his_copy_without_the_right_to_write(
     process, line = running(
         "up", "--nameserver-port", "0", "--broker-port", "0", "--store", str(root), "--read-only",
     )  # fmt: skip
-    assert re.fullmatch(rf"ready nameserver=\S+ broker=\S+ store={root} read-only\n", line)
+    assert re.fullmatch(
+        rf"ready nameserver=\S+ broker=\S+ store={root} read-only metrics=\S+\n", line
+    )
     names = line.split()[1].removeprefix("nameserver=")
     topics = sluice(names, "topic", "list", "--json")
     assert '"TopicA"' in topics.stdout
@@ -258,7 +260,7 @@ def test_a_read_only_broker_does_not_register_where_the_copied_configuration_say
         "broker", "-c", str(conf), "--host", "127.0.0.1", "--port", "0", "--store", str(root),
         "--read-only",
     )  # fmt: skip
-    assert re.fullmatch(rf"ready broker=127.0.0.1:\d+ store={root} read-only\n", line)
+    assert re.fullmatch(rf"ready broker=127.0.0.1:\d+ store={root} read-only metrics=\S+\n", line)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert "127.0.0.1:1 " not in errors

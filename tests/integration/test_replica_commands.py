@@ -18,7 +18,8 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from sluicemq.cli.servers.processes import Child, etcd_child, etcd_is_healthy, free_ports
+from sluicemq.cli.servers.ports import free_ports
+from sluicemq.cli.servers.processes import Child, etcd_child, etcd_is_healthy
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer

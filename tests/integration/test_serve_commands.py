@@ -56,10 +56,7 @@ def test_a_name_server_says_ready_serves_and_leaves_with_0(
     assert line.startswith("ready ")
     address = address_in(line, "nameserver")
     socket.create_connection(address, timeout=limit(TIMEOUT_S)).close()
-    assert process.stderr is not None
-    probes = next(
-        found[1] for text in process.stderr if (found := re.search(r"(http\S+)/health", text))
-    )
+    probes = "http://{}:{}".format(*address_in(line, "metrics"))
     for path in ("health", "ready"):
         with urllib.request.urlopen(f"{probes}/{path}", timeout=limit(TIMEOUT_S)) as answer:
             assert answer.read() == b"ok\n"
@@ -240,19 +237,15 @@ def test_servers_side_by_side_have_a_port_for_their_metrics_each(
     port = free_port()
     ports = []
     for number in (1, 2):
-        process, _ = processes.ready(
+        process, line = processes.ready(
             "up", "--nameserver-port", "0", "--broker-port", "0", "--metrics-port", port,
             "--store", str(tmp_path / f"store-{number}"),
         )  # fmt: skip
+        ports.append(str(address_in(line, "metrics")[1]))
         assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"metrics at http://127\.0\.0\.1:(\d+)/metrics", line):
-                break
-        ports.append(found[1] if found else "")
     assert ports[0] == port != ports[1]
-    assert f"port {port} is taken: metrics at the free port {ports[1]}." in "".join(lines)
+    said = f"port {port} is taken: metrics at the free port {ports[1]}."
+    assert any(said in text for text in process.stderr)
     for one in ports:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{one}/ready", timeout=limit(TIMEOUT_S)
@@ -336,13 +329,26 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
+def free_ports_in_a_row(count: int) -> int:
+    """Return the first of `count` adjacent ports of 127.0.0.1 that are free."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            first = int(free_port())
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
 def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     process, line = processes.ready(
         "up", "--nameserver-port", "0", "--broker-port", "0", "--proxy-port", "0",
         "--store", str(tmp_path / "store"),
     )  # fmt: skip
-    assert re.fullmatch(r"ready nameserver=\S+ broker=\S+ store=\S+ proxy=127.0.0.1:\d+\n", line)
+    assert re.fullmatch(
+        r"ready nameserver=\S+ broker=\S+ store=\S+ proxy=127.0.0.1:\d+ metrics=127.0.0.1:\d+\n",
+        line,
+    )
     address = ":".join(map(str, address_in(line, "proxy")))
     for options in ((), ("--tls", "--tls-verify", "none")):
         found = run("proxy", "status", address, "--json", *options)
@@ -506,7 +512,8 @@ def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
     settings.write_text("brokerClusterName = ours\n")
     options = ("-c", str(settings), "--store", str(store), "--log-file", str(log))
     process, line = processes.ready("up", "--brokers", "3", *FREE, *options)
-    assert re.fullmatch(rf"ready nameserver=\S+( broker=\S+){{3}} store={store}\n", line), line
+    brokers, metrics = r"( broker=\S+){3}", r"metrics=\S+( broker-metrics=\S+){3}"
+    assert re.fullmatch(rf"ready nameserver=\S+{brokers} store={store} {metrics}\n", line), line
     name_server = ":".join(map(str, address_in(line, "nameserver")))
     told = dict(zip(NAMES, re.findall(r"broker=(\S+)", line), strict=True))
     shares = dict.fromkeys(NAMES, 8)
@@ -576,9 +583,17 @@ def test_the_proxy_and_the_console_beside_several_brokers_see_them_all(
 
     process, line = processes.ready(
         "up", "--brokers", "2", *FREE, "--proxy-port", "0", "--console", "--store",
-        str(tmp_path / "store"),
+        str(tmp_path / "store"), "--metrics-port", str(first := free_ports_in_a_row(4)),
     )  # fmt: skip
     said = dict(word.partition("=")[::2] for word in line.split())
+    told = [int(port) for port in re.findall(r"metrics=127\.0\.0\.1:(\d+)", line)]
+    assert told == [first, first + 1, first + 2, first + 3], line
+    for port, path in zip(told, ("ready", "metrics", "metrics", "metrics"), strict=True):
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/{path}", timeout=limit(TIMEOUT_S)
+        ) as page:
+            text = page.read()
+        assert (b"rocketmq_proxy_up{" in text) == (port == address_in(line, "proxy-metrics")[1])
     with Admin(said["nameserver"]) as admin:
         admin.create_topic("ByProxy", queues=1)
         with grpc.insecure_channel(said["proxy"]) as channel:
@@ -593,7 +608,7 @@ def test_the_proxy_and_the_console_beside_several_brokers_see_them_all(
             )  # fmt: skip
         assert {queue.broker.name for queue in answer.message_queues} == set(NAMES[:2])
     with httpx.Client(timeout=limit(TIMEOUT_S), follow_redirects=True) as browser:
-        page = browser.get(line.partition("console=")[2].strip()).text
+        page = browser.get(line.partition("console=")[2].split()[0]).text
     assert all(name in page for name in NAMES[:2])
     process.terminate()
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))

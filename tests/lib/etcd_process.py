@@ -11,7 +11,8 @@ from typing import Final
 import orjson
 
 from certificates import Certificate
-from sluicemq.cli.servers.processes import etcd_command, free_ports
+from sluicemq.cli.servers.ports import free_ports
+from sluicemq.cli.servers.processes import etcd_command
 from waiting import limit
 
 START_S: Final = 20.0

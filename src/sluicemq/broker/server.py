@@ -434,6 +434,12 @@ class Broker:
                     raise
                 log.warning("no VIP port, which only old clients use: %s", error)
 
+    async def metrics_opened(self) -> int | None:
+        """Wait until the metrics are served, and return their port; None if they are not."""
+        if self._metrics is not None:
+            await asyncio.wait({self._metrics})
+        return self.metrics_port
+
     def _open_metrics(self) -> Callable[[], None] | None:
         opened = serve(
             BrokerCollector(lambda: self.core),

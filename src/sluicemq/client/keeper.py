@@ -45,7 +45,7 @@ from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError, SluiceError
+from sluicemq.errors import ClosedError, RequestError, SluiceError
 from sluicemq.model.ids import UniqueIds
 from sluicemq.net.channel import Channel, Dial, dial
 from sluicemq.outages import Outages
@@ -108,6 +108,8 @@ class Keeper:
         self._addresses: frozenset[str] = frozenset()
         self._channels: dict[str, Channel] = {}
         self._down: dict[str, tuple[int, float]] = {}
+        self._refusals: dict[str, dict[str, RequestError]] = {}
+        """By address and group: what access control did not allow in the last heartbeat."""
         self._connect = connect
         self._has_thread = has_thread
         self._tasks = Tasks()
@@ -135,6 +137,8 @@ class Keeper:
         do not answer only the `routed` stay: the others are gone for good."""
         gone = {one for one in tuple(self._down) if routed is not None and one not in routed}
         known, self._addresses = self._addresses, self._addresses.difference(gone).union(addresses)
+        for address in gone:
+            self._refusals.pop(address, None)
         for address in self._addresses - known:
             if self._loop is not None and not self._closed:
                 self._loop.call_soon_threadsafe(self._beat_soon, address)
@@ -253,8 +257,8 @@ class Keeper:
     async def _beat(self, address: str, value: Heartbeat) -> SluiceError | None:
         try:
             channel = await self._channel(address)
-            command = signed(requests.heartbeat(value), self._credentials)
-            answer = await channel.call(command, CALL_TIMEOUT_S)
+            answer = await self._call(channel, value)
+            refused = await self._refused(channel, value, answer)
         except SluiceError as error:
             # Said once, and tried again after 1 s, 2 s … 30 s.
             failures = self._down.get(address, (0, 0.0))[0]
@@ -270,13 +274,51 @@ class Keeper:
             return error
         self._down.pop(address, None)
         self._outages.worked(address)
+        self._refusals[address] = refused
+        for group in _parts(value):
+            own = f"the membership of {group} at {address}"
+            if group in refused:
+                text = "access control of %s refuses the membership of %s, will try again: %s"
+                self._outages.failed(own, text, address, group, refused[group].remark)
+            else:
+                self._outages.worked(own)
         own = f"the heartbeat of {self.client_id} to {address}"
-        if answer.code == SUCCESS:
+        if answer.code == SUCCESS or refused:
             self._outages.worked(own)
         else:
             text = "heartbeat refused by %s: %s %s"
             self._outages.failed(own, text, address, answer.code, answer.remark)
         return None
+
+    async def _call(self, channel: Channel, value: Heartbeat) -> Command:
+        command = signed(requests.heartbeat(value), self._credentials)
+        return await channel.call(command, CALL_TIMEOUT_S)
+
+    async def _refused(
+        self, channel: Channel, value: Heartbeat, answer: Command
+    ) -> dict[str, RequestError]:
+        """Return the groups of a heartbeat that access control refuses, each with the error.
+
+        A server refuses a heartbeat as a whole if one of its groups may not be used. The other
+        groups have to stay members, so each is sent in a heartbeat of its own then. Raises
+        SluiceError.
+        """
+        if not requests.is_refused(answer):
+            return {}
+        parts = _parts(value)
+        refused = {}
+        for group, part in parts.items():
+            if len(parts) > 1:
+                answer = await self._call(channel, part)
+            if requests.is_refused(answer):
+                refused[group] = requests.request_error(answer, channel.address)
+        return refused
+
+    def refusal(self, group: str, addresses: Iterable[str]) -> RequestError | None:
+        """Return why access control of one of the brokers refused the group in the last heartbeat;
+        None if none of them did."""
+        found = (self._refusals.get(address, {}).get(group) for address in addresses)
+        return next((error for error in found if error is not None), None)
 
     def _beat_in(self, seconds: float, address: str) -> None:
         if not self._closed and self._loop is not None:
@@ -327,6 +369,18 @@ class Keeper:
             flag=FLAG_RESPONSE,
             remark=f" request type {command.code} not supported",
         )
+
+
+_PRODUCERS: Final = "the producers"
+
+
+def _parts(value: Heartbeat) -> dict[str, Heartbeat]:
+    """Return a heartbeat for each consumer group of `value` by its name, and one for its
+    producers."""
+    found = {one.group: Heartbeat(value.client_id, (), (one,)) for one in value.consumers}
+    if value.producer_groups:
+        found[_PRODUCERS] = Heartbeat(value.client_id, value.producer_groups, ())
+    return found
 
 
 # --------------------------------------------------------------------------------- stacks

@@ -22,7 +22,7 @@ from wsgiref import simple_server
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config.keys import MeasuredConfig
-from sluicemq.model.addresses import LOOPBACK, join
+from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
 from sluicemq.net.work.background import quick_switches
 
 log = logging.getLogger(__name__)
@@ -152,6 +152,13 @@ def hanging(still_s: float) -> list[str]:
     return [f"the event loop has not turned for {still_s:.0f} s."] if still_s > STILL_S else []
 
 
+def metrics_host(config: MeasuredConfig, *, is_told: bool = False) -> str:
+    """Return the address at which the metrics and probes of a server are served; with `is_told` the
+    one at which they are reached from this machine."""
+    host = config.metrics_host or (LOOPBACK if config.is_protected else config.listen_address)
+    return LOOPBACK if is_told and is_wildcard(host) else host
+
+
 def expose(
     config: MeasuredConfig,
     health: Probe,
@@ -161,7 +168,7 @@ def expose(
     """Opens the port of the probes, where every other path is `metrics`; 404 without. Returns it
     with a function that closes it. In the place of a port that is taken, another broker's on this
     machine say, a free one, with a warning in the log; None when there is none to be had."""
-    host = config.metrics_host or (LOOPBACK if config.is_protected else config.listen_address)
+    host = metrics_host(config)
     probes = {"/health": health, "/ready": readiness}
     metrics = None if metrics is None else calm(metrics)
 

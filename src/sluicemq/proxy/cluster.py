@@ -271,6 +271,7 @@ async def stand_alone(
         if config.metrics_enable:
             opened = await asyncio.to_thread(serve, ProxyCollector(proxy), config)
             if opened is not None:
+                proxy.metrics_port = opened[0]
                 stack.callback(opened[1])
         yield proxy
 

@@ -144,6 +144,8 @@ class Proxy:
         )
         self.jobs = Supervisor(backend.clock, log)
         self._runner: asyncio.TimerHandle | None = None
+        self.metrics_port: int | None = None
+        """The port of its own metrics, if it stands alone and serves them."""
 
     @property
     def port(self) -> int:

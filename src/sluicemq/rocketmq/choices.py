@@ -16,7 +16,7 @@ what Java's do, so a group may have members in both languages.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,14 @@ from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model import topic as places
 from sluicemq.model.ids import java_hash
 from sluicemq.model.topic import Strategy, allocate_average, allocate_circle
-from sluicemq.rocketmq.messages import Message, MessageQueue, SendResult, queues_of
+from sluicemq.rocketmq.messages import (
+    Message,
+    MessageQueue,
+    Place,
+    SendResult,
+    frozen_queue,
+    queues_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +119,14 @@ class AllocateMessageQueueStrategy(ABC):
 
     def core(self, group: str) -> Strategy:
         """The same as the asyncio client asks it."""
-        return lambda client_id, queues, members: self.allocate(
-            group, client_id, queues_of(queues), list(members)
-        )
+
+        def allocate(
+            client_id: str, queues: Sequence[places.MessageQueue], members: Sequence[str]
+        ) -> list[places.MessageQueue]:
+            own = self.allocate(group, client_id, queues_of(queues), list(members))
+            return list(map(frozen_queue, own))
+
+        return allocate
 
 
 class _Ready(AllocateMessageQueueStrategy):
@@ -130,7 +142,7 @@ class _Ready(AllocateMessageQueueStrategy):
         mq_all: list[MessageQueue],
         cid_all: list[str],
     ) -> list[MessageQueue]:
-        return queues_of(self._strategy(current_cid, mq_all, cid_all))
+        return queues_of(self._strategy(current_cid, list(map(frozen_queue, mq_all)), cid_all))
 
 
 class AllocateMessageQueueAveragely(_Ready):
@@ -157,12 +169,12 @@ class AllocateMessageQueueConsistentHash(_Ready):
 class AllocateMessageQueueByConfig(_Ready):
     """Exactly these queues."""
 
-    def __init__(self, message_queue_list: Iterable[places.MessageQueue] = ()) -> None:
+    def __init__(self, message_queue_list: Iterable[Place] = ()) -> None:
         self.set_message_queue_list(message_queue_list)
 
-    def set_message_queue_list(self, message_queue_list: Iterable[places.MessageQueue]) -> None:
+    def set_message_queue_list(self, message_queue_list: Iterable[Place]) -> None:
         """Before start."""
-        super().__init__(Configured(frozenset(message_queue_list)))
+        super().__init__(Configured(frozenset(map(frozen_queue, message_queue_list))))
 
 
 class AllocateMessageQueueByMachineRoom(_Ready):
@@ -214,4 +226,4 @@ class AllocateMachineRoomNearby(AllocateMessageQueueStrategy):
 
         inner = self._inner.core(consumer_group)
         nearby = MachineRoomNearby(inner, broker_room, self._resolver.consumer_deploy_in)
-        return queues_of(nearby(current_cid, mq_all, cid_all))
+        return queues_of(nearby(current_cid, list(map(frozen_queue, mq_all)), cid_all))

@@ -45,6 +45,7 @@ from sluicemq.client.aio.producer import Producer, Transaction
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core import sending as core_sending
 from sluicemq.client.core import transactions as core
+from sluicemq.client.core.messages import expect_one_message
 from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.client.core.sending import choose_by
 from sluicemq.client.core.transactions import TransactionState
@@ -57,9 +58,9 @@ from sluicemq.errors import (
     SendUnknownError,
     SluiceError,
 )
+from sluicemq.model import topic as places
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
-from sluicemq.model.topic import MessageQueue as Queue
 from sluicemq.net.tls import Tls
 from sluicemq.rocketmq.choices import (
     AclClientRPCHook,
@@ -73,9 +74,11 @@ from sluicemq.rocketmq.messages import (
     Message,
     MessageExt,
     MessageQueue,
+    Place,
     QueryResult,
     SendResult,
     TransactionSendResult,
+    frozen_queue,
     queues_of,
 )
 from sluicemq.rocketmq.names import Gets, Given, Sets, Settings
@@ -85,6 +88,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
 Sent = Message | Sequence[Message]
+_QUEUES: Final[tuple[type[Place], ...]] = (MessageQueue, places.MessageQueue)
 _ANY_TOPIC: Final = "TBW102"
 
 
@@ -299,21 +303,21 @@ class Client(Settings, Generic[T]):
             )
         self._ask(lambda admin: admin.create_topic(topic, queues=queue_num))
 
-    def search_offset(self, mq: Queue, timestamp: int) -> int:
+    def search_offset(self, mq: Place, timestamp: int) -> int:
         """The first offset stored at that time (ms since 1970) or later."""
-        return self._ask(lambda admin: admin.offset_by_time(mq, timestamp))
+        return self._ask(lambda admin: admin.offset_by_time(frozen_queue(mq), timestamp))
 
-    def min_offset(self, mq: Queue) -> int:
+    def min_offset(self, mq: Place) -> int:
         """The first stored offset."""
-        return self._ask(lambda admin: admin.offset_min(mq))
+        return self._ask(lambda admin: admin.offset_min(frozen_queue(mq)))
 
-    def max_offset(self, mq: Queue) -> int:
+    def max_offset(self, mq: Place) -> int:
         """The offset that the next message will get."""
-        return self._ask(lambda admin: admin.offset_max(mq))
+        return self._ask(lambda admin: admin.offset_max(frozen_queue(mq)))
 
-    def earliest_msg_store_time(self, mq: Queue) -> int:
+    def earliest_msg_store_time(self, mq: Place) -> int:
         """When the oldest message there was stored, ms since 1970; -1 when there is none."""
-        return self._ask(lambda admin: admin.earliest_time(mq))
+        return self._ask(lambda admin: admin.earliest_time(frozen_queue(mq)))
 
     @overload
     def view_message(self, offset_msg_id: str, /) -> MessageExt: ...
@@ -403,14 +407,14 @@ class DefaultMQProducer(Client[Producer]):
         timeout: int | None = None,
         /,
         *,
-        queue: Queue | None = None,
+        queue: Place | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         timeout_ms: int | None = None,
     ) -> SendResult: ...
 
     @overload
-    def send(self, message: Sent, queue: Queue, timeout: int | None = None, /) -> SendResult: ...
+    def send(self, message: Sent, queue: Place, timeout: int | None = None, /) -> SendResult: ...
 
     @overload
     def send(
@@ -424,7 +428,7 @@ class DefaultMQProducer(Client[Producer]):
 
     @overload
     def send(
-        self, message: Sent, queue: Queue, callback: SendCallback, timeout: int | None = None, /
+        self, message: Sent, queue: Place, callback: SendCallback, timeout: int | None = None, /
     ) -> None: ...
 
     @overload
@@ -437,7 +441,7 @@ class DefaultMQProducer(Client[Producer]):
         self,
         message: Sent,
         *given: Any,
-        queue: Queue | None = None,
+        queue: Place | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         timeout_ms: int | None = None,
@@ -446,16 +450,17 @@ class DefaultMQProducer(Client[Producer]):
         thread; a message that breaks a rule raises here. For a list (a batch) the result is that of
         its first message. Times are milliseconds."""
         arguments = Given(*given)
-        queue = arguments.take(Queue) or queue
+        place = arguments.take(*_QUEUES) or queue
+        chosen = None if place is None else frozen_queue(place)
         if _selects(arguments.next):
             selector, arg = arguments.pair("a selector", "its argument")
         callback = arguments.take(SendCallback)  # type: ignore[type-abstract]
         timeout_ms = arguments.take(int) or timeout_ms
         arguments.end("send", _SENDS)
         if isinstance(message, Message):
-            sending = self._send_one(message, queue, selector, arg, timeout_ms, callback)
+            sending = self._send_one(message, chosen, selector, arg, timeout_ms, callback)
         else:
-            sending = self._send_batch(message, queue, selector, timeout_ms)
+            sending = self._send_batch(message, chosen, selector, timeout_ms)
         if callback is None:
             return SendResult.of(self._on_loop()[0].call(sending))
         self._on_loop()[0].submit(sending).add_done_callback(partial(_answer, callback))
@@ -464,7 +469,7 @@ class DefaultMQProducer(Client[Producer]):
     def _send_one(
         self,
         message: Message,
-        queue: Queue | None,
+        queue: places.MessageQueue | None,
         selector: Selector | None,
         arg: Any,
         timeout_ms: int | None,
@@ -484,7 +489,7 @@ class DefaultMQProducer(Client[Producer]):
     def _send_batch(
         self,
         messages: Sequence[Message],
-        queue: Queue | None,
+        queue: places.MessageQueue | None,
         selector: Selector | None,
         timeout_ms: int | None,
     ) -> Coroutine[Any, Any, CoreSendResult]:
@@ -497,20 +502,22 @@ class DefaultMQProducer(Client[Producer]):
         frozen = [one.frozen() for one in messages]
         return _first(producer.send_batch(frozen, queue=queue, timeout_ms=timeout_ms))
 
-    def _choose(self, selector: Selector, message: Message, arg: Any) -> Queue:
+    def _choose(self, selector: Selector, message: Message, arg: Any) -> places.MessageQueue:
         queues = self._run(Producer.queues, message.topic)
         return choose_by(_chooser(selector, message, arg), queues, message.frozen())
 
     @overload
-    def send_oneway(self, message: Message, queue: Queue | None = None, /) -> None: ...
+    def send_oneway(self, message: Message, queue: Place | None = None, /) -> None: ...
 
     @overload
     def send_oneway(self, message: Message, selector: Selector, arg: Any, /) -> None: ...
 
     def send_oneway(self, message: Message, *given: Any) -> None:
         """Does not wait for the broker: the message may get lost."""
+        message = expect_one_message(message, Message, "send_oneway")
         arguments = Given(*given)
-        queue = arguments.take(Queue)
+        place = arguments.take(*_QUEUES)
+        queue = None if place is None else frozen_queue(place)
         if _selects(arguments.next):
             selector, arg = arguments.pair("a selector", "its argument")
             queue = self._choose(selector, message, arg)
@@ -519,6 +526,7 @@ class DefaultMQProducer(Client[Producer]):
 
     def request(self, message: Message, timeout_ms: int = 3000) -> Message:
         """Sends a request and waits for its reply. Raises RequestTimeoutError."""
+        message = expect_one_message(message, Message, "request")
         reply = self._run(Producer.request, message.frozen(), timeout_s=timeout_ms / 1000)
         made = Message(reply.topic, reply.body, tags=reply.tag, keys=reply.keys)
         made.properties = dict(reply.properties)
@@ -550,7 +558,7 @@ def _selects(value: Any) -> bool:
 
 def _chooser(selector: Selector, message: Message, arg: Any) -> core_sending.Selector:
     select = selector.select if isinstance(selector, MessageQueueSelector) else selector
-    return lambda queues, _: select(queues_of(queues), message, arg)
+    return lambda queues, _: frozen_queue(select(queues_of(queues), message, arg))
 
 
 def _answer(callback: SendCallback, done: Future[CoreSendResult]) -> None:
@@ -634,6 +642,7 @@ class TransactionMQProducer(DefaultMQProducer):
     ) -> TransactionSendResult:
         """Stores the half message, executes the local transaction, commits or rolls back. The
         property CHECK_IMMUNITY_TIME_IN_SECONDS says when a broker may ask at the earliest."""
+        message = expect_one_message(message, Message, "send_message_in_transaction")
         portal, producer = self._tuned()
         assert self.transaction_listener is not None
         frozen, after_s = message.frozen(), message.properties.get(CHECK_IMMUNITY)

@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -21,7 +21,6 @@ from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import OnUndecodable, Start
-from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92
@@ -37,7 +36,9 @@ from sluicemq.rocketmq.messages import (
     MessageModel,
     MessageQueue,
     MessageSelector,
+    Place,
     PullResult,
+    frozen_queue,
     queues_of,
 )
 from sluicemq.rocketmq.names import Gets, Sets, Strict
@@ -319,8 +320,10 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
 
 
 class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
-    """Polls messages: subscribe or assign, start, poll."""
+    """Polls messages: subscribe or assign, start, poll. A poll returns at most `pull_batch_size`
+    messages."""
 
+    pull_batch_size = 10
     auto_commit = True
     auto_commit_interval_millis = 5000
     poll_timeout_millis = 5000
@@ -357,9 +360,9 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         """Between start and shutdown."""
         return self._portal is not None and self._client is not None
 
-    def assign(self, queues: Sequence[Queue], expression: str | MessageSelector = "*") -> None:
+    def assign(self, queues: Sequence[Place], expression: str | MessageSelector = "*") -> None:
         """Reads exactly these queues."""
-        self._run(LitePullConsumer.assign, queues, **_filter(_selector(expression)))
+        self._run(LitePullConsumer.assign, _frozen_queues(queues), **_filter(_selector(expression)))
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now."""
@@ -373,32 +376,50 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         polled = portal.call(polling, take_back=consumer.put_back)
         return [MessageExt(message.record, message.attempt, message) for message in polled]
 
-    def commit_sync(self, offsets: Mapping[Queue, int] | None = None, persist: bool = True) -> None:
+    def commit_sync(self, offsets: Mapping[Place, int] | None = None, persist: bool = True) -> None:
         """Everything polled so far, or these offsets; returns when it is stored. Raises
         ConfigurationError for `persist=False`: brokers keep offsets, or nobody does."""
         if not persist:
             raise ConfigurationError("a commit always persists.", cure="Leave persist out.")
-        self._run(LitePullConsumer.commit, offsets)
+        self._run(LitePullConsumer.commit, _frozen_offsets(offsets))
 
     commit = commit_sync
-    pause = blocking(LitePullConsumer.pause)
-    resume = blocking(LitePullConsumer.resume)
-    seek = blocking(LitePullConsumer.seek)
-    seek_to_begin = blocking(LitePullConsumer.seek_to_begin)
-    seek_to_end = blocking(LitePullConsumer.seek_to_end)
+
+    def pause(self, queues: Iterable[Place]) -> None:
+        """Fetch and return no messages of these queues until `resume`; they stay assigned."""
+        portal, consumer = self._on_loop()
+        portal.run(consumer.pause, _frozen_queues(queues))
+
+    def resume(self, queues: Iterable[Place]) -> None:
+        """Continue with the messages of queues that were paused."""
+        portal, consumer = self._on_loop()
+        portal.run(consumer.resume, _frozen_queues(queues))
+
+    def seek(self, queue: Place, offset: int) -> None:
+        """Continue a queue at `offset`. Raises ConfigurationError for a queue that is not read here
+        and for an offset outside of what is stored."""
+        self._run(LitePullConsumer.seek, frozen_queue(queue), offset)
+
+    def seek_to_begin(self, queue: Place) -> None:
+        """Continue a queue at its oldest stored message."""
+        self._run(LitePullConsumer.seek_to_begin, frozen_queue(queue))
+
+    def seek_to_end(self, queue: Place) -> None:
+        """Continue a queue at the next message that will be stored."""
+        self._run(LitePullConsumer.seek_to_end, frozen_queue(queue))
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic, for `assign`."""
         return self.fetch_subscribe_message_queues(topic)
 
-    def offset_for_timestamp(self, queue: Queue, timestamp_ms: int) -> int:
+    def offset_for_timestamp(self, queue: Place, timestamp_ms: int) -> int:
         """The first offset stored at that time or later."""
-        return self._run(LitePullConsumer.offset_for_time, queue, timestamp_ms)
+        return self._run(LitePullConsumer.offset_for_time, frozen_queue(queue), timestamp_ms)
 
-    def commit_async(self, offsets: Mapping[Queue, int] | None = None) -> None:
+    def commit_async(self, offsets: Mapping[Place, int] | None = None) -> None:
         """The same without waiting."""
         portal, consumer = self._on_loop()
-        portal.soon(consumer.commit_soon, offsets)
+        portal.soon(consumer.commit_soon, _frozen_offsets(offsets))
 
     def register_topic_message_queue_change_listener(
         self, topic: str, listener: Callable[[str, list[MessageQueue]], None]
@@ -413,9 +434,9 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
 
         portal.run(consumer.on_queues, topic, changed, period_s=period_s)
 
-    def committed(self, queue: Queue) -> int:
+    def committed(self, queue: Place) -> int:
         """The committed offset, -1 when there is none."""
-        offset = self._run(LitePullConsumer.committed, queue)
+        offset = self._run(LitePullConsumer.committed, frozen_queue(queue))
         return -1 if offset is None else offset
 
 
@@ -433,11 +454,13 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
             self.group, on_undecodable=self.on_undecodable, body_bytes_max=self.body_bytes_max
         )
 
-    update_consume_offset = blocking(PullConsumer.commit)
+    def update_consume_offset(self, queue: Place, offset: int) -> None:
+        """Store the offset of a queue for the group, at the broker."""
+        self._run(PullConsumer.commit, frozen_queue(queue), offset)
 
     def pull(
         self,
-        queue: Queue,
+        queue: Place,
         expression: str | MessageSelector,
         offset: int,
         max_nums: int = 32,
@@ -447,12 +470,13 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
         """FOUND, NO_NEW_MSG, NO_MATCHED_MSG or OFFSET_ILLEGAL, at once."""
         how: dict[str, Any] = _filter(_selector(expression))
         pull = PullConsumer.pull
-        found = self._run(pull, queue, offset, count_max=max_nums, wait_s=wait_s, **how)
+        place = frozen_queue(queue)
+        found = self._run(pull, place, offset, count_max=max_nums, wait_s=wait_s, **how)
         return PullResult.of(found)
 
     def pull_block_if_not_found(
         self,
-        queue: Queue,
+        queue: Place,
         expression: str | MessageSelector,
         offset: int,
         max_nums: int = 32,
@@ -461,14 +485,25 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
         wait_s = self.broker_suspend_max_time_millis / 1000
         return self.pull(queue, expression, offset, max_nums, wait_s=wait_s)
 
-    def fetch_consume_offset(self, queue: Queue) -> int:
+    def fetch_consume_offset(self, queue: Place) -> int:
         """What was stored, -1 when there is nothing."""
-        offset = self._run(PullConsumer.committed, queue)
+        offset = self._run(PullConsumer.committed, frozen_queue(queue))
         return -1 if offset is None else offset
 
     def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
         """The group gets the message again, by its retry topic."""
         self._run(PullConsumer.send_back, message.record, delay_level)
+
+
+def _frozen_queues(queues: Iterable[Place]) -> list[Queue]:
+    """Return the queues as the asyncio client takes them. Raises ConfigurationError."""
+    return [frozen_queue(queue) for queue in queues]
+
+
+def _frozen_offsets(offsets: Mapping[Place, int] | None) -> dict[Queue, int] | None:
+    if offsets is None:
+        return None
+    return {frozen_queue(queue): offset for queue, offset in offsets.items()}
 
 
 def _time_of(text: str) -> int:

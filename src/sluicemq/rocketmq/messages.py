@@ -11,9 +11,10 @@ A `Message` is made as in Java, by position, or by name:
 Attributes have the names of Java's getters: `message.tags` and `message.get_tags()` are the same.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import total_ordering
 from typing import Any, Final, Self, overload
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
@@ -101,29 +102,107 @@ class MessageSelector:
         return MessageSelector(expression, TAG)
 
 
-class MessageQueue(Strict, places.MessageQueue):
-    """One queue of a topic at one broker; equal and sorted by these three. It does not change."""
+@total_ordering
+class MessageQueue(Strict):
+    """One queue of a topic at one broker; equal to, and sorted as, the `MessageQueue` of the other
+    clients with the same values.
 
-    __slots__ = ()
+    `MessageQueue()` is filled by its setters, as in Java. Clients take the values that a queue has
+    when it is given to them: a later change has no effect on them.
+    """
 
-    def __new__(cls, topic: str, broker_name: str, queue_id: int) -> Self:
-        return super().__new__(cls, topic, broker_name, queue_id)
+    __slots__ = ("broker_name", "queue_id", "topic")
 
-    @property
-    def broker_name(self) -> str:
-        """The name of its broker."""
-        return self.broker
+    topic: str
+    broker_name: str
+    queue_id: int
 
+    @overload
+    def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, other: "MessageQueue | places.MessageQueue", /) -> None: ...
+
+    @overload
+    def __init__(self, topic: str, broker_name: str, queue_id: int) -> None: ...
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Make a queue of its three values, a copy of another queue, or one without values for the
+        setters. Raises ConfigurationError for anything else."""
+        if len(given) == 1 and isinstance(given[0], MessageQueue | places.MessageQueue):
+            given = tuple(given[0])
+        values = dict(zip(_PARTS, given, strict=False)) | named
+        if len(given) > len(_PARTS) or values.keys() - set(_PARTS) or 0 < len(values) < len(_PARTS):
+            raise ConfigurationError(
+                f"MessageQueue got {(*given, *named.values())!r}.",
+                cure="Give topic, broker_name and queue_id, or nothing and call set_topic, "
+                "set_broker_name and set_queue_id.",
+            )
+        self.topic = values.get("topic", "")
+        self.broker_name = values.get("broker_name", "")
+        self.queue_id = values.get("queue_id", 0)
+
+    set_topic = Sets[str]()
+    set_broker_name = Sets[str]()
+    set_queue_id = Sets[int]()
     get_topic = Gets[str]()
     get_broker_name = Gets[str]()
     get_queue_id = Gets[int]()
 
+    @property
+    def broker(self) -> str:
+        """The name of its broker, as the other clients call it."""
+        return self.broker_name
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.topic, self.broker_name, self.queue_id))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MessageQueue | places.MessageQueue):
+            return NotImplemented
+        return tuple(self) == tuple(other)
+
+    def __lt__(self, other: "MessageQueue | places.MessageQueue") -> bool:
+        return tuple(self) < tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
     def __repr__(self) -> str:
-        return f"MessageQueue({self.topic!r}, {self.broker!r}, {self.queue_id})"
+        return f"MessageQueue({self.topic!r}, {self.broker_name!r}, {self.queue_id})"
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
-def queues_of(queues: Iterable[places.MessageQueue]) -> list[MessageQueue]:
-    """The same in RocketMQ's words."""
+_PARTS: Final = ("topic", "broker_name", "queue_id")
+Place = MessageQueue | places.MessageQueue
+"""A queue as callers may give it: in RocketMQ's words, or one of the other clients."""
+
+
+def frozen_queue(queue: Place) -> places.MessageQueue:
+    """Return the queue as the asyncio client takes it, with the values of now. Raises
+    ConfigurationError if one of them is missing or of another type."""
+    if isinstance(queue, places.MessageQueue):
+        return queue
+    if not isinstance(queue, MessageQueue):
+        raise ConfigurationError(f"the queue is {queue!r}.", cure="Give a MessageQueue.")
+    for name in ("topic", "broker_name"):
+        value = getattr(queue, name)
+        if not isinstance(value, str) or not value:
+            raise ConfigurationError(
+                f"the {name} of {queue!r} is {value!r}.", cure=f"Call set_{name} with a name."
+            )
+    number = queue.queue_id
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConfigurationError(
+            f"the queue_id of {queue!r} is {number!r}.", cure="Call set_queue_id with 0 or more."
+        )
+    return places.MessageQueue(*queue)
+
+
+def queues_of(queues: Iterable[Place]) -> list[MessageQueue]:
+    """Return copies of the queues in RocketMQ's words."""
     return [MessageQueue(*queue) for queue in queues]
 
 

@@ -41,12 +41,13 @@ producer.setNamesrvAddr("127.0.0.1:9876")  # wrong: setNamesrvAddr
 producer.set_send_msg_time_out(3000)  # wrong: time_out
 producer.set_send_msg_timeout = 3000  # wrong: a setter is a method
 producer.send_msg_timeout = "3 s"  # wrong: a text as time-out
+MessageQueue("orders")  # wrong: one of three values
 producer.send("orders", b"body")  # wrong: topic and body
 producer.send(message, Callback(), "1 s")  # wrong: a text as time-out
 producer.send(message, Half())  # wrong: on_exception is missing
 producer.send(message, Callback()).get_msg_id()  # wrong: nothing comes back
 print(producer.send(message).message_id)  # wrong: message_id
-MessageQueue("orders", "broker-a", 0).set_queue_id(1)  # wrong: a queue does not change
+MessageQueue("orders", "broker-a", 0).set_queue_id("1")  # wrong: a text as queue id
 
 consumer = DefaultMQPushConsumer("billing")
 consumer.consume_thread_mx = 3  # wrong: consume_thread_mx

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -397,3 +399,109 @@ def test_no_default_opens_the_topics_that_hold_messages_of_all(topic: str) -> No
     account = Account(start(rules), "anybody1", "secret-of-anybody")
     assert "No default permission" in (account.call(11, pull_fields(topic)).remark or "")
     assert "No default permission" not in (account.call(11, pull_fields("T")).remark or "")
+
+
+# ------------------------------------------- what docs/security.md says that signatures do not do
+
+
+def recorded(broker: SteppedBroker, code: int, fields: dict[str, object], body: bytes = b"") -> Any:
+    """Return a signed request of the operator as a reader of the network has it, after the broker
+    has answered it."""
+    account = operator(broker)
+    command = account.signed(code, fields, body)
+    account.client.feed(command)
+    broker.settle()
+    return command
+
+
+def replayed(broker: SteppedBroker, command: Command) -> Command:
+    """Return the answer to a recorded request that somebody without an account sends."""
+    stranger = broker.connect("10.0.0.66")
+    stranger.feed(command)
+    broker.settle()
+    return stranger.answers[command.opaque]
+
+
+GROUP_CONFIG = json.dumps({"groupName": "Victim", "retryMaxTimes": 3}).encode()
+
+
+def made(broker: SteppedBroker) -> SteppedBroker:
+    """Create the topic and the group Victim."""
+    account = operator(broker)
+    assert account.call(310, send_fields("Victim"), b"precious").code == 0
+    assert account.call(200, {}, GROUP_CONFIG).code == 0
+    return broker
+
+
+def test_a_recorded_request_deletes_a_topic_under_another_code(broker: SteppedBroker) -> None:
+    """The request code is not signed: GET_TOPIC_STATS_INFO (202) becomes
+    DELETE_TOPIC_IN_BROKER (215)."""
+    command = recorded(made(broker), 202, {"topic": "Victim"})
+    assert "Victim" in broker.core.topics
+    command.code = 215
+    assert replayed(broker, command).code == 0
+    assert "Victim" not in broker.core.topics
+
+
+def test_a_recorded_request_deletes_a_group_under_another_name_of_its_field(
+    broker: SteppedBroker,
+) -> None:
+    """Names of fields are not signed: only their order counts."""
+    command = recorded(made(broker), 202, {"topic": "Victim"})
+    fields = dict(command.fields or {})
+    fields["groupName"] = fields.pop("topic")
+    command.code, command.fields = 207, fields
+    assert broker.core.groups.find("Victim") is not None
+    assert replayed(broker, command).code == 0
+    assert "Victim" not in broker.core.groups.table
+
+
+def test_a_recorded_send_is_accepted_at_any_time_and_by_every_server(
+    broker: SteppedBroker,
+) -> None:
+    """Neither the time nor the server is signed."""
+    command = recorded(broker, 310, send_fields("T"), b"pay 5")
+    broker.clock.advance(400 * 24 * 3600)
+    assert replayed(broker, command).code == 0
+    assert broker.store.queue_offsets("T", 0)[1] == 2
+    other = start()
+    assert replayed(other, command).code == 0
+    assert other.store.queue_offsets("T", 0)[1] == 1
+
+
+def test_characters_move_from_one_value_to_the_next(broker: SteppedBroker) -> None:
+    """Where a value ends is not signed: `queueId` stands before `topic`."""
+    command = recorded(made(broker), 30, {"queueId": 0, "topic": "0Victim"})
+    fields = dict(command.fields or {})
+    assert fields["queueId"] + fields["topic"] == "00Victim"
+    command.fields = fields | {"queueId": "00", "topic": "Victim"}
+    answer = replayed(broker, command)
+    assert (answer.code, (answer.fields or {})["offset"]) == (0, "1")
+
+
+def test_a_recorded_request_can_be_made_one_way(broker: SteppedBroker) -> None:
+    """Flags are not signed: the caller is not told."""
+    command = recorded(broker, 310, send_fields("T"), b"pay 5")
+    command.flag = FLAG_ONEWAY
+    stranger = broker.connect("10.0.0.66")
+    stranger.feed(command)
+    broker.settle()
+    assert stranger.log == []
+    assert broker.store.queue_offsets("T", 0)[1] == 2
+
+
+def test_values_and_body_of_a_recorded_request_cannot_be_changed(broker: SteppedBroker) -> None:
+    command = recorded(broker, 310, send_fields("T"), b"pay 5")
+    command.body = b"pay 9"
+    assert "Check signature failed" in (replayed(broker, command).remark or "")
+    command.body, command.fields = b"pay 5", {**(command.fields or {}), "b": "U"}
+    assert "Check signature failed" in (replayed(broker, command).remark or "")
+
+
+def test_the_page_on_security_names_each_gap_and_recommends_tls_first() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    first, _, rest = page.partition("## What a signature does not do")
+    assert "**Set up TLS first**" in first.partition("## Who is let in")[0]
+    for gap in ("the time", "the request code", "the server", "names of fields", "flags"):
+        assert f"| {gap}" in rest
+    assert "deletes the topic as DELETE_TOPIC_IN_BROKER (215)" in rest

@@ -1,5 +1,7 @@
 """RocketMQ's command names as thin scripts."""
 
+import contextlib
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,67 @@ def test_a_name_knows_rocketmqs_flags(tmp_path: Path) -> None:
         ["sh", str(tmp_path / "mqshutdown"), "proxy"],
         capture_output=True, text=True, timeout=limit(60), check=False,
     )  # fmt: skip
-    assert (nobody.returncode, nobody.stdout) == (255, "No mqproxy running.\n")
+    assert nobody.returncode == 255
+    assert nobody.stdout.splitlines()[0] == "No mqproxy running."
+
+
+PYTHON = "/venv/bin/python -m sluicemq.cli.servers.names"
+
+
+def test_a_shutdown_sees_of_which_installation_a_server_is() -> None:
+    listed = "\n".join([
+        f"  11 {PYTHON} mqnamesrv --installation=/opt/a/bin -c conf",
+        f"  12 {PYTHON} mqnamesrv --installation=/opt/a/bin2",
+        f"  13 {PYTHON} mqnamesrv --installation=/opt/a%20b/bin",
+        f"  14 {PYTHON} mqnamesrv -c --installation=/opt/a/bin",
+        f"  15 {PYTHON} mqnamesrv",
+        f"  16 {PYTHON} mqbroker --installation=/opt/a/bin",
+        f"  17 {PYTHON} mqshutdown --installation=/opt/a/bin namesrv",
+        "  18 grep sluicemq.cli.servers.names",
+        "  19 sluice nameserver",
+    ])  # fmt: skip
+    assert names.servers_in(listed, "mqnamesrv") == {
+        11: "/opt/a/bin", 12: "/opt/a/bin2", 13: "/opt/a b/bin", 14: "", 15: "",
+    }  # fmt: skip
+
+
+def test_a_shutdown_leaves_the_servers_of_another_installation_alone(tmp_path: Path) -> None:
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("listenPort=0\nbindAddress=127.0.0.1\nmetricsExporterType=DISABLE\n")
+    environment = os.environ | {"HOME": str(tmp_path)}
+
+    def shut_down(one: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", str(one / "mqshutdown"), "namesrv"], capture_output=True, text=True,
+            timeout=limit(60), check=False, env=environment,
+        )  # fmt: skip
+
+    directories = [tmp_path / "one dir", tmp_path / "one"]
+    servers = []
+    with contextlib.ExitStack() as stack:
+        for one in directories:
+            CliRunner().invoke(main, ["install-names", str(one)])
+            server = subprocess.Popen(
+                ["sh", str(one / "mqnamesrv"), "-c", str(conf)], stdout=subprocess.PIPE, text=True,
+                env=environment,
+            )  # fmt: skip
+            stack.enter_context(server)
+            stack.callback(server.kill)
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("ready ")
+            servers.append(server)
+        first, second = servers
+        told = shut_down(directories[0])
+        assert (told.returncode, str(first.pid) in told.stdout) == (0, True)
+        assert str(second.pid) not in told.stdout
+        assert first.wait(limit(60)) == 0
+        assert second.poll() is None
+        again = shut_down(directories[0])
+        assert again.returncode == 255
+        assert again.stdout.startswith("No mqnamesrv running.\nLeft alone, of other installations")
+        assert f"{second.pid} ({directories[1]})" in again.stdout
+        shut_down(directories[1])
+        assert second.wait(limit(60)) == 0
 
 
 def test_an_error_of_a_name_is_one_sentence(tmp_path: Path) -> None:

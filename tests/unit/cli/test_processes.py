@@ -1,13 +1,12 @@
-"""Several brokers under one `sluice up`: their names, ports and stores, and what cannot be."""
+"""Several brokers under one `sluice up`: their names and stores, and what cannot be."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.processes import check_root, check_settings, names_of, ports_of
+from sluicemq.cli.servers.processes import check_root, check_settings, names_of
 from sluicemq.errors import ConfigurationError
 
 
@@ -16,17 +15,6 @@ def test_brokers_have_letters_and_replicas_numbers() -> None:
     assert names_of(None, 2) == ["broker-1", "broker-2"]
     assert names_of(26, None)[-1] == "broker-z"
     assert names_of(None, None) == []
-
-
-def test_ports_leave_room_for_those_beside_them() -> None:
-    assert ports_of(10911, 3) == [10911, 10921, 10931]
-    free = sorted(ports_of(0, 4))
-    assert all(after - before > 1 for before, after in pairwise(free))
-    assert ports_of(65514, 3)[-1] + 1 == 65535
-    with pytest.raises(
-        ConfigurationError, match=r"65536; the highest is 65535.*--broker-port 65514"
-    ):
-        ports_of(65515, 3)
 
 
 @pytest.mark.parametrize(

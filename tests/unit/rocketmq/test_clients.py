@@ -139,3 +139,49 @@ def test_the_contexts_have_java_s_setters() -> None:
     concurrently.set_delay_level_when_next_consume(-1)
     assert (concurrently.ack_index, concurrently.delay_level_when_next_consume) == (2, -1)
     assert concurrently.get_message_queue() == queue
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (mq.TransactionMQProducer("g").send_message_in_transaction, "send_message_in_transaction"),
+        (mq.DefaultMQProducer("g").send_oneway, "send_oneway"),
+        (mq.DefaultMQProducer("g").request, "request"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("given", "cure"), [([mq.Message("t", b"x")], "Only `send` takes several"), ("t", "Give a M")]
+)
+def test_what_is_no_single_message_is_refused_with_the_reason(
+    call: Any, name: str, given: Any, cure: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} takes exactly one message.*{cure}"):
+        call(given)
+
+
+def test_an_unfinished_queue_is_refused_by_every_method_that_takes_one() -> None:
+    """A queue from `MessageQueue()` that lacks its values reaches no server."""
+    queue = mq.MessageQueue()
+    producer, lite = mq.DefaultMQProducer("g"), mq.DefaultLitePullConsumer("g")
+    pull = mq.DefaultMQPullConsumer("g")
+    message = mq.Message("t", b"x")
+    calls = [
+        lambda: producer.send(message, queue),
+        lambda: producer.send(message, queue=queue),
+        lambda: producer.send_oneway(message, queue),
+        lambda: lite.assign([queue]),
+        lambda: lite.commit_sync({queue: 1}),
+        lambda: lite.seek(queue, 0),
+        lambda: lite.seek_to_begin(queue),
+        lambda: lite.seek_to_end(queue),
+        lambda: lite.committed(queue),
+        lambda: lite.offset_for_timestamp(queue, 0),
+        lambda: pull.pull(queue, "*", 0),
+        lambda: pull.pull_block_if_not_found(queue, "*", 0),
+        lambda: pull.fetch_consume_offset(queue),
+        lambda: pull.update_consume_offset(queue, 0),
+        lambda: mq.AllocateMessageQueueByConfig([queue]),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError, match="Call set_topic"):
+            call()

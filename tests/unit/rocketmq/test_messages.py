@@ -22,6 +22,7 @@ from sluicemq.rocketmq import (
     SendStatus,
     TransactionSendResult,
 )
+from sluicemq.rocketmq.messages import frozen_queue
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 
@@ -86,15 +87,55 @@ def test_setters_make_the_same_message() -> None:
         message.put_user_property("n", 5)  # type: ignore[arg-type]
 
 
-def test_a_queue_is_the_core_s_and_does_not_change() -> None:
-    assert CoreQueue("t", "broker-a", 3) == QUEUE
-    assert {QUEUE: 1}[MessageQueue(*CoreQueue("t", "broker-a", 3))] == 1
-    assert (QUEUE.get_topic(), QUEUE.get_broker_name(), QUEUE.get_queue_id()) == QUEUE
-    assert QUEUE.broker_name == "broker-a"
+def test_a_queue_is_equal_to_the_core_s() -> None:
+    core = CoreQueue("t", "broker-a", 3)
+    assert core == QUEUE == core
+    assert {QUEUE: 1}[MessageQueue(*core)] == {core: 1}[MessageQueue(core)] == 1
+    assert (QUEUE.get_topic(), QUEUE.get_broker_name(), QUEUE.get_queue_id()) == core
+    assert QUEUE.broker_name == QUEUE.broker == "broker-a"
+    assert str(QUEUE) == str(core)
     assert eval(repr(QUEUE)) == QUEUE
     assert pickle.loads(pickle.dumps(QUEUE)) == QUEUE
-    with pytest.raises(AttributeError):
-        QUEUE.queue_id = 4  # type: ignore[misc]
+    assert copy.copy(QUEUE) == MessageQueue(topic="t", broker_name="broker-a", queue_id=3)
+    assert sorted([QUEUE, MessageQueue("s", "b", 9)])[1] is QUEUE
+    assert QUEUE not in {CoreQueue("t", "broker-a", 4), ("t", "broker-a", 3)}
+
+
+def test_a_queue_is_filled_by_its_setters() -> None:
+    queue = MessageQueue()
+    queue.set_topic("t")
+    queue.set_broker_name("broker-a")
+    assert frozen_queue(queue) == ("t", "broker-a", 0)
+    queue.set_queue_id(3)
+    before = frozen_queue(queue)
+    assert type(before) is CoreQueue
+    queue.set_queue_id(4)
+    assert (before.queue_id, queue.get_queue_id()) == (3, 4)
+    assert frozen_queue(before) is before
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        (MessageQueue(), r"the topic of MessageQueue\('', '', 0\) is ''\. Call set_topic"),
+        (MessageQueue("t", "", 0), "Call set_broker_name"),
+        (MessageQueue("t", "b", -1), "queue_id .* is -1. Call set_queue_id with 0 or more"),
+        (MessageQueue("t", "b", "0"), "queue_id .* is '0'"),  # type: ignore[call-overload]
+        (("t", "b", 0), "Give a MessageQueue"),
+    ],
+)
+def test_an_unfinished_queue_is_refused_where_it_is_used(queue: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        frozen_queue(queue)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(("t",), {}), (("t", "b"), {}), (("t", "b", 0, 1), {}), ((), {"topic": "t"}), ((), {"x": 1})],
+)
+def test_a_queue_has_three_values_or_none(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="set_topic, set_broker_name and set_queue_id"):
+        MessageQueue(*given, **named)
 
 
 def stored(body: bytes = b"x") -> StoredMessage:

@@ -36,7 +36,7 @@ def test_java_s_name_in_snake_case(java: str, ours: str) -> None:
         (mq.DefaultMQPushConsumer("g"), "setOffsetsDirectory", "Set the attribute offsets_dir"),
         (mq.DefaultLitePullConsumer("g"), "fetchMessageQueues", "fetch_message_queues"),
         (mq.Message("t", b""), "putUserProperties", "Did you mean put_user_property"),
-        (QUEUE, "set_queue_id", "make another MessageQueue"),
+        (QUEUE, "setQueueId", "set_queue_id"),
         (QUEUE, "getBrokerName", "get_broker_name"),
         (
             mq.ConsumeOrderlyContext(QUEUE),

@@ -2,8 +2,9 @@
 
 `sluice install-names DIR` writes five small shell scripts, so that `nohup sh bin/mqbroker -n
 localhost:9876 &` goes on working, and units and scripts around it with it. Each runs this module
-with its name, which makes RocketMQ's flags those of `sluice`. Their servers log where RocketMQ's
-do: to `~/logs/rocketmqlogs`, or as `conf/rmq.NAME.logback.xml` below ROCKETMQ_HOME says.
+with its name, which makes RocketMQ's flags those of `sluice`, and with the directory, by which
+`mqshutdown` tells the servers of its own scripts from those of others. Their servers log where
+RocketMQ's do: to `~/logs/rocketmqlogs`, or as `conf/rmq.NAME.logback.xml` below ROCKETMQ_HOME says.
 """
 
 import os
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 import click
 
@@ -25,6 +27,8 @@ from sluicemq.errors import ConfigurationError
 MODULE: Final = "sluicemq.cli.servers.names"
 LOGS: Final = "~/logs/rocketmqlogs"
 LOCAL, CLUSTER = "local", "cluster"
+INSTALLATION: Final = "--installation="
+"""Stands before the directory of the scripts, percent-encoded: a process list has no quotes."""
 _MARK: Final = "# written by sluice install-names"
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 _name_servers: Final = click.option("-n", "--namesrvAddr", "name_servers", help="Name servers.")
@@ -47,7 +51,8 @@ def install_names(directory: Path, force: bool) -> None:
             cure="Name another directory, or replace them with --force.",
         )
     for path in paths:
-        words = shlex.join([sys.executable, "-m", MODULE, path.name])
+        installation = INSTALLATION + quote(str(directory.resolve()))
+        words = shlex.join([sys.executable, "-m", MODULE, path.name, installation])
         path.write_text(f'#!/bin/sh\n{_MARK}\nexec {words} "$@"\n')
         path.chmod(0o755)
         click.echo(path)
@@ -117,20 +122,38 @@ def mqproxy(broker_path: str | None, path: str | None, name_servers: str | None,
 @click.command(context_settings=_HELP)
 @click.argument("server", type=click.Choice(["broker", "namesrv", "proxy"]))
 def mqshutdown(server: str) -> None:
-    """End the servers of this user that mqbroker, mqnamesrv or mqproxy runs."""
-    wanted = f"{MODULE} mq{server}"
+    """End the servers of this user that mqbroker, mqnamesrv or mqproxy of the same directory
+    runs."""
     listed = subprocess.run(
-        ["ps", "-x", "-o", "pid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-x", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout
-    found = [line.split(None, 1) for line in listed.splitlines()]
-    pids = [int(pid) for pid, words in found if wanted in words and "mqshutdown" not in words]
-    if not pids:
+    found = servers_in(listed, f"mq{server}")
+    own = [pid for pid, installation in found.items() if installation == _installation]
+    others = [f"{pid} ({found[pid] or 'without one'})" for pid in found if pid not in own]
+    if not own:
         click.echo(f"No mq{server} running.")
+        if others:
+            click.echo(f"Left alone, of other installations: {', '.join(others)}.")
         raise SystemExit(255)  # as RocketMQ's script, whose -1 a shell sees like this
-    for pid in pids:
+    for pid in own:
         click.echo(f"The mq{server}({pid}) is running...")
         os.kill(pid, signal.SIGTERM)
         click.echo(f"Send shutdown request to mq{server}({pid}) OK")
+
+
+def servers_in(listed: str, name: str) -> dict[int, str]:
+    """Return the processes that run the script `name` in a list of processes with their arguments:
+    process id -> directory of the script, "" if it was written by an older `install-names`."""
+    found = {}
+    for line in listed.splitlines():
+        pid, *words = line.split()
+        if MODULE not in words:
+            continue
+        given = words[words.index(MODULE) + 1 :]
+        if given[:1] == [name]:
+            mark = given[1] if len(given) > 1 and given[1].startswith(INSTALLATION) else ""
+            found[int(pid)] = unquote(mark.removeprefix(INSTALLATION))
+    return found
 
 
 def mqadmin() -> None:
@@ -182,6 +205,11 @@ NAMES: Final[Mapping[str, Callable[..., Any]]] = {
     "mqshutdown": mqshutdown,
 }
 
+_installation = ""
+"""The directory of the script that runs; "" for one of an older `install-names`."""
+
 if __name__ == "__main__":
     chosen = sys.argv.pop(1)
+    if sys.argv[1:] and sys.argv[1].startswith(INSTALLATION):
+        _installation = unquote(sys.argv.pop(1).removeprefix(INSTALLATION))
     run(lambda: _call(chosen))

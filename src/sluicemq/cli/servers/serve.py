@@ -31,8 +31,10 @@ from sluicemq.cli.output import (
     print_records,
     server_options,
 )
+from sluicemq.cli.servers.inherited import inherited_settings
 from sluicemq.cli.servers.inner import RunAccount
 from sluicemq.cli.servers.logs import log_options
+from sluicemq.cli.servers.ports import PROXY_PORT, PortPlan
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import (
     CHANGES_FILE,
@@ -47,7 +49,7 @@ from sluicemq.config import (
     load_proxy_config,
     parse_properties,
 )
-from sluicemq.config.keys import Part, ServerConfig, TlsConfig
+from sluicemq.config.keys import MeasuredConfig, Part, ServerConfig, TlsConfig
 from sluicemq.config.load import (
     DEFAULT_TLS_FILE,
     java_options,
@@ -68,7 +70,6 @@ if TYPE_CHECKING:
     from sluicemq.cli.servers.processes import ServerChild
     from sluicemq.net.limits import Shares
 
-PROXY_PORT = 8081
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
 log = logging.getLogger("sluicemq.cli")
@@ -82,6 +83,9 @@ class Running(contextlib.AsyncExitStack):
         self.rereads: dict[str, Callable[[], Change]] = {}
         """What takes up the edited file, by its path: on SIGHUP."""
         self.children: list[ServerChild] = []
+        self.metrics: list[str] = []
+        """The words of the `ready` line that say where metrics and probes are: `metrics=host:port`
+        of this process, then those of its children."""
         self.stop = asyncio.Event()
         """Set to end the servers in order: on SIGTERM, SIGINT and `fail`."""
         self.failure: StoreError | None = None
@@ -93,6 +97,14 @@ class Running(contextlib.AsyncExitStack):
             f"The store refuses all writes: {error}.", cure="Check the disk, then start again."
         )
         self.stop.set()
+
+    def tell_metrics(self, config: MeasuredConfig, port: int | None) -> None:
+        """Print in the `ready` line that the metrics and probes of this process are at `port`;
+        None: they are not served."""
+        from sluicemq.net.wsgi import metrics_host  # noqa: PLC0415 - not for `--help`
+
+        if port is not None:
+            self.metrics.insert(0, f"metrics={join(metrics_host(config, is_told=True), port)}")
 
     def reread(self) -> None:
         """Each server takes up its file. What is wrong there is logged, and nothing changes."""
@@ -284,6 +296,10 @@ def up(
     proxy = None if config.listen_port else False
     if no_proxy or config.proxy_port is not None:
         proxy = not no_proxy
+    plan = PortPlan.create(
+        config, names, nameserver_port, proxy=proxy, are_replicas=processes.are_replicas(names)
+    )
+    config = replace(config, metrics_port=plan.metrics)
     if config.bind_address == LOOPBACK:
         log.info(
             "only what runs on this machine (or in this container) reaches %s; --host 0.0.0.0 "
@@ -293,22 +309,20 @@ def up(
     async def start(stack: Running) -> str:
         from sluicemq.net.limits import Shares  # noqa: PLC0415 - not for `--help`
 
-        served = name_server_of(config, store, nameserver_port, alone=bool(names))
+        served = name_server_of(config, store, plan.name_server, alone=bool(names))
         shares = Shares(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
         address = await start_name_server(served, stack, read_only=read_only, shares=shares)
         if names:
-            text = await processes.start_brokers(
-                names, store.root, address, config, path, stack, stack.children, inner
-            )
-            found = processes.start_proxy(config, address, _proxy_port(config), stack, inner)
-            text = await _with_proxy(text, proxy, found)
+            text = await _start_children(names, store, address, config, path, plan, stack, inner)
         else:
             here = replace(config, name_server_addresses=(address,))
             text = await start_broker(
                 here, store, stack, read_only=read_only, proxy=proxy, shares=shares
             )
         if console:
-            text = f"{text} console={await processes.start_console(address, stack, inner)}"
+            port = plan.with_console_port().console
+            link = await processes.start_console(address, port, stack, inner)
+            text = f"{text} console={link}"
         return f"nameserver={address} {text}"
 
     run_servers(start)
@@ -338,7 +352,12 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
     inner = RunAccount.from_environment()
     config, warnings = load_proxy_config(
         text,
-        overrides=_given(keys) | _tls_file("", Part.PROXY) | dict(inner.overrides if inner else {}),
+        overrides={
+            **inherited_settings(),
+            **_given(keys),
+            **_tls_file("", Part.PROXY),
+            **(inner.overrides if inner else {}),
+        },
         path=path or "",
     )
     _log_warnings(path, warnings)
@@ -353,7 +372,9 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
         from sluicemq.proxy.cluster import stand_alone  # noqa: PLC0415 - protobuf may be missing
 
         served = stand_alone(config, name_servers, access.credentials)
-        return f"proxy={join(_here(config), (await stack.enter_async_context(served)).port)}"
+        proxy = await stack.enter_async_context(served)
+        stack.tell_metrics(config, proxy.metrics_port)
+        return f"proxy={join(_here(config), proxy.port)}"
 
     run_servers(start)
 
@@ -453,6 +474,7 @@ async def start_name_server(
     if config.metrics_enable:
         opened = await asyncio.to_thread(wsgi.expose, config, server.unhealthy, server.unready)
         if opened is not None:
+            stack.tell_metrics(config, opened[0])
             stack.callback(opened[1])
     if config.config_path:
         stack.rereads[config.config_path] = server.requests.reread_config
@@ -497,7 +519,35 @@ async def start_broker(
     )
     text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
     served, limits = proxy_settings or (config, ProxyLimits())
-    return await _with_proxy(text, proxy, _start_proxy(served, limits, server, stack))
+    text = await _with_proxy(text, proxy, _start_proxy(served, limits, server, stack))
+    stack.tell_metrics(config, await server.metrics_opened())
+    return text
+
+
+async def _start_children(
+    names: Sequence[str],
+    store: StoreConfig,
+    name_server: str,
+    config: BrokerConfig,
+    path: str | None,
+    plan: PortPlan,
+    stack: Running,
+    inner: RunAccount | None,
+) -> str:
+    """Start the brokers `names` and their proxy as processes of their own, at the ports of `plan`.
+    Return what the `ready` line says of them. Raises ConfigurationError."""
+    from sluicemq.cli.servers import processes  # noqa: PLC0415 - not for one broker
+
+    plan = plan.with_broker_ports()
+    text = await processes.start_brokers(
+        names, store.root, name_server, config, path, plan, stack, stack.children, inner
+    )
+    plan = plan.with_proxy_ports()
+    if plan.proxy is not None:
+        start = processes.start_proxy(config, name_server, plan.proxy, stack, stack.children, inner)
+        text = await _with_proxy(text, plan.needs_proxy or None, start)
+    stack.metrics += [child.told_metrics for child in stack.children if child.metrics]
+    return text
 
 
 async def _with_proxy(text: str, proxy: bool | None, start: Coroutine[Any, Any, str]) -> str:
@@ -554,7 +604,7 @@ def run_servers(start: Started) -> None:
             gc.freeze()
             gc.set_threshold(GC_OBJECTS, 20, 20)
             machine.keep_memory_small()
-            click.echo(f"ready {text}")
+            click.echo(" ".join(["ready", text, *stack.metrics]))
             await stack.stop.wait()
             log.info("closing")
         if stack.failure is not None:

@@ -71,7 +71,7 @@ class MessageStream:
         """Joins the group; iteration does it by itself. Safe to call twice.
 
         Raises SubscriptionConflictError, RouteNotFoundError, GroupNotFoundError, FilterSyntaxError,
-        ConfigurationError, NameServerUnreachableError, ConnectionLostError.
+        PermissionDeniedError, ConfigurationError, NameServerUnreachableError, ConnectionLostError.
         """
         async with self._starting:
             if self._feed is None:

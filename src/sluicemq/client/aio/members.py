@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from sluicemq.client.core.requests import (
     SUBSCRIPTION_PARSE_FAILED,
     SUCCESS,
     SYSTEM_ERROR,
+    is_access_remark,
     is_refused,
     request_error,
 )
@@ -49,6 +50,7 @@ from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
     FilterSyntaxError,
+    PermissionDeniedError,
     RequestTimeoutError,
     RouteNotFoundError,
     SluiceError,
@@ -150,8 +152,13 @@ class Member:
         not created automatically), FilterSyntaxError or ConfigurationError (the broker cannot serve
         the expression), RequestError (the group is strict and has another one), ConnectionLostError
         (no broker of the topic is reachable); of a group that broadcasts ConfigurationError and
-        StoreDamagedError for its offsets file.
+        StoreDamagedError for its offsets file. PermissionDeniedError if access control refuses the
+        topic or the group.
         """
+        with self._explained(subscription.topic):
+            await self._add(subscription, feed)
+
+    async def _add(self, subscription: Subscription, feed: Feed) -> None:
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check(subscription, route)
@@ -183,6 +190,10 @@ class Member:
         members want different things it may have other queues now: it balances before it reads on.
         Raises what `add` does; then the old expression stays.
         """
+        with self._explained(subscription.topic):
+            await self._change(subscription)
+
+    async def _change(self, subscription: Subscription) -> None:
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check(subscription, route)
@@ -244,9 +255,36 @@ class Member:
             tuple(self.subscriptions.values()),
         )
 
-    async def _beat(self, must_reach: Iterable[str] = ()) -> None:
+    @contextlib.contextmanager
+    def _explained(self, topic: str) -> Iterator[None]:
+        """Let an error of access control in the block say which account may not do what, and what
+        the account needs."""
+        try:
+            yield
+        except PermissionDeniedError as error:
+            if not is_access_remark(error.remark):
+                raise
+            credentials = self._cluster.credentials
+            account = "no account, as it has no credentials"
+            advice = "Give the client credentials (access key, secret key) of an account with"
+            if credentials is not None:
+                account = f"account {credentials.access_key!r}"
+                advice = "Check its secret key, and give the account"
+            raise PermissionDeniedError(
+                error.code,
+                f"{error.remark.rstrip('.')}. The consumer of topic {topic} in group {self.group} "
+                f"uses {account}.",
+                address=error.address,
+                cure=f"{advice} topicPerms {topic}=SUB and groupPerms {self.group}=SUB in "
+                "plain_acl.yml of the server; sluice acl check says which rule decides.",
+            ) from error
+
+    async def _beat(self, must_reach: Sequence[str] = ()) -> None:
         self._keeper.consume(self._describe())
         outcome = await asyncio.wrap_future(self._keeper.beat())
+        refusal = self._keeper.refusal(self.group, must_reach)
+        if refusal is not None:
+            raise refusal
         errors = [outcome.get(address) for address in must_reach]
         first = next(iter(errors), None)
         if first is not None and all(errors):
@@ -268,6 +306,8 @@ class Member:
             answer = await self._ask(address, command)
             if answer is None:
                 continue
+            if is_refused(answer):
+                raise request_error(answer, address)
             if subscription.kind != SQL92:
                 if answer.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
                     raise request_error(answer, address)
@@ -277,7 +317,7 @@ class Member:
                     f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
                     cure="Check it: sluice filter check 'EXPRESSION'.",
                 )
-            if answer.code == SYSTEM_ERROR and not is_refused(answer):
+            if answer.code == SYSTEM_ERROR:
                 raise ConfigurationError(
                     f"{address} does not filter by SQL92: {answer.remark}",
                     cure="Set enablePropertyFilter=true in its broker.conf, or use tags.",
@@ -303,7 +343,7 @@ class Member:
                 subscription=Subscription(topic),
             )
             answer = await self._ask(address, probe)
-            if answer is not None and answer.code == GROUP_NOT_EXIST:
+            if answer is not None and (answer.code == GROUP_NOT_EXIST or is_refused(answer)):
                 raise request_error(answer, address)
 
     async def _ask(self, address: str, command: Command) -> Command | None:

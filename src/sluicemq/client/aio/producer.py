@@ -21,6 +21,7 @@ from sluicemq.client.core.messages import (
     Body,
     MessageOptions,
     Outgoing,
+    expect_one_message,
     make_draft,
     make_message,
 )
@@ -246,7 +247,7 @@ class Producer:
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.transactions.expect_listener()
-        outgoing = self.sender.ready(message)
+        outgoing = self.sender.ready(expect_one_message(message, Message, "send_in_transaction"))
         return await self.cluster.run(
             self.transactions.send(message, outgoing, argument, check_after_s, self.sender.send)
         )

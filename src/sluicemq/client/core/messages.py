@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import orjson
 
@@ -57,6 +57,7 @@ from sluicemq.wire.frames import FRAME_BYTES_MAX, JSON, VERSION, Command, encode
 
 DELAY_LEVEL_MAX: Final = 18
 """Those of messageDelayLevel by default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""
+M = TypeVar("M")
 _MS_MIN: Final = 100_000_000_000
 """A smaller number of ms lies before 1973: it is one of seconds."""
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
@@ -220,6 +221,20 @@ def make_message(
     """The arguments of `send` as a `Message`; a `Message` given as topic passes through. Raises
     ConfigurationError."""
     return as_message(make_draft(topic, body, **options))
+
+
+def expect_one_message(message: object, kind: type[M], call: str) -> M:
+    """Return `message` if it is one message of type `kind`. Raises ConfigurationError, which names
+    the `call`, for a list and for everything else."""
+    if isinstance(message, kind):
+        return message
+    raise ConfigurationError(
+        f"{call} takes exactly one message, got {message!r:.60}.",
+        cure="Give one Message. Only `send` takes several at once (a batch): a broker checks each "
+        "message of a transaction, and answers each request, on its own."
+        if isinstance(message, Sequence) and not isinstance(message, str | bytes)
+        else "Give a Message.",
+    )
 
 
 def as_message(draft: Message | Draft) -> Message:

@@ -506,7 +506,12 @@ _ACCESS_CURE: Final = (
 
 def is_refused(answer: Command) -> bool:
     """Whether access control refuses: code 1 and the name of RocketMQ's exception."""
-    return answer.code == SYSTEM_ERROR and "AclException" in (answer.remark or "")
+    return answer.code == SYSTEM_ERROR and is_access_remark(answer.remark or "")
+
+
+def is_access_remark(remark: str) -> bool:
+    """Return whether a server's remark is one of access control."""
+    return "AclException" in remark
 
 
 def request_error(answer: Command, address: str = "") -> RequestError:

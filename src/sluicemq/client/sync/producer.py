@@ -28,6 +28,7 @@ from sluicemq.client.core.messages import (
     MessageOptions,
     Outgoing,
     checked_topic,
+    expect_one_message,
     make_message,
 )
 from sluicemq.client.core.names import Credentials, check_number
@@ -202,7 +203,7 @@ class Producer(Cluster):
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.inbound.expect_listener()
-        outgoing = self._sender.ready(message)
+        outgoing = self._sender.ready(expect_one_message(message, Message, "send_in_transaction"))
         return self.run(
             self.inbound.send(message, outgoing, argument, check_after_s, self._sender.send)
         )
