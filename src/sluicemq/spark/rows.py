@@ -305,7 +305,7 @@ def delay_column(values: Mapping[str, Any]) -> Any | None:
             column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
         numbers = column.cast(pa.int64())
         if role == "delay_level":
-            numbers = pc.if_else(pc.equal(numbers, 0), None, numbers)
+            numbers = _null_where(pc.equal(numbers, 0), numbers)
         if numbers.null_count == len(numbers):
             continue
         if pc.min(numbers).as_py() < 0:
@@ -333,8 +333,14 @@ def _named(name: str, texts: Any) -> list[Any]:
     return [pc.fill_null(pc.binary_join_element_wise(*pieces, b""), b"")]
 
 
+def _null_where(is_null: Any, column: Any) -> Any:
+    """Return a column with nulls where `is_null` is true. An array of nulls, not the scalar: beside
+    it the `if_else` of pyarrow 15 to 18, at least, garbles the last texts of a slice."""
+    return pc.if_else(is_null, pa.nulls(len(column), column.type), column)
+
+
 def _without_empty(texts: Any) -> Any:
-    return pc.if_else(pc.equal(texts, ""), None, texts)
+    return _null_where(pc.equal(texts, ""), texts)
 
 
 def _check_texts(texts: Any) -> Any:
