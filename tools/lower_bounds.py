@@ -7,9 +7,9 @@
 An environment holds the lowest version of each package that pyproject.toml allows, on the oldest
 Python that it allows: later Pythons have no wheels of old versions. In it (`lower_bounds_probe.py`)
 every import statement of src/ whose package is installed is executed, those inside of functions
-too, and every module of src/ that finds its packages is imported. So a bound is wrong when a
-version has no wheel, cannot be installed beside the others, or lacks a module or name that the
-source imports. What a name does is not looked at.
+too, every module of src/ that finds its packages is imported, and every name that is read of such a
+package (`pa.binary_view`) is looked up. So a bound is wrong when a version has no wheel, cannot be
+installed beside the others, or lacks a module or name. What a name does is not looked at.
 
 The environments are kept under .lower-bounds/ until the bounds change. Not part of CI. The exit
 code is the number of extras that failed.

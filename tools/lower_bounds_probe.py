@@ -101,6 +101,29 @@ def statement_failures(paths: list[Path], used: set[str]) -> Iterator[str]:
                     yield f"{path}:{node.lineno}: {told(wrong)}"
 
 
+def attribute_failures(paths: list[Path]) -> Iterator[str]:
+    """Look up what a file reads of the modules that it imports from packages (`pa.binary_view`);
+    yield what is not there."""
+    for path in paths:
+        modules = {
+            (it.asname or it.name.partition(".")[0]): it.name
+            if it.asname
+            else it.name.split(".")[0]
+            for node in outside(path)
+            if isinstance(node, ast.Import)
+            for it in node.names
+            if it.name.partition(".")[0] not in sys.stdlib_module_names and is_there(it.name)
+        }
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+                continue
+            module = modules.get(node.value.id)
+            if module is None or not isinstance(node.ctx, ast.Load):
+                continue
+            if not hasattr(importlib.import_module(module), node.attr):
+                yield f"{path}:{node.lineno}: {module} has no {node.attr}"
+
+
 def module_failures(source: Path, paths: list[Path]) -> Iterator[str]:
     """Import every module that finds its packages; yield what fails."""
     for path in paths:
@@ -130,6 +153,7 @@ def main(source: Path, packages: list[str]) -> int:
     failures = [
         *statement_failures(paths, used),
         *module_failures(source, paths),
+        *attribute_failures(paths),
         *package_failures(packages, used),
     ]
     print("\n".join(dict.fromkeys(failures)))

@@ -60,6 +60,12 @@ def test_a_name_that_a_version_lacks_is_found_wherever_it_is_imported(tmp_path: 
     assert used == {"orjson"}
 
 
+def test_a_name_that_is_read_of_a_package_has_to_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("import orjson as o\nimport json\n\no.dumps(o.nothing_there)\njson.nothing\n")
+    assert list(probe.attribute_failures([path])) == [f"{path}:4: orjson has no nothing_there"]
+
+
 def test_a_module_that_fails_is_told_and_one_that_lacks_a_package_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
