@@ -197,6 +197,14 @@ bench-backlog: $(NATIVE) ## five million messages of 1 KiB drained through filte
 spark-matrix: $(STAMP) ## the main path on Spark 4.1, 4.2 and the newest, each in an environment of its own
 	$(BIN)/python tools/spark_matrix.py $(ARGS)
 
+.PHONY: lower-bounds
+lower-bounds: $(STAMP) ## the lowest version of each dependency that pyproject.toml allows, each extra in an environment of its own: installed and imported; ARGS="--extras mcp" for a part; needs the oldest Python
+	$(BIN)/python tools/lower_bounds.py $(ARGS)
+
+.PHONY: constraints
+constraints: $(STAMP) ## deploy/constraints*.txt: the versions and hashes of all that an image installs, the newest ones of today
+	$(BIN)/python tools/constraints.py $(ARGS)
+
 .PHONY: clean
 clean: ## remove what the targets made, but not the virtual environment
 	rm -rf $(NATIVE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo build dist

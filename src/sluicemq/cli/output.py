@@ -28,6 +28,7 @@ from sluicemq.errors import (
 )
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
+from sluicemq.numbers import other_unit
 from sluicemq.wire.codes import version_name
 
 if TYPE_CHECKING:
@@ -184,10 +185,17 @@ def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -
 
 
 def parse_time(text: str, where: str = "") -> int:
-    """Milliseconds since 1970, given as such or as a date. `where` names the option. Raises
-    OptionError."""
+    """Return the milliseconds since 1970 that a text says, itself or as a date. `where` names the
+    option. Raises OptionError, for a number that is a time in another unit too."""
     if text.isascii() and text.isdigit():
-        return min(int(text), TIME_MAX_MS)
+        number = min(int(text), TIME_MAX_MS)
+        if (found := other_unit(number)) is not None:
+            unit, time_ms = found
+            raise OptionError(
+                f"{where} {text} looks like {unit}, and must be milliseconds.".lstrip(),
+                cure=f"Write {time_ms}.",
+            )
+        return number
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:

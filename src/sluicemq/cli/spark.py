@@ -206,9 +206,9 @@ def moment_ms(text: str | None, option: str) -> int | None:
 
     try:
         return moment(text)
-    except ValueError:
+    except ValueError as error:
         raise OptionError(
-            f"{option} {text!r} is no time.",
+            f"{option} {text!r} is no time: {error}.",
             cure="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
         ) from None
 
@@ -218,7 +218,10 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
     if not sys.stderr.isatty():
         return work()
     bar = progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
-    tracker = frame.sparkSession.sparkContext.statusTracker()
+    from sluicemq.spark.classic import context_of  # noqa: PLC0415 - Spark's alone
+
+    context = context_of(frame.sparkSession)
+    tracker = context.statusTracker()
     with ThreadPoolExecutor(1) as pool, bar:
         task = bar.add_task("planning", total=None)
         running = pool.submit(work)
@@ -233,7 +236,7 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
                 if total:
                     bar.update(task, description="tasks", completed=done, total=total)
         except KeyboardInterrupt:  # the pool waits for its thread
-            frame.sparkSession.sparkContext.cancelAllJobs()
+            context.cancelAllJobs()
             raise
         return running.result()
 

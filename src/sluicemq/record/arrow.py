@@ -318,7 +318,7 @@ def _host(name: str, block: _Rows) -> Any:
 
 
 def _number(name: str, kind: Any, block: _Rows) -> Any:
-    return pa.array(block.number(name, kind.to_pandas_dtype()))
+    return pa.array(block.number(name, np.dtype(f"i{kind.bit_width // 8}")))
 
 
 def _property(name: str, block: _Rows) -> Any:

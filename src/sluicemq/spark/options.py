@@ -10,16 +10,18 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from sluicemq.client.core.names import Credentials, check_topic_to_send
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, FilterSyntaxError
+from sluicemq.filter.check import check_tags
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.net.tls import VERIFY_WORDS, Tls
+from sluicemq.numbers import other_unit
 from sluicemq.spark.errors import did_you_mean
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
@@ -77,6 +79,21 @@ def addresses(value: str) -> str:
     return ";".join(part.strip() for part in text(value).replace(",", ";").split(";") if part)
 
 
+def tags(value: str) -> str:
+    """Return a tag expression as it stands. Raises ValueError for one that only looks like several
+    tags (`UA|AA` is one tag)."""
+    with contextlib.suppress(FilterSyntaxError):  # raised where the filter is compiled
+        for finding in check_tags(value):
+            if finding.code == "single-bar":
+                raise ValueError(
+                    f"a single | is part of a tag; write {re.sub(r'[|]+', '||', value)!r} for"
+                    " several tags, or filter.sql with TAGS = '…' for one tag that has a bar"
+                )
+            if finding.code == "star-tag":
+                raise ValueError("* among other tags does not mean all; write * alone")
+    return value
+
+
 def names(value: str) -> tuple[str, ...]:
     parts = (part.strip() for part in value.replace(";", ",").split(","))
     found = tuple(dict.fromkeys(filter(None, parts)))
@@ -94,9 +111,14 @@ def pattern(value: str) -> str:
 
 
 def moment(value: str) -> int:
-    """Milliseconds since 1970, or ISO 8601 (without a zone: UTC)."""
+    """Return the milliseconds since 1970 that a text says, itself or as ISO 8601 (UTC unless it
+    names a zone). Raises ValueError, for a number that is a time in another unit too."""
     if value.strip().lstrip("-").isdecimal():
-        return int(value)
+        number = int(value)
+        if (other := other_unit(number)) is not None:
+            unit, time_ms = other
+            raise ValueError(f"that looks like {unit}, and must be milliseconds: write {time_ms}")
+        return number
     try:
         found = datetime.datetime.fromisoformat(value.strip())
     except ValueError:
@@ -215,7 +237,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("group", text, None, _ALL,
            "Consumer group: it reads in this name, and a stream commits its offsets to "
            "it. Sink: producer group."),
-    Option("filter.tags", str, None, _READS,
+    Option("filter.tags", tags, None, _READS,
            "Tag expression such as `UA||AA`; the broker filters by hash, the reader exactly."),
     Option("filter.sql", str, None, _READS,
            "SQL92 selector on properties, evaluated at the broker."),
@@ -248,8 +270,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("endingOffsets", offsets, "latest", _READ,
            "`latest` or JSON by broker and queue (and topic, of several); exclusive."),
     Option("startingTimestamp", moment, None, _READS,
-           "First store time to read: milliseconds or ISO 8601."),
-    Option("endingTimestamp", moment, None, _READ, "First store time not to read any more."),
+           "First store time to read: milliseconds since 1970 or ISO 8601; not together with "
+           "`startingOffsets`."),
+    Option("endingTimestamp", moment, None, _READ,
+           "First store time not to read any more; not together with `endingOffsets`."),
     Option("maxOffsetsPerTrigger", count(1, 1 << 60), None, _STREAM,
            "Most offsets of one micro-batch, shared by lag (Spark 4.2 or later)."),
     Option("maxBytesPerTrigger", count(1, 1 << 60), None, _STREAM,
@@ -348,6 +372,8 @@ def by_name(options: Sequence[Option]) -> dict[str, Option]:
     return {name.lower(): one for one in options for name in (one.name, *one.aliases)}
 
 
+_OF_TLS: Final = frozenset({"tls.key", "tls.keyPassword", "tls.verify", "tls.serverName"})
+"""Options that say how TLS is spoken, and do not switch it on."""
 _DECLARED: Final = by_name(OPTIONS)
 DECLARED: Final = by_name(STORE_OPTIONS)
 
@@ -409,10 +435,12 @@ def parse_options(
     """Texts to values. `use` is READ, STREAM or WRITE; None takes the options of all three. What
     another source declares comes as `by_name` of it.
 
-    Raises ConfigurationError for an unknown option, one of another use, or a bad value.
+    Raises ConfigurationError for an unknown option, one of another use, a bad value, or options
+    that contradict each other.
     """
     texts = {option.name: option.text for option in declared.values()}
     values = {option.name: option.default for option in declared.values()}
+    chosen: set[str] = set()
     for name, value in given.items():
         if name.lower() in _SPARKS_OWN:
             continue
@@ -434,7 +462,33 @@ def parse_options(
             is_secret = any(word in option.name.lower() for word in ("secret", "password"))
             shown = "" if is_secret else f" {value!r}"
             raise ConfigurationError(f"the option {option.name!r} is{shown}: {error}.") from None
+        chosen.add(option.name)
+    _check_together(chosen)
     return Options(values, texts)
+
+
+def _check_together(chosen: Set[str]) -> None:
+    """Raise ConfigurationError when one of the `chosen` options would take away the effect of
+    another, or has none by itself."""
+    for side in ("starting", "ending"):
+        offsets_name, time_name = f"{side}Offsets", f"{side}Timestamp"
+        if {offsets_name, time_name} <= chosen:
+            raise ConfigurationError(
+                f"the options {offsets_name!r} and {time_name!r} are given together.",
+                cure=f"Give one of them. In {offsets_name} each queue may have a time:"
+                ' {"broker-a": {"0": "2026-11-21T12:00:00Z"}}.',
+            )
+    if "securityToken" in chosen and "accessKey" not in chosen:
+        raise ConfigurationError(
+            "the option 'securityToken' is given without 'accessKey'.",
+            cure="Give accessKey and secretKey too, or leave the token out.",
+        )
+    without_effect = sorted(chosen & _OF_TLS)
+    if without_effect and not chosen & {"tls", "tls.ca", "tls.certificate"}:
+        raise ConfigurationError(
+            f"the option {without_effect[0]!r} is given, and nothing switches TLS on.",
+            cure="Add tls=true, or leave the option out.",
+        )
 
 
 def options_table(options: Sequence[Option] = OPTIONS) -> str:

@@ -23,18 +23,27 @@ subqueries stand inside of expressions) the answer is "all of them": always righ
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.classic import (
+    context_of,
+    execution_of,
+    is_classic,
+    jvm_of,
+    session_state_of,
+)
 from sluicemq.spark.filters import COMPARED, PRESENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger(__name__)
 REFERENCES_MAX: Final = 256
 _MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 _PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`\s]+)")
@@ -50,10 +59,20 @@ def load_where(
     format: str = "rocketmq",  # noqa: A002 - Spark's name
     **options: str,
 ) -> "DataFrame":
-    """The messages for which a condition, Spark SQL on the columns, is true; the broker decides
-    those parts of it that it decides exactly. `options` are the source's."""
+    """Return the messages for which `condition`, Spark SQL on the columns, is true. The broker
+    decides those parts of it that it decides exactly. `options` are those of the source.
+
+    A session of Spark Connect does not show how Spark reads the condition. There Spark decides all
+    of it, and a warning is logged that every message is read.
+    """
     reader = spark.read.format(format).options(**options)
     frame = reader.load()
+    if not is_classic(spark):
+        logger.warning(
+            "load_where: with Spark Connect the broker decides nothing of %r, and every message is "
+            "read. Set filter.tags or filter.sql to read fewer.", condition,
+        )  # fmt: skip
+        return frame.where(condition)
     stand_in = StandIn.of(spark, frame.schema)
     (found,) = predicates_in(stand_in.frame.where(condition), [stand_in])
     if found:
@@ -70,15 +89,15 @@ class StandIn:
 
     @classmethod
     def of(cls, spark: "SparkSession", schema: "StructType") -> Self:
-        frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), schema)
-        return cls(frame, frame._jdf.queryExecution().analyzed().rdd().id())
+        frame = spark.createDataFrame(context_of(spark).emptyRDD(), schema)
+        return cls(frame, execution_of(frame).analyzed().rdd().id())
 
 
 def predicates_in(query: "DataFrame", stand_ins: Sequence[StandIn]) -> list[str]:
     """The option `predicates` for the load of each stand-in; "" where all of it is needed."""
     translate = translator(query.sparkSession)
     found: dict[int, list[dict[str, Any]]] = {}
-    for node, conditions in nodes(query._jdf.queryExecution().optimizedPlan()):
+    for node, conditions in nodes(execution_of(query).optimizedPlan()):
         if kind_of(node) == "LogicalRDD":
             here = [one for one in map(translate, conditions) if one is not None]
             known = found.setdefault(node.rdd().id(), here)
@@ -116,7 +135,7 @@ def kind_of(value: Any) -> str:
 def translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
     """A function from an expression of the JVM to a predicate as in the option; None: there is
     none. Spark's own translation for sources, so what types and collations mean is its word."""
-    package = spark._jvm.org.apache.spark.sql.execution.datasources
+    package = jvm_of(spark).org.apache.spark.sql.execution.datasources
     strategy = getattr(getattr(package, "DataSourceStrategy$"), "MODULE$")
 
     def translate(expression: Any) -> dict[str, Any] | None:
@@ -192,7 +211,7 @@ def parses(spark: "SparkSession", text: str) -> bool:
     from pyspark.errors import ParseException  # noqa: PLC0415 - heavy
 
     try:
-        spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+        session_state_of(spark).sqlParser().parsePlan(text)
     except ParseException:
         return False
     return True
@@ -228,7 +247,7 @@ class Used:
 
 def used_columns(frame: Any, map_name: str) -> Used | None:
     """What the query of a DataFrame over stand-ins uses of them; None: all of it."""
-    nodes = json.loads(frame._jdf.queryExecution().optimizedPlan().toJSON())
+    nodes = json.loads(execution_of(frame).optimizedPlan().toJSON())
     kinds = {_kind(one) for sequence in _sequences(nodes) for one in sequence}
     # A plan inside of an expression stands somewhere else, or nowhere.
     hidden = {"Exists", "InMemoryRelation"} | {

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import StructType
 
+from sluicemq.spark.classic import execution_of, explained
 from sluicemq.spark.filters import told
 from sluicemq.spark.references import kind_of, nodes, translator
 from sluicemq.spark.source import RocketSource, StoreSource
@@ -31,10 +32,10 @@ class Pushdown(NamedTuple):
 
 
 def pushdown(frame: Any) -> Pushdown:
-    """What a DataFrame's plan says (no message is read); several reads are put together."""
-    execution = frame._jdf.queryExecution()
-    text = frame.sparkSession._jvm.PythonSQLUtils.explainString(execution, "formatted")
-    broker, spark = parse_plan(text), list[str]()
+    """Return what the plan of a DataFrame says about its predicates; those of several reads are
+    put together. No message is read. Raises ConfigurationError for a frame of Spark Connect."""
+    execution = execution_of(frame)
+    broker, spark = parse_plan(explained(frame, "formatted")), list[str]()
     translate = translator(frame.sparkSession)
     for node, conditions in nodes(execution.optimizedPlan()):
         known: list[dict[str, Any]] = []  # predicates that the reader of a scan takes

@@ -1,8 +1,9 @@
 """Rows of an Arrow batch as the bytes of a batch request, column by column.
 
-No Python object is made for a row. Properties are pieces, columns and constants, that Arrow joins
-once; the fixed fields are one NumPy record, and one last join lays all of it out, so that any run
-of rows is a slice of one buffer (layout: `record.batch`; properties: spec/remoting.md §9):
+Columns come as `plain_column` returns them. No Python object is made for a row. Properties are
+pieces, columns and constants, that Arrow joins once; the fixed fields are one NumPy record, and one
+last join lays all of it out, so that any run of rows is a slice of one buffer (layout:
+`record.batch`; properties: spec/remoting.md §9):
 
     | size magic crc flag body length | body | properties length | id | properties |
 
@@ -77,11 +78,45 @@ def of_column(role: str) -> Iterator[None]:
         raise RowError(f"{error.fact}.", role=role, cure=error.cure) from None
 
 
+_BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 _LENGTH: Final = np.dtype(">i2")
 _IDS_A_MS: Final = 1 << 16
 _SEPARATORS: Final = "[\x01\x02]"
 _NOT_PLAIN_KEYS: Final = r"^\s|\s\s|\s$|[^\S ]"
 _ODD_KEY: Final = "^$|[\\s\x01\x02]"
+
+
+def batches_of(batch: Any, bytes_max: int = _BATCH_BYTES_MAX) -> Iterator[Any]:
+    """Yield an Arrow batch in runs of rows with at most `bytes_max` bytes each, or of one row.
+
+    Offsets of 32 bits reach 2 GiB, in a column and in what is made of a batch; a batch of Spark may
+    be larger when `spark.sql.execution.arrow.useLargeVarTypes` is set.
+    """
+    if batch.num_rows <= 1 or batch.nbytes <= bytes_max:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from batches_of(batch.slice(0, half), bytes_max)
+    yield from batches_of(batch.slice(half), bytes_max)
+
+
+def plain_column(column: Any) -> Any:
+    """Return a column of an Arrow batch in the types that the functions below take: with 32-bit
+    offsets, whether Spark made it with those (`string`) or with 64 bits (`large_string`)."""
+    plain = _plain_type(column.type)
+    return column if plain == column.type else column.cast(plain)
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+    return kind
 
 
 class Encoded:
@@ -270,7 +305,7 @@ def delay_column(values: Mapping[str, Any]) -> Any | None:
             column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
         numbers = column.cast(pa.int64())
         if role == "delay_level":
-            numbers = pc.if_else(pc.equal(numbers, 0), None, numbers)
+            numbers = _null_where(pc.equal(numbers, 0), numbers)
         if numbers.null_count == len(numbers):
             continue
         if pc.min(numbers).as_py() < 0:
@@ -298,18 +333,22 @@ def _named(name: str, texts: Any) -> list[Any]:
     return [pc.fill_null(pc.binary_join_element_wise(*pieces, b""), b"")]
 
 
+def _null_where(is_null: Any, column: Any) -> Any:
+    """Return a column with nulls where `is_null` is true. An array of nulls, not the scalar: beside
+    it the `if_else` of pyarrow 15 to 18, at least, garbles the last texts of a slice."""
+    return pc.if_else(is_null, pa.nulls(len(column), column.type), column)
+
+
 def _without_empty(texts: Any) -> Any:
-    return pc.if_else(pc.equal(texts, ""), None, texts)
+    return _null_where(pc.equal(texts, ""), texts)
 
 
 def _check_texts(texts: Any) -> Any:
     """The texts again, unless one holds a separator. Two bytes are looked for in the column's whole
     buffer first (behind a null, anything may stand)."""
-    may_hold = texts.type != pa.string()
-    if not may_hold:
-        data, offsets = _laid_out(texts)
-        raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-        may_hold = bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
+    data, offsets = _laid_out(texts)
+    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    may_hold = bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
     if may_hold and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
         raise ConfigurationError(
             "a value holds U+0001 or U+0002, which separate properties on the wire.",
@@ -328,7 +367,7 @@ def tag_pieces(column: Any) -> list[Any]:
 
 def key_pieces(column: Any) -> list[Any]:
     """Keys joined by one space."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if pa.types.is_string(column.type):
         texts = _check_texts(column)
         if pc.any(pc.match_substring_regex(column, _NOT_PLAIN_KEYS)).as_py():
             rows = [None if text is None else " ".join(text.split()) for text in texts.to_pylist()]
@@ -375,7 +414,7 @@ def as_new(values: Mapping[str, Any], now_ms: int) -> tuple[Mapping[str, Any], f
         at = np.flatnonzero(_is_one_of(names, {SHARDING_KEY}))
         place = np.full(len(column), -1)
         place[rows[at]] = at
-        keys = texts.take(pa.array(place, mask=place < 0)).cast(pa.string())
+        keys = texts.take(pa.array(place, mask=place < 0))
         given = values.get("sharding_key")
         result["sharding_key"] = keys if given is None else pc.coalesce(_without_empty(given), keys)
     kept = ~_is_one_of(names, {*left_out, SHARDING_KEY})
@@ -383,13 +422,13 @@ def as_new(values: Mapping[str, Any], now_ms: int) -> tuple[Mapping[str, Any], f
     ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     mask = pa.array(kept)
     result["properties"] = pa.MapArray.from_arrays(
-        pa.array(ends), names.filter(mask).cast(pa.string()), texts.filter(mask).cast(pa.string())
+        pa.array(ends), names.filter(mask), texts.filter(mask)
     )
     return result, left_out
 
 
 def _is_one_of(names: Any, wanted: Collection[str]) -> Any:
-    found = pc.is_in(names.cast(pa.string()), value_set=pa.array(sorted(wanted), pa.string()))
+    found = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
     return found.to_numpy(zero_copy_only=False)
 
 
@@ -424,8 +463,8 @@ def own_pieces(column: Any) -> list[Any]:
     for an empty value too."""
     offsets = column.offsets
     start, stop = offsets[0].as_py(), offsets[-1].as_py()
-    names = column.keys.slice(start, stop - start).cast(pa.string())
-    texts = column.items.slice(start, stop - start).cast(pa.string())
+    names = column.keys.slice(start, stop - start)
+    texts = column.items.slice(start, stop - start)
     found = [name for name in pc.unique(names).to_pylist() if name is not None]
     is_plain = not texts.null_count and SET_FOR_ALL.isdisjoint(found) and not (
         pc.any(pc.equal(pc.binary_length(texts), 0)).as_py()

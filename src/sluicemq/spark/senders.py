@@ -48,6 +48,7 @@ from sluicemq.spark.rows import (
     RowError,
     UniqueIdColumns,
     as_new,
+    batches_of,
     body_column,
     checked_ids,
     checked_sizes,
@@ -56,6 +57,7 @@ from sluicemq.spark.rows import (
     flag_column,
     id_column,
     of_column,
+    plain_column,
     property_column,
 )
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
@@ -133,7 +135,7 @@ class Rows:
     ) -> None:
         self.batch = batch
         self.numbers = numbers
-        given = {role: batch.column(name) for role, name in roles.items()}
+        given = {role: plain_column(batch.column(name)) for role, name in roles.items()}
         values, self.left_out = as_new(given, SYSTEM_CLOCK.now_ms())
         self.count = batch.num_rows
         self.bodies = body_column(values["body"])
@@ -543,7 +545,7 @@ class RowSorter:
     def rows(self, batches: Iterator[Any]) -> Iterator[Rows]:
         """The good rows of each batch, then bad ones as messages where they are kept. Raises
         RowError under the policy `fail`."""
-        for batch in batches:
+        for batch in (part for whole in batches for part in batches_of(whole)):
             if not batch.num_rows:
                 continue
             numbers = range(self.count + 1, self.count + batch.num_rows + 1)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import sluicemq
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.classic import activate, execution_of, is_classic
 from sluicemq.spark.jvm import ensure_java
 from sluicemq.spark.references import kind_of, nodes
 
@@ -35,21 +36,25 @@ def spark_session(
     settings: dict[str, str] | None = None,
     log_level: str | None = None,
 ) -> Any:
-    """A `SparkSession` on this machine, with `DEFAULTS` and `settings`.
+    """Return a `SparkSession` on this machine, with `DEFAULTS` and `settings`; the running one if
+    there is one. It becomes the active session of the calling thread, without which Spark does not
+    find a Python sink: call this again in each thread that writes.
 
-    `log_level` (off, error, warn …): the JVM logs that much, and starts without a word but ours on
-    a terminal. None: Spark's own log, and its words about it. Where a JVM runs already it makes no
-    difference.
+    `log_level` (off, error, warn …) is the level of the JVM's log; then Spark starts without its
+    usual messages. None keeps Spark's own log. It has no effect when a JVM runs already.
     Raises ConfigurationError when there is no Java (see `jvm.ensure_java`).
     """
     if log_level is None:
-        return _started(name, master, settings, log_level)
-    # Ctrl-C in the middle of pyspark's own start would leave a JVM behind: it waits for one here.
-    pool = ThreadPoolExecutor(1)
-    with _told():
-        starting = pool.submit(_started, name, master, settings, log_level)
-        pool.shutdown(wait=False)
-        return starting.result()
+        spark = _started(name, master, settings, log_level)
+    else:
+        # Ctrl-C in the middle of pyspark's own start would leave a JVM behind: it waits here.
+        pool = ThreadPoolExecutor(1)
+        with _told():
+            starting = pool.submit(_started, name, master, settings, log_level)
+            pool.shutdown(wait=False)
+            spark = starting.result()
+    activate(spark)
+    return spark
 
 
 def _started(name: str, master: str, settings: dict[str, str] | None, log_level: str | None) -> Any:
@@ -100,12 +105,12 @@ def fresh(frame: Any) -> Any:
     again. What is cached stays as it is, as do the names and types of columns. Raises
     ConfigurationError for a frame of Spark Connect, whose plan is out of reach.
     """
-    if not hasattr(frame, "_jdf"):
+    if not is_classic(frame):
         raise ConfigurationError(
             "a frame of Spark Connect cannot be made fresh.",
             cure="Load it again: spark.read.format(…).options(…).load().",
         )
-    for node, _ in nodes(frame._jdf.queryExecution().analyzed()):
+    for node, _ in nodes(execution_of(frame).analyzed()):
         if kind_of(node) != "DataSourceV2Relation" or kind_of(node.table()) != "PythonTable":
             continue
         for kept in node.table().getClass().getDeclaredFields():  # none in a Spark that keeps none

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.spark.classic import session_state_of
 from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import READ, parse_options
 from sluicemq.spark.references import (
@@ -209,9 +210,9 @@ def narrowed(used: Used) -> tuple[str, list[str]]:
 
 def check_is_query(spark: "SparkSession", text: str) -> None:
     """Raises ConfigurationError for a command (`DROP TABLE`, `INSERT` …), and Spark's own error
-    for a text that does not parse. Nothing is run."""
-    parser = spark._jsparkSession.sessionState().sqlParser()
-    parser.parsePlan(text)
+    for a text that does not parse, ConfigurationError for a session of Spark Connect too. Nothing
+    is run."""
+    session_state_of(spark).sqlParser().parsePlan(text)
     if not parses(spark, f"SELECT * FROM (\n{text}\n)"):
         raise ConfigurationError(
             "this is a command, and only queries are run.", cure="Write select … from TOPIC."

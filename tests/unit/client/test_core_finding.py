@@ -2,12 +2,20 @@
 
 import pytest
 
+from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.operations import explain
 from sluicemq.client.core.operations import messages as finding
 from sluicemq.client.core.talks import BlockingShell, Call
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, MessageNotFoundError, RequestError
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    MessageNotFoundError,
+    NameServerUnreachableError,
+    RequestError,
+    RouteNotFoundError,
+)
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import BrokerData, TopicRoute
@@ -132,3 +140,51 @@ def test_what_cannot_be_asked_is_said(
 ) -> None:
     with pytest.raises(ConfigurationError, match=text):
         Answers({}).by_key(key, begin, end, count)
+
+
+class BrokersOnly(BlockingShell):
+    """Brokers at the addresses `brokers`; a name server that knows no topic at any other."""
+
+    def __init__(self, name_servers: str, *brokers: str) -> None:
+        self.directory = Directory(name_servers, SYSTEM_CLOCK)
+        self.brokers = brokers
+        self.asked: list[str] = []
+
+    def exchange(self, call: Call) -> Command:
+        self.asked.append(call.address)
+        code = call.command.code
+        if call.address in self.brokers:
+            return Command(3, {}, remark=f"request type {code} not supported")
+        if call.address.startswith("down"):
+            raise ConnectionLostError(f"{call.address} refuses the connection.")
+        return Command(17, {}, remark="no route") if code == 105 else Command(1, {})
+
+    def pause(self, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [requests.route("T"), requests.cluster_info(), Command(206, {})],
+    ids=lambda command: str(command.code),
+)
+def test_the_address_of_a_broker_given_as_name_server_is_named(command: Command) -> None:
+    shell = BrokersOnly("b:10911", "b:10911")
+    with pytest.raises(ConfigurationError, match=r"a broker answers at b:10911.*port is 9876"):
+        shell.run(shell.directory.ask_name_server(command))
+
+
+def test_a_broker_among_name_servers_is_passed_over_and_named_when_the_others_are_down() -> None:
+    shell = BrokersOnly("b:10911;ns:9876", "b:10911")
+    with pytest.raises(RouteNotFoundError):
+        shell.run(shell.directory.route("T"))
+    assert set(shell.asked) == {"b:10911", "ns:9876"}
+    shell = BrokersOnly("b:10911;down:9876", "b:10911")
+    with pytest.raises(NameServerUnreachableError, match="a broker answers at b:10911"):
+        shell.run(shell.directory.route("T"))
+
+
+def test_a_request_that_a_name_server_may_not_know_says_nothing_of_what_it_is() -> None:
+    shell = BrokersOnly("ns:9876", "ns:9876")
+    answer = shell.run(shell.directory.ask_name_server(Command(317, {})))
+    assert answer.code == 3

@@ -167,9 +167,6 @@ def test_the_image_is_nobodys_and_says_how_it_is() -> None:
     asked = re.findall(r"HEALTHCHECK.*\n.*127\.0\.0\.1:(\d+)/health", stages[-1])
     assert set(asked) <= set(exposed)
     assert asked
-    extras = set(PROJECT["project"]["optional-dependencies"])
-    for named in re.findall(r"'\.\[(.*?)\]'", DOCKERFILE):
-        assert set(named.split(",")) <= extras
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -50,6 +50,12 @@ def test_an_option_of_another_use_is_refused(name: str, use: str) -> None:
         ("startingOffsets", '{"b": {"0": -2}}', "a whole number, earliest, latest or a time"),
         ("startingTimestamp", "yesterday", "milliseconds since 1970"),
         ("topic", " ", "empty"),
+        ("startingTimestamp", "1732190400", "looks like seconds.*write 1732190400000"),
+        ("endingTimestamp", "1732190400123456", "looks like microseconds.*write 1732190400123"),
+        ("startingTimestamp", "1732190400123456789", "nanoseconds.*write 1732190400123"),
+        ("filter.tags", "UA|AA", r"single \| is part of a tag; write 'UA\|\|AA'"),
+        ("filter.tags", "A|||B", r"write 'A\|\|B'"),
+        ("filter.tags", "*||UA", r"write \* alone"),
     ],
 )
 def test_a_bad_value_names_option_value_and_what_would_do(name: str, text: str, why: str) -> None:
@@ -69,6 +75,53 @@ def test_a_secret_is_not_repeated_in_an_error() -> None:
 def test_times_are_milliseconds_or_iso() -> None:
     for text in ("1700000000123", "2023-11-14T22:13:20.123Z", "2023-11-14T22:13:20.123"):
         assert parse_options({"startingTimestamp": text})["startingTimestamp"] == 1700000000123
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("0", 0),
+        ("5", 5),
+        ("999999999", 999_999_999),
+        ("-1", -1),
+        ("1970-01-21T01:09:50.400Z", 1_732_190_400),
+        ("9223372036854775807", (1 << 63) - 1),
+        ("4000000000000", 4_000_000_000_000),
+    ],
+)
+def test_a_number_that_no_other_unit_explains_is_milliseconds(text: str, time_ms: int) -> None:
+    assert parse_options({"startingTimestamp": text})["startingTimestamp"] == time_ms
+
+
+@pytest.mark.parametrize("text", ["UA", "UA||AA", " UA || AA ", "*", "", "||"])
+def test_tag_expressions_that_mean_what_they_look_like_are_taken(text: str) -> None:
+    assert parse_options({"filter.tags": text})["filter.tags"] == text
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "given together"),
+        ({"startingTimestamp": "5", "startingoffsets": '{"b": {"0": 1}}'}, "given together"),
+        ({"endingOffsets": "latest", "endingTimestamp": "5"}, "given together"),
+        ({"securityToken": "t"}, "without 'accessKey'"),
+        ({"tls.verify": "none"}, "'tls.verify' is given, and nothing switches TLS on"),
+        ({"tls.serverName": "x", "tls.keyPassword": "p"}, "nothing switches TLS on.*tls=true"),
+    ],
+)
+def test_options_that_take_away_each_others_effect_are_refused(
+    given: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        parse_options(given)
+
+
+def test_options_that_go_together_are_taken() -> None:
+    parse_options({"startingTimestamp": "5", "endingOffsets": "latest"})
+    parse_options({"startingOffsets": "earliest", "endingTimestamp": "5"})
+    parse_options({"accessKey": "a", "secretKey": "s", "securityToken": "t"})
+    for switch in ({"tls": "true"}, {"tls": "false"}, {"tls.ca": "/ca"}, {"useTLS": "true"}):
+        parse_options({"tls.verify": "ca", **switch})
 
 
 def test_offsets_may_be_words_numbers_and_tables() -> None:

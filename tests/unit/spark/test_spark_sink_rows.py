@@ -12,11 +12,14 @@ from sluicemq.model.message import Message
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.rows import (
     UniqueIdColumns,
+    batches_of,
     body_column,
     delay_column,
     encoded,
+    id_column,
     property_column,
 )
+from sluicemq.spark.senders import Rows
 
 MAP = pa.map_(pa.string(), pa.string())
 KEYS = pa.list_(pa.field("element", pa.string(), nullable=False))
@@ -114,12 +117,66 @@ def test_a_separator_in_one_of_many_values_is_refused(value: str) -> None:
     assert by_columns(others) == by_messages(rows[:5]), "it lies in the buffer, not in these rows"
 
 
-def test_large_strings_are_taken_too() -> None:
-    values = columns(SAME_NAMES)
-    large = pa.map_(pa.large_string(), pa.large_string())
-    values["properties"] = values["properties"].cast(large)
-    values["tags"] = values["tags"].cast(pa.large_string())
-    assert by_columns(values) == by_messages(SAME_NAMES)
+LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+LARGE |= {
+    MAP: pa.map_(pa.large_string(), pa.large_string()),
+    KEYS: pa.list_(pa.field("element", pa.large_string(), nullable=False)),
+}
+"""What Spark makes of a type when spark.sql.execution.arrow.useLargeVarTypes is set."""
+EVERY_ROLE: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "body": (pa.binary(), [b"a", b"bb", b"", b"d"]),
+    "topic": (pa.string(), ["T", "U", "T", "T"]),
+    "tags": (pa.string(), ["t", None, "", "u"]),
+    "keys": (KEYS, [["k1", "k2"], [], None, ["k"]]),
+    "properties": (MAP, [[("x", "1")], [("x", "Ω"), ("y", "2")], None, []]),
+    "queue_id": (pa.int32(), [0, None, 1, None]),
+    "broker": (pa.string(), ["a", "b", None, ""]),
+    "flag": (pa.int32(), [1, None, 0, -1]),
+    "sharding_key": (pa.string(), [None, "s", "", "é"]),
+    "delay_level": (pa.int32(), [0, 3, None, None]),
+    "message_id": (pa.string(), ["ID0", "ID1", "ID2", "ID3"]),
+    "system_properties": (MAP, [[("INSTANCE_ID", "i")], None, [], [("INSTANCE_ID", "j")]]),
+}
+
+
+def made_of(columns: dict[str, Any]) -> tuple[Any, ...]:
+    """Everything that a sender takes from the rows of a batch."""
+    roles = {name: name for name in columns}
+    rows = Rows(pa.record_batch(columns), roles, None if "topic" in roles else "T")
+    rows.check_sizes(64)
+    ids = rows.ids if rows.ids is not None else pa.array([f"ID{n}" for n in range(rows.count)])
+    made = encoded(
+        rows.bodies, id_column(ids, UniqueIdColumns(), rows.count), rows.properties,
+        flags=rows.flags,
+    )  # fmt: skip
+    delays = None if rows.delays is None else rows.delays.to_pylist()
+    return (
+        bytes(made.request(0, len(made))),
+        bytes(made.bodies(0, len(made))),
+        rows.places(),
+        delays,
+    )
+
+
+@pytest.mark.parametrize("role", [*EVERY_ROLE, "all"])
+def test_columns_with_64_bit_offsets_make_the_same_messages(role: str) -> None:
+    names = EVERY_ROLE if role == "all" else {"body", role}
+    plain = {name: pa.array(EVERY_ROLE[name][1], EVERY_ROLE[name][0]) for name in sorted(names)}
+    large = {name: it.cast(LARGE.get(it.type, it.type)) for name, it in plain.items()}
+    assert made_of(large) == made_of(plain)
+    text = {name: it for name, it in plain.items() if name != "body"}
+    text["body"] = pa.array(["a", "bb", "", "d"], pa.large_string())
+    assert made_of(text) == made_of({name: text[name] for name in text} | {"body": plain["body"]})
+
+
+def test_a_batch_beyond_32_bit_offsets_is_taken_in_parts() -> None:
+    batch = pa.record_batch({"body": [b"%03d" % n * 100 for n in range(40)]})
+    parts = list(batches_of(batch, 2_000))
+    assert [row for part in parts for row in part.to_pylist()] == batch.to_pylist()
+    assert all(part.nbytes <= 2_000 for part in parts)
+    assert list(batches_of(batch)) == [batch]
+    assert [part.num_rows for part in batches_of(batch.slice(3, 2), 1)] == [1, 1], "never none"
+    assert [part.num_rows for part in batches_of(batch.slice(0, 0), 1)] == [0]
 
 
 def test_slices_of_columns_are_taken_as_slices() -> None:

@@ -25,6 +25,7 @@ from sluicemq.client.core.requests import (
 from sluicemq.client.core.talks import Alone, Call, Talk
 from sluicemq.clock import Clock
 from sluicemq.errors import (
+    ConfigurationError,
     ConnectionLostError,
     NameServerUnreachableError,
     RequestTimeoutError,
@@ -40,6 +41,7 @@ from sluicemq.model.topic import (
 )
 from sluicemq.outages import Outages, is_outage
 from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
+from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
@@ -47,6 +49,14 @@ ROUTE_PERIOD_S: Final = 30.0
 _NOWHERE: Final[dict[str, str]] = {}
 NAME_SERVERS: Final = ""
 """As an address: whichever name server answers first."""
+_ASKED_OF_ALL: Final = frozenset(
+    {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    }
+)
+"""Requests that every name server supports, and no broker."""
 _ALL_NAME_SERVERS: Final = "the name servers"
 """The name of an outage in which no name server answers."""
 
@@ -164,6 +174,19 @@ class Routes:
         }
 
 
+def is_of_broker(command: Command, answer: Command) -> bool:
+    """Return whether an answer to `command` shows that its sender is no name server."""
+    return answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and command.code in _ASKED_OF_ALL
+
+
+def no_name_server(address: str, answer: Command) -> ConfigurationError:
+    """Return the error for an address of a name server at which a broker answers."""
+    return ConfigurationError(
+        f"a broker answers at {address}, which is given as a name server ({answer.remark}).",
+        cure="Give the name server's address; its port is 9876 unless its listenPort differs.",
+    )
+
+
 class Directory:
     """The name servers and routes of one client. `on_route` hears of topics whose route changed."""
 
@@ -202,9 +225,11 @@ class Directory:
         self, command: Command, is_enough: Callable[[Command], bool] = lambda _answer: True
     ) -> Talk[Command]:
         """The first name server that answers, starting with the one that answered last; one whose
-        answer is not enough is believed when no other has a better one.
+        answer is not enough is believed when no other has a better one. An address at which a
+        broker answers is passed over.
 
-        Raises NameServerUnreachableError naming all of them.
+        Raises NameServerUnreachableError naming all of them, and ConfigurationError when brokers
+        answer at all of them.
         """
         failures: list[tuple[str, SluiceError]] = []
         poor: Command | None = None
@@ -217,6 +242,9 @@ class Directory:
             except (ConnectionLostError, RequestTimeoutError) as error:
                 failures.append((address, error))
             else:
+                if is_of_broker(command, answer):
+                    failures.append((address, no_name_server(address, answer)))
+                    continue
                 if self.outages.current:
                     self.outages.worked(_ALL_NAME_SERVERS)
                 if is_enough(answer):
@@ -225,6 +253,9 @@ class Directory:
                 poor = poor or answer
         if poor is not None:
             return poor
+        misplaced = [error for _, error in failures if isinstance(error, ConfigurationError)]
+        if len(misplaced) == count:
+            raise misplaced[0]
         reasons = "; ".join(f"{address}: {error.fact}" for address, error in failures)
         cures = [error.cure for _, error in failures]
         about_tls = (one for one in cures if "tls" in one.lower() or "certificate" in one.lower())

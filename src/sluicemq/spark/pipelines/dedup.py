@@ -576,8 +576,9 @@ def stream_table(
 ) -> Any:
     """A stream; the `StreamingQuery`. `trigger`: `available-now` or a time such as `10s`.
     `on_batch` is told each micro-batch that is in the table, before Spark notes it as done."""
-    options = {"startingOffsets": "earliest"}
-    options |= source_options(connection, topic, key, source or {})
+    options = source_options(connection, topic, key, source or {})
+    if "startingTimestamp" not in options:
+        options.setdefault("startingOffsets", "earliest")
     messages = spark.readStream.format("rocketmq").options(**options).load()
     rows = rows_of(messages, key, columns)
     target = _target(rows, url, table, batch_rows)

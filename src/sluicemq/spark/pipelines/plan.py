@@ -37,6 +37,7 @@ from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
+from sluicemq.spark.classic import execution_of, explained, gateway_of, session_state_of
 from sluicemq.spark.errors import PlaceError, Problem, nearest
 from sluicemq.spark.filters import (
     MESSAGES_MAX,
@@ -233,8 +234,8 @@ def transformed(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame") -
     if pipeline.transform is None:
         return frame
     try:
-        state: Any = spark._jsparkSession.sessionState()
-        if _acts(spark, state.sqlParser().parsePlan(pipeline.transform)):
+        parser = session_state_of(spark).sqlParser()
+        if _acts(spark, parser.parsePlan(pipeline.transform)):
             raise ConfigurationError(  # noqa: TRY301 - told like Spark's
                 "it is a command, not a query.", cure="Write select … from source."
             )
@@ -254,7 +255,7 @@ def _acts(spark: "SparkSession", plan: Any) -> bool:
         is_instance_of,
     )
 
-    gateway = spark.sparkContext._gateway
+    gateway = gateway_of(spark)
     kinds = (f"{_PLANS}.Command", f"{_PLANS}.ParsedStatement")
     if any(is_instance_of(gateway, plan, kind) for kind in kinds):
         return True
@@ -605,11 +606,10 @@ def _own(pipeline: Pipeline, spark: "SparkSession") -> Plan:
         ]
     found.sections["filter"] = filters + [f"mind: {one}" for one in lost_by_filter(pipeline)]
     found.sections["columns"] = [f"{name} {kind}" for name, kind in frame.dtypes]
-    execution = frame._jdf.queryExecution()
     if frame.isStreaming:  # Spark makes a physical plan for each micro-batch only
-        text = execution.analyzed().toString()
+        text = execution_of(frame).analyzed().toString()
     else:
-        text = spark._jvm.PythonSQLUtils.explainString(execution, "simple")
+        text = explained(frame, "simple")
     found.sections["plan of Spark"] = [one for one in str(text).splitlines() if one.strip()]
     sinks = []
     for writer in writers:

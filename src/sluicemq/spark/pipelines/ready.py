@@ -42,6 +42,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.classic import context_of, gateway_of, jvm_of
 from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
 
@@ -305,19 +306,19 @@ class Folder:
     def __init__(self, spark: Any, path: str) -> None:
         if not path:
             raise ConfigurationError("the path is empty.", cure="Name a directory.")
-        hadoop = spark._jvm.org.apache.hadoop.fs
-        configuration = spark._jsc.hadoopConfiguration()
+        hadoop = jvm_of(spark).org.apache.hadoop.fs
+        configuration = context_of(spark)._jsc.hadoopConfiguration()
         self._path = hadoop.Path
         root = hadoop.Path(path)
         self._files = root.getFileSystem(configuration)
         self._root = self._files.makeQualified(root)
         self._context = hadoop.FileContext.getFileContext(self._root.toUri(), configuration)
         rename = hadoop.Options.Rename
-        self._no_replace = spark.sparkContext._gateway.new_array(rename, 1)
+        self._no_replace = gateway_of(spark).new_array(rename, 1)
         self._no_replace[0] = rename.NONE
-        self._with_replace = spark.sparkContext._gateway.new_array(rename, 1)
+        self._with_replace = gateway_of(spark).new_array(rename, 1)
         self._with_replace[0] = rename.OVERWRITE
-        self._to_text = spark._jvm.org.apache.commons.io.IOUtils.toString
+        self._to_text = jvm_of(spark).org.apache.commons.io.IOUtils.toString
 
     @property
     def path(self) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.spark.classic import context_of
 from sluicemq.spark.errors import PlaceError, Secrets
 from sluicemq.spark.pipelines.file import ROCKETMQ, Pipeline
 from sluicemq.spark.pipelines.plan import Writer, checked_frame, reach_of, sentence_of
@@ -198,7 +199,7 @@ class BatchWatch:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._context = spark.sparkContext
+        self._context = context_of(spark)
         self._events, self._sink, self._group = events, sink, group
         self._messages = messages
         self._clock = clock
