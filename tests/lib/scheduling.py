@@ -10,7 +10,7 @@ machine that starts five of them at once misses.
 from pathlib import Path
 from typing import Any, Final
 
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from waiting import CORES
 
@@ -35,7 +35,7 @@ HEAVY_MAX: Final = max(2, CORES)
 """Processes that run heavy pieces at the same time."""
 
 
-class Pieces(LoadScopeScheduling):
+class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives pieces of work to nodes, which are the processes that run tests.
 
     Heavy pieces are run by HEAVY_MAX nodes at a time. When only heavy ones are left, the other

@@ -43,5 +43,6 @@ if __name__ == "__main__":
     # Service managers and containers end a program with SIGTERM: here that is Ctrl-C, which
     # cancels main(). Leaving `async with` then stores how far the group is.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())

@@ -90,5 +90,6 @@ async def main() -> None:
 if __name__ == "__main__":
     # SIGTERM, with which service managers end a program, is to do what Ctrl-C does: cancel main().
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())
