@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12    the interpreter for the virtual environment
 #   VENV=.venv           where the virtual environment lives
-#   WORKERS=5            processes that run the tests: many of them wait for servers to start
+#   WORKERS=4            processes that run the tests: many of them wait for servers to start
 #   ORDER=1              another number is another random order of the tests
 #   ARGS="-k filter"     passed on to pytest, the demo or the benchmark
 #   SHORT=1 / QUICK=1    a shorter demo / benchmark
@@ -16,7 +16,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.sluicemq-dev
 ARGS ?=
-WORKERS ?= 5
+WORKERS ?= 4
 ORDER ?= 1
 
 # The first interpreter that really starts, is new enough and can make a virtual environment:
@@ -77,7 +77,7 @@ demo: $(NATIVE) ## 336,776 flights through broker, filters and Spark, checked ag
 	$(BIN)/python examples/flights/demo.py $(if $(SHORT),--short) $(ARGS)
 
 .PHONY: test
-test: $(NATIVE) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 5)
+test: $(NATIVE) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: pure
