@@ -391,4 +391,4 @@ def test_migrants_find_their_lite_pull_consumer(fake_thread):
         assert consumer.poll(2000)[0].queue_offset == 4
         consumer.seek_to_begin(queue)
         assert consumer.offset_for_timestamp(queue, 1001) == 1
-        assert isinstance(queue, MessageQueue)
+        assert queue == MessageQueue("t", "broker-a", 0)
