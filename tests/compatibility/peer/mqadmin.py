@@ -328,11 +328,11 @@ _RUNTIME = Excuse(
 _SETTINGS = Excuse(
     "each server shows the settings that it has; which of RocketMQ's have no effect here is in "
     "docs/configuration.md. Of those that both have, ports, paths and what these two were started "
-    "with, a lower diskMaxUsedSpaceRatio, TLS when it is asked for, and what the file leaves to "
-    "the broker, which is empty here", is_keyed=True, values=(
+    "with, a lower diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS when it is asked "
+    "for, and what the file leaves to the broker, which is empty here", is_keyed=True, values=(
         r"^(listenPort|metricsPromExporterPort|configStorePath|kvConfigPath|diskMaxUsedSpaceRatio|"
         r"mappedFileSizeCommitLog|metricsExporterType|timerFlushIntervalMs|useTLS|brokerIP[12]|"
-        r"haListenPort|inSyncReplicas) =.*$",
+        r"haListenPort|inSyncReplicas|haMaxTimeSlaveNotCatchup) =.*$",
     ),
 )  # fmt: skip
 EXPLAINED: Final[Mapping[str, Excuse]] = {
