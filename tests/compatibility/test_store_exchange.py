@@ -72,6 +72,10 @@ STAGES = [
 ODD_MESSAGES = {TOPIC: 0, MANY: 0, ODD: 40 * 10, LONG: 40}
 
 
+AT_ONCE = 2
+"""Journeys at a time: each has a Java broker and a Java client, whose timeouts are 3 s."""
+
+
 @pytest.fixture(scope="module")
 def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Journey]]]:
     """All of them, on their way at the same time."""
@@ -79,7 +83,7 @@ def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
         for release in {release for release, _, _ in JOURNEYS.values()}:
             java_classes(f"server-{release}", [HERE / "java" / "Auditor.java"])
     base = tmp_path_factory.mktemp("exchange")
-    with ThreadPoolExecutor(len(JOURNEYS)) as executor:
+    with ThreadPoolExecutor(AT_ONCE) as executor:
         yield {
             name: executor.submit(travel, base / name, release, plan, **settings)
             for name, (release, plan, settings) in JOURNEYS.items()
