@@ -78,7 +78,7 @@ AT_ONCE = 2
 
 @pytest.fixture(scope="module")
 def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Journey]]]:
-    """All of them, on their way at the same time."""
+    """Return all journeys by name; AT_ONCE of them are under way at a time."""
     with missing_tool_is_a_reason():
         for release in {release for release, _, _ in JOURNEYS.values()}:
             java_classes(f"server-{release}", [HERE / "java" / "Auditor.java"])
