@@ -2,9 +2,9 @@
 
 What a missing tool means is decided here: a skip with the reason, or a failure when CI=true.
 
-A test that fails runs once more: these clients have timeouts of their own, 3 s and less, and a
-machine that starts three JVMs at once stalls that long. pytest reports it as flaky, with the first
-traceback (tests/conftest.py). What a test makes is named by `names.own`.
+A test that fails runs up to twice more: these clients have timeouts of their own, 3 s and less,
+and a machine that starts three JVMs at once stalls that long. pytest reports it as flaky, with the
+first traceback (tests/conftest.py). What a test makes is named by `names.own`.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in ours:
         item.add_marker(pytest.mark.compatibility)
         item.add_marker(pytest.mark.timeout(FIRST_FETCH_S))
-        item.add_marker(pytest.mark.flaky(reruns=1))
+        item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if impossible:
         items[:] = [item for item in items if item not in impossible]
         config.hook.pytest_deselected(items=impossible)

@@ -43,6 +43,8 @@ class Node:
             broker_name="broker-a", bind_address="127.0.0.1", listen_port=self.port,
             broker_id=self.number, broker_role="SYNC_MASTER", consensus="etcd://nowhere:1",
             metrics_enable=False, ha_heartbeat_ms=300, ha_port=0,
+            # A machine that is busy with other tests must not drop a replica from the in-sync set.
+            catch_up_ms=round(limit(15_000)),
         )  # fmt: skip
         store = StoreConfig(root=str(self._path / f"r{self.number}"), commit_log_file_bytes=1 << 20)
         self.client = self._service.client()
