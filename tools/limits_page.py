@@ -61,7 +61,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Retries of a message until it is a dead letter", "model.topic:GroupConfig.retry_times_max", "it is in `%DLQ%GROUP`", how="the group's `retryMaxTimes`: `sluice group create`"),
         Row("Retry queues of a group", "model.topic:GroupConfig.retry_queues", how="the group's `retryQueueNums`"),
         Row("Notices of changes that a group is sent at once", "broker.consume.notices:BURST", "they wait, and one stands for several changes"),
-        Row("... and so many a second from then on", "broker.consume.notices:RATE", "they wait, at most 1.2 s"),
+        Row("... and after that, per second", "broker.consume.notices:RATE", "they wait, at most 1.2 s"),
         Row("Producer groups that a broker notes", "broker.consume.clients:PRODUCER_GROUPS_MAX", "further ones are not noted"),
     ),
     "Delays and timers": (
@@ -77,7 +77,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
     ),
     "Pulls, pops and queries": (
         Row("Messages of a pull's answer from memory", "maxTransferCountOnMessageInMemory"),
-        Row("... to a client of ours", "sluicePullCountMax"),
+        Row("... to a SluiceMQ client", "sluicePullCountMax"),
         Row("... their bytes", "maxTransferBytesOnMessageInMemory"),
         Row("Messages of a pull's answer from disk", "maxTransferCountOnMessageInDisk"),
         Row("... their bytes", "maxTransferBytesOnMessageInDisk"),

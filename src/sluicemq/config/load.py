@@ -465,9 +465,10 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
             return _read_choice(name, text, key.choices, dict(key.refused))
         case Kind.INTEGER:
             # int() alone would take "1_000" and other digits than Java's.
-            number = natural(text.removeprefix("-" if text[0] == "-" else "+"))
+            sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
+            number = natural(digits)
             if number is not None:
-                number = -number if text[0] == "-" else number
+                number = -number if sign == "-" else number
                 if key.minimum <= number <= key.maximum:
                     return number
             one = f"Write {key.minimum}: {key.doc}"

@@ -346,10 +346,10 @@ class StoreConfig:
     max_transfer_count_disk: int = setting("maxTransferCountOnMessageInDisk", 8,
         "Messages of one pull's answer from disk.", minimum=1, maximum=100_000)
     pull_count_max: int = setting("sluicePullCountMax", 256,
-        "Messages of one pull's answer from memory to a client of ours (it announces itself by the "
-        "field sluiceAnySpan). Other clients never get more than "
-        "maxTransferCountOnMessageInMemory, which holds for ours too where it is larger, or where "
-        "this is 0.", maximum=256)
+        "The most messages of one pull's answer from memory to a SluiceMQ client, which announces "
+        "itself by the field sluiceAnySpan. Other clients never get more than "
+        "maxTransferCountOnMessageInMemory. The larger of the two limits applies to SluiceMQ "
+        "clients; 0 applies that limit to them too.", maximum=256)
     version_by_topic_length: bool = setting("autoMessageVersionOnTopicLen", True,
         "Topics longer than 127 bytes (retry topics) are stored in records of version 2.")
     index_enable: bool = setting("messageIndexEnable", True,

@@ -26,7 +26,6 @@ from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.nodes import (
     BLANKS,
     INTEGER_MAX,
-    LONG_MAX,
     And,
     Between,
     Equal,
@@ -44,6 +43,7 @@ from sluicemq.filter.nodes import (
     Truth,
     java_class,
 )
+from sluicemq.numbers import LONG_MAX
 
 
 def has_surrogate(text: str) -> bool:

@@ -21,7 +21,6 @@ from typing import Literal as OneOf
 from typing import TypeAlias
 
 INTEGER_MAX = (1 << 31) - 1
-LONG_MAX = (1 << 63) - 1
 BLANKS = "".join(map(chr, range(0x21)))
 """What String.trim() of Java removes: everything up to the space."""
 

@@ -31,7 +31,6 @@ from sluicemq.filter.findings import (
     parse_finding,
 )
 from sluicemq.filter.nodes import (
-    LONG_MAX,
     And,
     Between,
     Equal,
@@ -51,6 +50,7 @@ from sluicemq.filter.nodes import (
     is_boolean,
     levels,
 )
+from sluicemq.numbers import LONG_MAX
 
 FLOAT_MIN = 5e-324  # Java's Double.MIN_VALUE, spelled 4.9E-324 there
 FLOAT_MAX = float_info.max

@@ -16,9 +16,9 @@ match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB
 of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
-Only a client of ours gets up to 256 (`sluicePullCountMax`) from memory, in the same 256 KiB: a pull
-costs a round trip however little it brings. Every other client gets RocketMQ's count, however many
-messages it asks for.
+Only a SluiceMQ client gets up to 256 (`sluicePullCountMax`) from memory, in the same 256 KiB: each
+pull costs a round trip, however little it brings. Every other client gets at most RocketMQ's count,
+however many messages it asks for.
 With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
 match it has not consumed: a pull names the offset up to which everything is consumed.
 """
@@ -195,7 +195,7 @@ class LogReader:
         number is a bulk read, limited by what the caller says. The first message always passes.
         `reach` is what the reader of an ordinary pull can hold: RocketMQ's default without it.
         `may_postpone`: verdicts that take long may be left to a judgement. `is_ours`: an ordinary
-        pull of a client of ours may take up to `pull_count_max` messages from memory.
+        pull of a SluiceMQ client may take up to `pull_count_max` messages from memory.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.waiting import delivered as module
+from sluicemq.broker.waiting import logged_deliveries as module
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles

@@ -51,7 +51,7 @@ from sluicemq.wire.tables import group_from, topic_from
 T = TypeVar("T")
 QUEUES_MAX: Final = 65_536
 FILTER_TYPES: Final = (None, "", "SINGLE_TAG", "MULTI_TAG")
-"""What a tool may say of a topic; Java cannot read a table with another value."""
+"""The values of topicFilterType that are accepted; Java cannot read a table with another one."""
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {
     (MESSAGE_TYPE, "MIXED"): "MIXED message type is not supported.",

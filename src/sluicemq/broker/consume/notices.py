@@ -1,4 +1,4 @@
-"""When members hear that their group has changed: NOTIFY_CONSUMER_IDS_CHANGED (40), coalesced.
+"""Tell members that their group has changed (NOTIFY_CONSUMER_IDS_CHANGED, 40), coalesced.
 
 A member that joins, leaves or changes its topics makes every member of its group balance again. Of
 n members that come one after the other, RocketMQ's broker sends n * n / 2 notices: 45,000 of 300,
@@ -6,7 +6,7 @@ and each makes a client ask every broker for the members. Here a group has an al
 which grows by `RATE` a second up to `BURST`. While it lasts, a change is told at once, before the
 answer to the heartbeat that made it (spec/traffic, item 2). A change beyond it waits until the
 allowance has grown again, at most `WAIT_S_MAX` and a sweep, and all changes that wait are told
-together: n members hear about n + RATE * seconds times of changes that take so many seconds.
+together. If n members change within s seconds, the broker sends about n + RATE * s notices.
 
 A notice says only that there was a change, so none is lost when one notice stands for several.
 """

@@ -15,8 +15,8 @@ routes are old take it for the master, and would ask it again and again.
 
 Three fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
 `maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the reader
-is a client of ours without the limits of Java's consumers, so the matches that it has in hand may
-lie as far apart as they like (`delivered`), and an answer from memory holds up to
+is a SluiceMQ client, which lacks the limits of Java's consumers. So the matches that it holds may
+lie at any distance from each other (`delivered`), and an answer from memory holds up to
 `sluicePullCountMax` messages. Without that field no answer holds more than RocketMQ's count.
 `sluiceLook=true`: the answer is the message at the offset, if there is one, whatever the group's
 resets, lanes and filter say, and nothing changes for the group. By that a reader finds out whether

@@ -24,8 +24,8 @@ from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_rec
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
-from sluicemq.broker.waiting.delivered import CHUNK, Deliveries, Due
 from sluicemq.broker.waiting.kept_clock import KeptClock
+from sluicemq.broker.waiting.logged_deliveries import CHUNK, Due, LoggedDeliveries
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers, Waiting
 from sluicemq.clock import SteadyClock
@@ -73,7 +73,7 @@ class DelayLevels:
     equally long, so the first of its queue is due first: one look a level tells when to wake. What
     is delivered is an offset for each level, kept in `config/delayOffset.json` as RocketMQ writes
     it. After a crash, delivery begins at the last offset that is safe, or behind what the log shows
-    to be delivered since (`delivered`).
+    to be delivered since (`logged_deliveries`).
 
     A unit that says a time later than a level can mean (the clock has gone back, or the level means
     less now) is due at once; less than a minute too late is the store's own wait for a clock that
@@ -169,13 +169,13 @@ class DelayLevels:
     def _skip_delivered(self, levels: list[Level]) -> None:
         """Let each level go on behind the messages that the log shows to be delivered: a broker
         that was killed has delivered more than its file says."""
-        deliveries = Deliveries(self._store, self._clock.lead_ms)
+        deliveries = LoggedDeliveries(self._store, self._clock.lead_ms)
         for level in levels:
             offset = level.coming
             if next(self._due_at_end(level, offset), None) is not None:
                 low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
                 start = max(low, offset - CHUNK)
-                deliveries.use_up(islice(self._due_at_end(level, start), offset - start))
+                deliveries.use_up(list(islice(self._due_at_end(level, start), offset - start)))
             while chunk := list(islice(self._due_at_end(level, offset), CHUNK)):
                 count = deliveries.count(chunk)
                 offset += count

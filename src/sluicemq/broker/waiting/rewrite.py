@@ -30,13 +30,12 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.numbers import LONG_MAX, natural
 from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT, slot_of
 from sluicemq.wire.codes import ResponseCode
 
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 _NEVER: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC})
-_LONG_MAX: Final = (1 << 63) - 1
-_LONG_DIGITS: Final = len(str(_LONG_MAX))
 
 
 class DelayRewrite:
@@ -138,16 +137,14 @@ def _integer(properties: Mapping[str, str], name: str) -> int:
         raise _illegal(
             f"the property {name} is {value!r:.80}, not a number. The message was not stored."
         )
-    significant = digits.lstrip("0") or "0"
-    number = 0
-    if is_long := len(significant) <= _LONG_DIGITS:
-        number = int(significant) * (-1 if value[0] == "-" else 1)
-    if not (is_long and -_LONG_MAX - 1 <= number <= _LONG_MAX):
+    is_negative = value[0] == "-"
+    number = natural(digits.lstrip("0") or "0", LONG_MAX + is_negative)
+    if number is None:
         raise _illegal(
             f"the property {name} is {value:.80}, beyond the range of 64-bit numbers, which ends "
-            f"at {_LONG_MAX}. The message was not stored."
+            f"at {LONG_MAX}. The message was not stored."
         )
-    return number
+    return -number if is_negative else number
 
 
 def _check_deletion(topic: str, target: str) -> None:

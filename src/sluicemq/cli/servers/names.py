@@ -28,7 +28,8 @@ MODULE: Final = "sluicemq.cli.servers.names"
 LOGS: Final = "~/logs/rocketmqlogs"
 LOCAL, CLUSTER = "local", "cluster"
 INSTALLATION: Final = "--installation="
-"""Stands before the directory of the scripts, percent-encoded: a process list has no quotes."""
+"""The prefix of the argument that names the directory of the scripts. The directory is
+percent-encoded, because a process list shows arguments without quotes."""
 _MARK: Final = "# written by sluice install-names"
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 _name_servers: Final = click.option("-n", "--namesrvAddr", "name_servers", help="Name servers.")

@@ -13,7 +13,7 @@ before the run, of which the file says that they were delivered, have the first 
 found, for whatever reason, is delivered (again).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sluicemq.broker.produce.intake import Record, read_record
@@ -27,7 +27,7 @@ RECORDS_MAX: Final = 1_000_000
 """Records that a start reads for this. What is not found by then is delivered again."""
 _CHUNK_UNITS: Final = 256
 
-Place = tuple[str, int]
+QueueKey = tuple[str, int]
 Key = tuple[str, str, int, int, bytes, int]
 Found = dict[Key, list[tuple[int, int]]]
 """Position in the log, and store time in ms, of records by what they share with a message."""
@@ -41,7 +41,7 @@ class Due(NamedTuple):
     record: Record | None
 
     @property
-    def place(self) -> Place | None:
+    def queue(self) -> QueueKey | None:
         """The queue to which the message is delivered."""
         if self.record is None:
             return None
@@ -56,7 +56,7 @@ def _key(record: Record) -> Key:
     )  # fmt: skip
 
 
-class Deliveries:
+class LoggedDeliveries:
     """The deliveries that the log of one store shows, for all levels of a start."""
 
     def __init__(self, store: Store, lead_ms: int) -> None:
@@ -66,10 +66,11 @@ class Deliveries:
         self._used: set[int] = set()
         self._left = RECORDS_MAX
 
-    def count(self, messages: Iterable[Due]) -> int:
-        """Return how many of the first `messages` of a level lie before the end of the run that was
-        delivered. Their deliveries are not found for other messages any more."""
-        messages = list(messages)
+    def count(self, messages: Sequence[Due]) -> int:
+        """Find the deliveries of `messages`, which are in the order of their level, up to the first
+        message that has none. Return the number of messages up to the last one that was delivered:
+        those without a record in between have nothing to deliver. The deliveries are used up, so
+        that no other message is taken for delivered by them."""
         found, delivered = self._find_all(messages), 0
         for number, message in enumerate(messages, 1):
             if message.record is not None:
@@ -78,27 +79,26 @@ class Deliveries:
                 delivered = number
         return delivered
 
-    def use_up(self, messages: Iterable[Due]) -> None:
-        """Take the deliveries of messages that are known to be delivered."""
-        messages = list(messages)
+    def use_up(self, messages: Sequence[Due]) -> None:
+        """Use up the deliveries of messages that are known to be delivered."""
         found = self._find_all(messages)
         for message in messages:
             if message.record is not None:
                 self._take(message, found)
 
-    def _find_all(self, messages: list[Due]) -> dict[Place, Found]:
-        wanted: dict[Place, list[Due]] = {}
+    def _find_all(self, messages: Sequence[Due]) -> dict[QueueKey, Found]:
+        wanted: dict[QueueKey, list[Due]] = {}
         for message in messages:
-            if message.place is not None:
-                wanted.setdefault(message.place, []).append(message)
-        return {place: self._find(place, waiting) for place, waiting in wanted.items()}
+            if message.queue is not None:
+                wanted.setdefault(message.queue, []).append(message)
+        return {queue: self._find(queue, waiting) for queue, waiting in wanted.items()}
 
-    def _take(self, message: Due, found: Mapping[Place, Found]) -> bool:
+    def _take(self, message: Due, found: Mapping[QueueKey, Found]) -> bool:
         """Use up the first delivery that lies behind the message; False if there is none."""
         record = message.record
         assert record is not None
-        assert message.place is not None
-        records = found[message.place].get(_key(record), [])
+        assert message.queue is not None
+        records = found[message.queue].get(_key(record), [])
         for delivery in records:
             position, stored_ms = delivery
             if position > record.physical_offset and stored_ms >= message.due_ms:
@@ -107,18 +107,18 @@ class Deliveries:
                 return True
         return False
 
-    def _find(self, place: Place, messages: list[Due]) -> Found:
+    def _find(self, queue: QueueKey, messages: list[Due]) -> Found:
         """Return the records in one queue that may be deliveries of the messages."""
         store, found = self._store, Found()
         keys = {_key(message.record) for message in messages if message.record is not None}
         first = min(
-            (message.record.physical_offset for message in messages if message.record is not None),
+            message.record.physical_offset for message in messages if message.record is not None
         )
         since_ms = min(message.due_ms for message in messages) - self._lead_ms
         offset = max(
-            store.first_offset(*place, first), store.reader.offset_by_time(*place, since_ms)
+            store.first_offset(*queue, first), store.reader.offset_by_time(*queue, since_ms)
         )
-        while self._left > 0 and len(units := store.committed_units(*place, offset, _CHUNK_UNITS)):
+        while self._left > 0 and len(units := store.committed_units(*queue, offset, _CHUNK_UNITS)):
             for position, size, _ in UNIT.iter_unpack(units):
                 self._left -= 1
                 if size == BLANK_SIZE or position in self._used:
