@@ -15,7 +15,6 @@ from peer.mqadmin import COMMANDS, Outcome
 from peer.toolchain import MissingTool
 
 RELEASES = {"5.3.3": "client-5.3.3", "4.9.7": "client-acl-4.9.7"}
-PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
 NAMES = {"brokerName": "broker-a", "brokerClusterName": "DefaultCluster"}
 
 
@@ -87,7 +86,3 @@ def test_an_older_tool_shows_what_it_shows_of_its_own_broker(tmp_path: Path, rel
     }
     assert not {line: texts for line, texts in found.items() if texts is not None}
     assert '"readQueueNums"' in outcomes["topicRoute -t Tscript"].text.replace(" ", "")
-
-
-def test_the_page_is_the_table() -> None:
-    assert PAGE.read_text() == mqadmin.page()

@@ -191,19 +191,19 @@ def nobody_takes_over_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[tuple[Plant, int]] = [
-    (the_highest_acknowledged_offset_is_committed, 144),
-    (what_was_fetched_is_committed, 0),
+    (the_highest_acknowledged_offset_is_committed, 30),
+    (what_was_fetched_is_committed, 3),
     (some_sends_are_answered_without_being_stored, 0),
-    (an_answer_does_not_wait_for_the_disk, 2),
+    (an_answer_does_not_wait_for_the_disk, 12),
     (a_rollback_publishes, 0),
     (a_commit_is_forgotten, 0),
-    (a_lock_is_given_to_two, 128),
+    (a_lock_is_given_to_two, 66),
     (a_lane_does_not_wait_for_the_message_that_is_out, 0),
     (a_message_that_failed_is_not_sent_back, 0),
     (a_delay_is_not_waited_for, 0),
     (offsets_are_one_too_high_after_a_start, 0),
     (commits_go_back_by_themselves, 0),
-    (nobody_takes_over_from_the_dead, 2),
+    (nobody_takes_over_from_the_dead, 15),
 ]
 NEARBY = 60
 """A change of the product changes the histories: look at so many seeds, from the known one on."""
@@ -256,12 +256,20 @@ def test_one_seed_tells_its_story(
     assert "python -m simulation.cluster --seed 1 --keep 2,3" in capsys.readouterr().out
 
 
-def test_the_same_seed_is_the_same_history_in_another_process() -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("cluster", 144), ("split", 1), ("replicas", 0), ("timed", 2), ("pairs", 3)]
+)
+def test_the_same_seed_is_the_same_history_in_another_process(kind: str, seed: int) -> None:
+    """Whatever the process, its number and the order of its sets. Seed 144 of the cluster was
+    another history in each process while clients and brokers drew their chance from the system."""
+    program = (
+        "from simulation.cluster.runs import *\n"
+        "import logging; logging.disable(logging.CRITICAL)\n"
+        f"print(error_of({seed}, list(range(LENGTH)), print, KINDS[{kind!r}]))"
+    )
     runs = [
         subprocess.run(
-            [sys.executable, "-c", "from simulation.cluster.runs import *\n"
-             "import logging; logging.disable(logging.CRITICAL)\n"
-             "print(error_of(3, list(range(LENGTH)), print))"],
+            [sys.executable, "-c", program],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
             capture_output=True, text=True, timeout=limit(60), check=True,

@@ -98,10 +98,10 @@ def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> N
 
 PLANTED: list[tuple[Plant, int]] = [
     (every_lane_gets_what_it_wants, 1),
-    (what_a_lane_left_is_nobodys, 2),
-    (a_new_lane_gets_nothing, 1),
+    (what_a_lane_left_is_nobodys, 1),
+    (a_new_lane_gets_nothing, 2),
     (a_lane_begins_at_zero, 1),
-    (strangers_read_by_the_filter_of_others, 8),
+    (strangers_read_by_the_filter_of_others, 5),
 ]
 NEARBY = 20
 

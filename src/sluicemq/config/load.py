@@ -655,8 +655,7 @@ def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str
         if name not in keys or value != _shown(keys[name], at_next_start)
     }
     found = find_values(changes, tuple(in_force), _literal)
-    for name in changes.keys() & keys.keys():
-        key = keys[name]
+    for name, key in ((name, keys[name]) for name in changes if name in keys):
         if key.name in in_force[key.part].origin.command_line:
             raise ConfigurationError(
                 f"{name} is set on the command line or in tls.config.file, which win over this "

@@ -385,7 +385,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         start = {queue: offset for queue, offset in start.items() if queue not in gone}
         anchors = {queue: anchor for queue, anchor in anchors.items() if queue not in gone}
         begins = {queue: lowest for queue, (lowest, _) in bounds.items()}
-        for queue in set(start) & set(bounds):
+        for queue in (one for one in start if one in bounds):  # the order of the checkpoint
             begins[queue] = self._ask(
                 self.identity.resume_offset, queue, start[queue], bounds[queue], anchors.get(queue)
             )

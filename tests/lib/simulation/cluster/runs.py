@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from simulation.chance import seeded
 from simulation.cluster.split import SPLIT_WEIGHTS, SplitWorld
 from simulation.cluster.world import WEIGHTS, ClusterWorld
 from simulation.crashes.plan import Kind, Step, steps_of
@@ -97,16 +98,18 @@ def error_of(
 
 
 def _live(seed: int, steps: Sequence[tuple[int, Step]], say: Say, kind: Kind) -> None:
-    world: Any = kind.make(random.Random(f"{kind.name} {seed} world"))
-    try:
-        for index, step in steps:
-            try:
-                text = world.take(step.kind, random.Random(step.seed))
-            except Exception as error:
-                say(f"{index:4d} {step.kind:8s} {error!r}")
-                raise
-            say(f"{index:4d} {step.kind:8s} {text}")
-        world.finish()
-        say(f"     drained  {world.clock.monotonic_s():8.3f}  {world.ledger.deliveries} deliveries")
-    finally:
-        world.close()
+    with seeded(f"{kind.name} {seed} chance"):
+        world: Any = kind.make(random.Random(f"{kind.name} {seed} world"))
+        try:
+            for index, step in steps:
+                try:
+                    text = world.take(step.kind, random.Random(step.seed))
+                except Exception as error:
+                    say(f"{index:4d} {step.kind:8s} {error!r}")
+                    raise
+                say(f"{index:4d} {step.kind:8s} {text}")
+            world.finish()
+            taken_s = world.clock.monotonic_s()
+            say(f"     drained  {taken_s:8.3f}  {world.ledger.deliveries} deliveries")
+        finally:
+            world.close()

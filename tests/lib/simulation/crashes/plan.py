@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from simulation.chance import seeded
+
 
 class Step(NamedTuple):
     """One thing to do."""
@@ -57,14 +59,15 @@ def run_steps(
     kind: Kind, seed: int, steps: Sequence[Step], say: Callable[[str], None] = lambda _: None
 ) -> None:
     """Live through a history. Raises whatever goes wrong: Violation, or an error of the product."""
-    world = kind.make(random.Random(f"{kind.name} {seed} world"))
-    for index, step in enumerate(steps):
-        try:
-            text = world.take(step.kind, random.Random(step.seed))
-        except Exception as error:
-            say(f"{index:4d} {step.kind:8s} {error!r}")
-            raise
-        say(f"{index:4d} {step.kind:8s} {text}")
-        if world.is_over:
-            return
-    world.finish()
+    with seeded(f"{kind.name} {seed} chance"):
+        world = kind.make(random.Random(f"{kind.name} {seed} world"))
+        for index, step in enumerate(steps):
+            try:
+                text = world.take(step.kind, random.Random(step.seed))
+            except Exception as error:
+                say(f"{index:4d} {step.kind:8s} {error!r}")
+                raise
+            say(f"{index:4d} {step.kind:8s} {text}")
+            if world.is_over:
+                return
+        world.finish()
