@@ -271,7 +271,8 @@ def _early(history: History) -> Iterator[str]:
 def _unlisted(history: History) -> Iterator[str]:
     for listed in history.listed:
         for timed in history.timed:
-            is_pending = timed.outcome is Outcome.OK and timed.due_ms > listed.at_ms + LIST_MS
+            is_stored = timed.outcome is Outcome.OK and timed.answered_ms <= listed.at_ms
+            is_pending = is_stored and timed.due_ms > listed.at_ms + LIST_MS
             if is_pending and timed.recall is None and timed.value not in listed.values:
                 yield (
                     f"unlisted: {timed.value} ({timed.kind}) is not listed"

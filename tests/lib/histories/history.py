@@ -49,8 +49,8 @@ class Timed:
     """A message that is delivered later, by a delay level or at a time of its own.
 
     `queue` is where it is delivered. `due_ms` is the earliest time at which it may be delivered, in
-    ms since 1970. `outcome` is what the sender was told. `recall` is what the client was told that
-    took the message back before it was due; None if no client tried to.
+    ms since 1970. `outcome` is what the sender was told, and `answered_ms` when. `recall` is what
+    the client was told that took the message back before it was due; None if no client tried to.
     """
 
     value: str
@@ -59,6 +59,7 @@ class Timed:
     kind: str
     outcome: Outcome = Outcome.UNSURE
     recall: Outcome | None = None
+    answered_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

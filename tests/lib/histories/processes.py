@@ -226,7 +226,7 @@ class Run:
             self.history.timed.append(one)
         with contextlib.suppress(SluiceError):
             if talk.call(target, command).code == ResponseCode.SUCCESS:
-                one.outcome = Outcome.OK
+                one.outcome, one.answered_ms = Outcome.OK, time.time() * 1000
 
     def _send_one(self, talk: Talk, target: int, queue: MessageQueue, value: str) -> bool:
         tag = tag_of(value)

@@ -90,6 +90,32 @@ def test_pages_join_without_gap_or_repetition(
     assert sorted(found) == sorted(names)
 
 
+@pytest.mark.parametrize("page", [1, 2, 1000])
+def test_what_is_not_in_the_wheel_yet_is_listed_once(
+    waiting: SteppedBroker, client: SteppedClient, page: int
+) -> None:
+    """As on a new master, which fills its wheel from the log. The broker takes a message in while
+    the list goes on: it comes once all the same."""
+    for number in range(4):
+        send(client, f"N{number}", TIMER_DELAY_SEC=15 + 5 * number)
+    found, cursor = [], {}
+    while True:
+        answer = client.call(LIST, {"maxMsgNums": page, **cursor})
+        found += [item.unique_id for item in decode_waiting(answer.body)]
+        if "cursor" not in (answer.fields or {}):
+            break
+        cursor = {"cursor": answer.fields["cursor"]}
+        if len(found) > 3:
+            waiting.run(0.2)
+    assert sorted(found) == ["L3", "L4", "N0", "N1", "N2", "N3", "T20", "T2D"]
+
+
+@pytest.mark.parametrize("cursor", ["", "X:1:2", "L:1", "L:1:2:3", "T:1:2", "Q:1:x:3", "T:1:-x:0"])
+def test_a_wrong_cursor_is_refused(client: SteppedClient, cursor: str) -> None:
+    answer = client.call(LIST, {"cursor": cursor or ":"})
+    assert answer.remark.startswith(f"{cursor or ':'!r} is no cursor of a list.")
+
+
 def test_what_is_delivered_is_not_listed(waiting: SteppedBroker, client: SteppedClient) -> None:
     waiting.run(21.0)
     assert {item.unique_id for item in listed(client)} == {"L4", "T2D"}

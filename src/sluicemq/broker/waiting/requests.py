@@ -156,20 +156,19 @@ class DelayRequests:
         return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
 
     def _from(self, cursor: str) -> Iterator[Waiting]:
-        """Those of levels come first."""
-        kind, _, rest = cursor.partition(":")
-        a, _, b = rest.partition(":")
-        first, second = natural(a), natural(b.removeprefix("-"))
-        if kind not in ("L", "T") or first is None or second is None:
-            remark = f"{cursor!r} is no cursor of a list."
-            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
-        second = -second if b.startswith("-") else second
+        """Yield what waits from a cursor on: messages of levels, then timed messages that are in
+        the queue alone, then those in the wheel. Raises RequestError for a wrong cursor."""
+        timers = self.delayed.timers
+        kind, first, second, taken_in = _parse_cursor(cursor)
         if kind == "L":
             levels = self.delayed.levels
             for queue_id in (one for one in levels.queue_ids if one >= first):
                 yield from levels.pending(queue_id, second if queue_id == first else 0)
+            kind, first, taken_in = "Q", 0, timers.files.queue_offset
+        if kind == "Q":
+            yield from timers.not_taken_in(first, taken_in)
             first, second = 0, FROM_END
-        yield from self.delayed.timers.pending(first, second)
+        yield from timers.pending(first, second, taken_in)
 
     def _shown(self, waiting: Waiting) -> bodies.WaitingMessage | None:
         """None when it does not wait any more."""
@@ -202,6 +201,22 @@ class DelayRequests:
     def timer_metrics(self, command: Command, peer: Peer) -> Command:
         """61: the text of timermetrics."""
         return Command(ResponseCode.SUCCESS, body=self.delayed.metrics.text().encode())
+
+
+def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
+    """Return where a list of what waits goes on: L, Q or T for the part of it, two numbers whose
+    meaning depends on the part, and the offset of the timer queue up to which messages were in the
+    wheel when the list began. Raises RequestError."""
+    kind, *texts = cursor.split(":")
+    numbers = [natural(text.removeprefix("-")) for text in texts]
+    if kind not in ("L", "Q", "T") or len(numbers) != 3 - (kind == "L") or None in numbers:
+        remark = f"{cursor!r} is no cursor of a list."
+        raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
+    first, second, *rest = (
+        -(number or 0) if text.startswith("-") else number or 0
+        for text, number in zip(texts, numbers, strict=True)
+    )
+    return kind, first, second, rest[0] if rest else 0
 
 
 def _parse_place(handle: str) -> tuple[int, int, str] | None:

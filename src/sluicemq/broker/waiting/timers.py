@@ -648,14 +648,33 @@ class Timers:
 
     # --- what waits
 
-    def pending(self, slot_ms: int, unit: int) -> Iterator[Waiting]:
-        """The messages that wait, second by second, each from its last to its first.
+    def not_taken_in(self, offset: int, taken_in: int) -> Iterator[Waiting]:
+        """Yield the messages that wait and that were in the queue alone when a list began.
 
-        `slot_ms` and `unit` are where an earlier look stopped; 0 and FROM_END at first.
+        `offset` is where an earlier look stopped, 0 at first. `taken_in` is the offset up to which
+        messages were in the wheel at that time: a new master, for one, has to fill its wheel first.
+        """
+        now_ms, units = self._clock.now_ms(), self._store.reader.sound_units
+        for entry in entries(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
+            record, due_ms = entry.record, 0
+            place = self._placing.place(record, now_ms) if record is not None else None
+            if record is None or place is None or place[1] & DELETE:
+                record = None
+            else:
+                due_ms = self._placing.due_ms(record)
+            yield Waiting(record, due_ms, f"Q:{entry.offset + 1}:0:{taken_in}")
+
+    def pending(self, slot_ms: int, unit: int, taken_in: int) -> Iterator[Waiting]:
+        """Yield the messages of the wheel that wait, second by second, each second from its last
+        message to its first.
+
+        `slot_ms` and `unit` are where an earlier look stopped; 0 and FROM_END at first. `taken_in`:
+        see `not_taken_in`, which has yielded the messages from this offset on.
         """
         start_ms = max(slot_ms, self.read_ms)
         if slot_ms == start_ms and unit != FROM_END:
-            yield from self._pending_of(slot_ms, unit, self._listed.get(slot_ms, set()))
+            deleted = self._listed.get(slot_ms, set())
+            yield from self._pending_of(slot_ms, unit, taken_in, deleted)
             start_ms += self._precision_ms
         step_ms = _LIST_SLOTS * self._precision_ms
         end_ms = self.read_ms + SLOTS // 2 * self._precision_ms
@@ -663,11 +682,14 @@ class Timers:
             for found_ms in self.files.wheel.occupied(begin_ms, min(begin_ms + step_ms, end_ms)):
                 slot = self.files.wheel.get(found_ms)
                 if slot is not None:
-                    self._listed = {found_ms: set()}
-                    yield from self._pending_of(found_ms, slot.last, self._listed[found_ms])
-            yield Waiting(None, 0, f"T:{begin_ms + step_ms}:{FROM_END}")
+                    deleted = set()
+                    self._listed = {found_ms: deleted}
+                    yield from self._pending_of(found_ms, slot.last, taken_in, deleted)
+            yield Waiting(None, 0, f"T:{begin_ms + step_ms}:{FROM_END}:{taken_in}")
 
-    def _pending_of(self, slot_ms: int, position: int, deleted: set[bytes]) -> Iterator[Waiting]:
+    def _pending_of(
+        self, slot_ms: int, position: int, taken_in: int, deleted: set[bytes]
+    ) -> Iterator[Waiting]:
         """A mark stands behind the message it means: it is seen first."""
         for _, unit in self.files.chain(slot_ms, position):
             if unit is None:
@@ -678,8 +700,10 @@ class Timers:
                 record = None
             if record is not None and deleted and recall_key(record.properties) in deleted:
                 record = None
+            if record is not None and record.queue_offset >= taken_in:
+                record = None
             due_ms = self._placing.due_ms(record) if record is not None else 0
-            yield Waiting(record, due_ms, f"T:{slot_ms}:{unit.previous}")
+            yield Waiting(record, due_ms, f"T:{slot_ms}:{unit.previous}:{taken_in}")
 
     # --- saving
 
