@@ -1,6 +1,7 @@
 """Which tests the processes of `make test` get."""
 
 from collections import Counter, OrderedDict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling import HEAVY_MAX, Pieces, is_heavy, piece_of
+from scheduling import HEAVY_ALONE_MAX, HEAVY_MAX, LONGEST, Pieces, is_heavy, piece_of
 
 LIGHT = [f"unit/test_{n}.py" for n in range(6)]
 HARD = ["compatibility/test_a.py", "integration/spark/test_b.py", "integration/test_quickstart.py"]
@@ -53,13 +54,21 @@ def test_every_test_runs_once_and_few_processes_run_heavy_ones(
     done: Counter[str] = Counter()
     while running := [node for node in nodes if node.can_run]:
         busy = {id(node) for node in nodes if any(_is_heavy(tests[it]) for it in node.given[:1])}
-        assert len(busy) <= HEAVY_MAX
+        assert len(busy) <= HEAVY_ALONE_MAX
+        if not all(map(is_heavy, scheduler.workqueue)):
+            assert len(busy) <= HEAVY_MAX
         node = data.draw(st.sampled_from(running))
         index = node.given.pop(0)
         done[tests[index]] += 1
         scheduler.mark_test_complete(node, index)
     assert done == Counter(tests)
     assert scheduler.tests_finished
+
+
+def test_the_pieces_that_begin_first_exist_and_are_heavy() -> None:
+    tests = Path(__file__).parents[1]
+    assert [it for it in LONGEST if it != "spark" and not (tests / it).is_file()] == []
+    assert all(map(is_heavy, LONGEST))
 
 
 def _prepare(scheduler: Pieces, config: pytest.Config, count: int) -> None:

@@ -3,8 +3,8 @@
 A file is one piece of work, but for those that share the Spark session: they are all one, since
 each process that has a session holds a JVM and its Python workers. Pieces that start a Java or many
 processes are heavy: only as many processes as the machine has cores, and at least two, run them at
-a time. Java, Spark and the official clients have timeouts of their own, of 3 to 10 s, which a
-machine that starts five of them at once misses.
+a time, and one more when nothing else is left. Java, Spark and the official clients have timeouts
+of their own, of 3 to 10 s, which a machine that starts five of them at once misses.
 """
 
 from pathlib import Path
@@ -28,18 +28,39 @@ HEAVY: Final = (
     "integration/test_histories.py",
     "integration/test_spark_",
     "integration/console/test_console_in_chromium.py",
+    "house/test_readme.py",
     "typing/",
 )
 """Pieces that start a Java, a browser, or many processes at once."""
+LONGEST: Final = (
+    "spark",
+    "compatibility/test_clients.py",
+    "compatibility/test_delivery.py",
+    "compatibility/test_proxy_java_broker.py",
+    "compatibility/test_store_exchange.py",
+    "compatibility/test_tls.py",
+    "compatibility/test_replicas.py",
+    "compatibility/test_mqadmin_compared.py",
+    "compatibility/test_popping.py",
+    "compatibility/test_contract.py",
+    "compatibility/test_recreated_topics.py",
+    "compatibility/test_several_masters.py",
+    "integration/spark/test_spark_notebook.py",
+    "integration/spark/test_spark_standalone.py",
+)
+"""Heavy pieces that take minutes: they begin first, so that none is left over at the end."""
 HEAVY_MAX: Final = max(2, CORES)
 """Processes that run heavy pieces at the same time."""
+HEAVY_ALONE_MAX: Final = HEAVY_MAX + 1
+"""The same, when there are no other pieces: Java and Spark wait for a third of their time."""
 
 
 class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives pieces of work to nodes, which are the processes that run tests.
 
-    Heavy pieces are run by HEAVY_MAX nodes at a time. When only heavy ones are left, the other
-    nodes end. (The groups of pytest-xdist itself, `xdist_group`, are not seen under pytest 9.)
+    HEAVY_MAX nodes run heavy pieces from the beginning, the others run the rest. When only heavy
+    ones are left, HEAVY_ALONE_MAX nodes run them, and the others end. (The groups of pytest-xdist
+    itself, `xdist_group`, are not seen under pytest 9.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -54,17 +75,24 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         super()._assign_work_unit(node)
 
     def _next_for(self, node: Any) -> str | None:
-        """Return the first piece that the node may have; None if only heavy ones are left, and
+        """Return the piece that the node is to run next; None if only heavy ones are left, and
         enough other nodes run some."""
+        heavy = sorted(filter(is_heavy, self.workqueue), key=_rank)
+        light = next((piece for piece in self.workqueue if not is_heavy(piece)), None)
         others = sum(self._runs_heavy(other) for other in self.nodes if other is not node)
-        may_be_heavy = others < HEAVY_MAX
-        return next((it for it in self.workqueue if may_be_heavy or not is_heavy(it)), None)
+        if heavy and others < (HEAVY_ALONE_MAX if light is None else HEAVY_MAX):
+            return heavy[0]
+        return light
 
     def _runs_heavy(self, node: Any) -> bool:
         return any(
             is_heavy(piece) and not all(tests.values())
             for piece, tests in self.assigned_work[node].items()
         )
+
+
+def _rank(piece: str) -> int:
+    return LONGEST.index(piece) if piece in LONGEST else len(LONGEST)
 
 
 def is_heavy(piece: str) -> bool:
