@@ -14,9 +14,9 @@ itself, because a future that it awaits was cancelled, is a failure like any oth
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.errors import SluiceError
@@ -25,6 +25,7 @@ PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
 
 Work = Callable[[], object]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -148,3 +149,19 @@ class Supervisor:
                 "Background job %r works again after %d failures.", name, job.failures_in_a_row
             )
             job.pause_s, job.resume_s, job.complaint, job.failures_in_a_row = PAUSE_S, 0.0, "", 0
+
+
+def start_shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start `work`, whose result several callers may await, each of whom may be cancelled.
+
+    Its error is raised in every caller that still awaits it. When none does, the error is dropped:
+    asyncio would report an exception that was never retrieved.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(_retrieve)
+    return task
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.exception()

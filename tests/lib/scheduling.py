@@ -77,8 +77,9 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     def _next_for(self, node: Any) -> str | None:
         """Return the piece that the node is to run next; None if only heavy ones are left, and
         enough other nodes run some."""
-        heavy = sorted(filter(is_heavy, self.workqueue), key=_rank)
-        light = next((piece for piece in self.workqueue if not is_heavy(piece)), None)
+        heavy: list[str] = sorted(filter(is_heavy, self.workqueue), key=_rank)
+        others_left: Any = (piece for piece in self.workqueue if not is_heavy(piece))
+        light: str | None = next(others_left, None)
         others = sum(self._runs_heavy(other) for other in self.nodes if other is not node)
         if heavy and others < (HEAVY_ALONE_MAX if light is None else HEAVY_MAX):
             return heavy[0]

@@ -2,13 +2,14 @@
 others go on."""
 
 import asyncio
+import gc
 import logging
 
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.errors import StoreError
-from sluicemq.supervision import PAUSE_MAX_S, PAUSE_S, Supervisor
+from sluicemq.errors import RequestError, StoreError
+from sluicemq.supervision import PAUSE_MAX_S, PAUSE_S, Supervisor, start_shared
 from sluicemq.testing.virtual import VirtualClock
 
 log = logging.getLogger("sluicemq.test")
@@ -130,3 +131,29 @@ async def test_a_kept_coroutine_begins_again_until_it_returns() -> None:
         assert begun == [0.0, 1.1, 2.3]
     finally:
         clock.release()
+
+
+async def test_a_shared_task_that_nobody_awaits_any_more_fails_in_silence() -> None:
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+    end = asyncio.Event()
+
+    async def work() -> None:
+        await end.wait()
+        raise RequestError(14, "no replica is master now")
+
+    async def asks(task: "asyncio.Task[None]") -> None:
+        await asyncio.shield(task)
+
+    shared = start_shared(work())
+    cancelled, waits = asyncio.ensure_future(asks(shared)), asyncio.ensure_future(asks(shared))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    end.set()
+    with pytest.raises(RequestError, match="no replica is master now"):
+        await waits
+    alone = start_shared(work())
+    await asyncio.wait([alone])
+    del shared, alone, cancelled, waits
+    gc.collect()
+    assert reports == []

@@ -50,7 +50,7 @@ from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
 from sluicemq.proxy.server import Proxy, ProxyCollector
-from sluicemq.supervision import Supervisor
+from sluicemq.supervision import Supervisor, start_shared
 from sluicemq.wire.bodies import decode_consumer_connections, decode_heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header
@@ -95,7 +95,7 @@ class Answers(Generic[T]):
             return known.value
         task = self._asked.get(name)
         if task is None:
-            task = self._asked[name] = asyncio.get_running_loop().create_task(self._ask(name))
+            task = self._asked[name] = start_shared(self._ask(name))
             task.add_done_callback(lambda _task: self._asked.pop(name))
         waits = Wait(task)
         yield waits

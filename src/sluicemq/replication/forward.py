@@ -37,6 +37,7 @@ from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dial
 from sluicemq.net.dispatch import Handler, Outcome, Peer, finish_answer
 from sluicemq.replication.presence import Presence
+from sluicemq.supervision import start_shared
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -299,7 +300,7 @@ class Tunnel:
         opening = self._opening
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
             connecting = self._forwarder.connect(self._peer.remote, self._asked)
-            opening = self._opening = asyncio.get_running_loop().create_task(connecting)
+            opening = self._opening = start_shared(connecting)
         try:
             channel = await asyncio.shield(opening)
         except asyncio.CancelledError:
