@@ -44,11 +44,13 @@ Copy = tuple[bytes, int]
 @dataclass(slots=True)
 class InFlight:
     """A copy that somebody holds; `mark` is where the log ended when that was known. While an
-    answer is `awaited` nobody knows whether it is still so."""
+    answer is `awaited` nobody knows whether it is still so. `older` are the handles by which it was
+    held before its time was changed: when a power loss undoes the change, the last one is valid."""
 
     held: Held
     mark: int
     awaited: int = 0
+    older: tuple[Handle, ...] = ()
 
 
 @dataclass
@@ -229,7 +231,8 @@ class PopWorld:
 
         def answered(is_stored: bool | None) -> None:
             for old in self._answered(promises, known_ones, is_stored):
-                promises.in_flight[copy_of(old)] = InFlight(changed, self._mark)
+                older = (*promises.in_flight[copy_of(old)].older, old.handle)
+                promises.in_flight[copy_of(old)] = InFlight(changed, self._mark, older=older)
             if is_stored:
                 self.holding.append((group, changed))
 
@@ -393,7 +396,8 @@ class PopWorld:
             if known.awaited:
                 promises.unsure.add(copy[0])
             if known.awaited or (synced is not None and known.mark > synced):
-                promises.maybe.add((known.held.topic, known.held.handle))
+                handles = (known.held.handle, *known.older)
+                promises.maybe |= {(known.held.topic, handle) for handle in handles}
                 del promises.in_flight[copy]
         if synced is not None:
             lost = {body for body, mark in promises.acknowledged.items() if mark > synced}
