@@ -3,7 +3,7 @@
 A file is one piece of work, but for those that share the Spark session: they are all one, since
 each process that has a session holds a JVM and its Python workers. Pieces that start a Java or many
 processes are heavy: only as many processes as the machine has cores, and at least two, run them at
-a time, and one more when nothing else is left. Java, Spark and the official clients have timeouts
+a time, and two more when nothing else is left. Java, Spark and the official clients have timeouts
 of their own, of 3 to 10 s, which a machine that starts five of them at once misses.
 """
 
@@ -51,8 +51,8 @@ LONGEST: Final = (
 """Heavy pieces that take minutes: they begin first, so that none is left over at the end."""
 HEAVY_MAX: Final = max(2, CORES)
 """Processes that run heavy pieces at the same time."""
-HEAVY_ALONE_MAX: Final = HEAVY_MAX + 1
-"""The same, when there are no other pieces: Java and Spark wait for a third of their time."""
+HEAVY_ALONE_MAX: Final = HEAVY_MAX + 2
+"""The same, when there are no other pieces: Java and Spark wait for most of their time."""
 
 
 class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -27,6 +27,7 @@ class Locks:
         self.clock = ManualClock()
         self.taken: set[MessageQueue] = set()
         self.is_away = False
+        self.answer_s = 0.0
         self.calls: list[tuple[int, tuple[MessageQueue, ...]]] = []
 
     async def ask_master(self, queue, command):
@@ -34,6 +35,7 @@ class Locks:
         self.calls.append((command.code, batch.queues))
         if self.is_away:
             raise RequestTimeoutError("no answer.")
+        self.clock.advance(self.answer_s)
         held = [queue for queue in batch.queues if queue not in self.taken]
         return Command(0, body=encode_locked_queues(held))
 
@@ -74,6 +76,17 @@ async def test_a_lease_is_trusted_for_half_of_its_time_and_renewing_goes_on(lock
     assert leases.is_held(QUEUE)
     assert leases.again == [QUEUE]
     assert leases.lost == []
+
+
+async def test_a_lease_that_stopped_being_trusted_while_it_was_renewed_is_told_of(locks, leases):
+    """What came meanwhile was not handed out, and would have waited for the next message. Found by
+    seed 77 of the cluster."""
+    await leases.acquire(QUEUE)
+    locks.clock.advance(TRUSTED_S - 0.1)
+    locks.answer_s = 0.2
+    assert await leases.renew()
+    assert leases.is_held(QUEUE)
+    assert leases.again == [QUEUE]
 
 
 async def test_a_lease_that_another_client_may_have_had_meanwhile_is_lost(locks, leases):

@@ -129,8 +129,9 @@ class Leases:
         for queue in [queue for queue in queues if queue in self._asked_s]:
             age_s = asked_s - self._asked_s[queue]
             if queue in held and age_s < LEASE_S:
+                was_held = self.is_held(queue)  # just before the answer, not when it was asked for
                 self._asked_s[queue] = asked_s
-                if age_s >= TRUSTED_S:
+                if not was_held:
                     self._on_held(queue)
             else:  # not ours, or ours again after a time in which another one may have had it
                 del self._asked_s[queue]
