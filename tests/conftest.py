@@ -136,6 +136,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=rank)
     default_s = float(config.getini("timeout") or 0)
     if config.getoption("timeout", None) is None:  # else it is for all tests, as it was given

@@ -339,6 +339,7 @@ def test_a_time_that_was_changed_counts(place: Place) -> None:
     assert group.receive(place.one) == []
 
 
+@pytest.mark.thorough
 def test_what_is_given_up_is_a_dead_letter(place: Place) -> None:
     topic = place.topic("dead")
     group = place.group("dead", topic)

@@ -22,7 +22,15 @@ def running(request: pytest.FixtureRequest, cluster: Any) -> clusters.Cluster:
     return found
 
 
-@pytest.mark.parametrize("length", [5, OLD, OLD + 10])
+@pytest.mark.parametrize(
+    ("running", "length"),
+    [
+        *(("sluicemq", length) for length in (5, OLD, OLD + 10)),
+        ("rocketmq", OLD),
+        *(pytest.param("rocketmq", it, marks=pytest.mark.thorough) for it in (5, OLD + 10)),
+    ],
+    indirect=["running"],
+)
 async def test_every_kind_of_consumer_reads_the_new_topic(
     running: clusters.Cluster, length: int, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from sluicemq import SendResult, Sluice
 RELEASES = ("java-4.9.7", "java-5.3.3", "java-5.5.0")
 MIXES = [(OURS, OURS), *((java, OURS) for java in RELEASES), *((OURS, java) for java in RELEASES)]
 if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
-    MIXES = [(OURS, OURS), (RELEASES[-1], OURS), (OURS, RELEASES[0]), (OURS, RELEASES[-1])]
+    MIXES = [(OURS, OURS), (RELEASES[-1], OURS), (OURS, RELEASES[-1])]
 MESSAGES = 400
 """Of half a kilobyte: several files of the log."""
 

@@ -153,6 +153,7 @@ def test_brokers_under_one_command_are_all_used(
         assert sent.total() >= 60
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_broker_is_drained(
     client: str, servers: Servers, driver: Callable[[str], Driver]

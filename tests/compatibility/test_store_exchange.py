@@ -7,14 +7,16 @@ start is what the one before said at its end, message by message with all fields
 decodes them; and what a send was answered is where the message lies.
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from peer.drivers import Event
+from peer.drivers import DriverFailedError, Event
 from peer.journeys import (
     FOREIGN,
     FOREIGN_COUNT,
@@ -35,6 +37,7 @@ from peer.toolchain import HERE, java_classes
 
 from conftest import missing_tool_is_a_reason
 
+log = logging.getLogger("sluicemq.test")
 TWICE = [
     ("sluice", NORMAL), ("java", NORMAL), ("sluice", KILL), ("java", KILL), ("sluice", NORMAL),
     ("java", KILL),
@@ -74,6 +77,9 @@ ODD_MESSAGES = {TOPIC: 0, MANY: 0, ODD: 40 * 10, LONG: 40}
 
 AT_ONCE = 2
 """Journeys at a time: each has a Java broker and a Java client, whose timeouts are 3 s."""
+TRIES = 3
+"""A journey begins again, in another directory, when a driver fails. All of its tests would fail
+otherwise, and a test that runs again would find the same journey."""
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +91,20 @@ def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
     base = tmp_path_factory.mktemp("exchange")
     with ThreadPoolExecutor(AT_ONCE) as executor:
         yield {
-            name: executor.submit(travel, base / name, release, plan, **settings)
+            name: executor.submit(_travel, base, name, release, plan, settings)
             for name, (release, plan, settings) in JOURNEYS.items()
         }
+
+
+def _travel(
+    base: Path, name: str, release: str, plan: list[tuple[str, Any]], settings: dict[str, str]
+) -> Journey:
+    for number in range(1, TRIES):
+        try:
+            return travel(base / f"{name}-{number}", release, plan, **settings)
+        except DriverFailedError as error:
+            log.warning("journey %s begins again: %s", name, error)
+    return travel(base / f"{name}-{TRIES}", release, plan, **settings)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
             assert cell["execution_count"] is None
 
 
+@pytest.mark.thorough
 # zmq's sockets and jupyter's choice of directories are not ours
 @pytest.mark.filterwarnings("ignore")
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
