@@ -159,8 +159,10 @@ class SteppedBroker:
         clock: ManualClock | None = None,
         read_only: bool = False,
         holds_announcements: bool = False,
+        confirmed: int | None = None,
     ) -> None:
-        """`read_only`: over what is in `files`, as `--read-only` does. `holds_announcements`:
+        """`confirmed`: what `files` hold is visible up to this position of the log, as on a new
+        master whose slaves do not have the rest yet. `read_only`: over what is in `files`, as `--read-only` does. `holds_announcements`:
         answers to changes of topics and groups wait for `finish_announcements`, as in a server."""
         self.files = files or CrashableFiles()
         self.clock = self.files.clock = clock or ManualClock()
@@ -174,7 +176,10 @@ class SteppedBroker:
         self._syncs: collections.deque[Callable[[int | BaseException], None]] = collections.deque()
         self._announced: list[tuple[Peer, bytes]] = []
         self._ports = iter(range(50_000, 60_000))
-        self.store = Store.open(self.settings.store, files=port, clock=self.clock)
+        self.store = Store.open(
+            self.settings.store, files=port, clock=self.clock, is_gated=confirmed is not None,
+            confirmed=confirmed,
+        )  # fmt: skip
         self.core = BrokerState(
             self.settings,
             self.store,

@@ -228,6 +228,42 @@ def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
     assert bodies(again) == []
 
 
+@pytest.mark.parametrize("is_overdue", [True, False])
+@pytest.mark.parametrize("is_rebuilt", [True, False])
+def test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
+    broker: SteppedBroker, client: SteppedClient, is_overdue: bool, is_rebuilt: bool
+) -> None:
+    """The master before has answered it. What the slaves do not have is hidden from the timers, as
+    from everybody. Found by history 2081 of two replicas."""
+    broker.change(recall_enable=True)
+    handle = send(client, 9400).fields["recallHandle"]
+    broker.run(0.1)
+    confirmed = broker.store.written_offset
+    assert recall(client, handle).code == 0
+    send(client, 9000)
+    if is_rebuilt:
+        broker.close()
+        broker.files.remove("/store/timerwheel")
+    else:
+        broker.core.delayed.save()
+    broker.advance(10.0 if is_overdue else 8.0)
+    again = SteppedBroker(
+        files=broker.files if is_rebuilt else broker.files.crash(random.Random(1)),
+        clock=ManualClock(broker.clock.now_ms()),
+        store_config=broker.settings.store, confirmed=confirmed,
+    )  # fmt: skip
+    again.run(3.0)
+    timers = again.core.delayed.timers
+    assert bodies(again) == []
+    assert (timers.queue_behind, timers.is_behind, timers.wakes_ms) == (0, False, None), "no spin"
+    again.store.publish(again.store.written_offset)
+    again.core.delayed.run()
+    again.run(3.0)
+    assert timers.recalled == 1
+    again.store.publish(again.store.written_offset)
+    assert bodies(again) == [9000]
+
+
 def test_a_recall_of_a_message_that_rolls_waits_with_it(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:

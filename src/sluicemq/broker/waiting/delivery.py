@@ -596,7 +596,7 @@ class Delayed:
             return
         now_ms, wakes_s = self._clock.now_ms(), []
         for part in self.parts:
-            next_ms = part.next_ms
+            next_ms = self.timers.wakes_ms if part is self.timers else part.next_ms
             if next_ms is not None:
                 due_s = now_s + (next_ms - now_ms) / 1000
                 wakes_s.append(max(due_s, self._jobs.resume_s(part.name)))

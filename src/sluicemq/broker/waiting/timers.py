@@ -178,7 +178,7 @@ class Timers:
         self._known_offset = NONE  # of the queue: messages before it were known to that checkpoint
         self._over_until_ms = 0  # of slots before it the exact times were not read
         # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
-        self._rebuild_end = self._rebuild_ms = self._rebuild_to = 0
+        self._rebuild_end = self._rebuild_ms = self._rebuild_to = self._known_end = 0
         # The first of those in a second that came too late for their own.
         self._late: deque[tuple[int, int]] = deque()
         self._deleted: dict[int, set[bytes]] = {}
@@ -245,7 +245,12 @@ class Timers:
         return self._placing.stored_ms(entry.record, self._slot_start(out_ms))
 
     def _begin_doubting(self) -> None:
-        """From now on, what is in the log and due may be delivered already."""
+        """From now on, what is in the log and due may be delivered already.
+
+        The log may hold more of the queue than the queue shows: a new master shows a message when
+        its slaves have it. A recall among them was answered by the master before, and holds.
+        """
+        self._known_end = self._store.end_offset(TIMER_TOPIC, 0)
         self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
         self._overdue = OverdueMessages(self._store, self._start_end)
         self._settling = None
@@ -256,7 +261,7 @@ class Timers:
         """Messages below the offset are delivered when their second is before `read_ms`."""
         self._late.clear()
         self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
-        self._rebuild_to = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
+        self._rebuild_to = self._store.end_offset(TIMER_TOPIC, 0)
         self._forget_counts()
 
     def _damaged(self, reason: str, due_ms: int) -> None:
@@ -394,10 +399,27 @@ class Timers:
         return self._has_waiting or self.files.queue_offset < self._rebuild_to
 
     @property
+    def _lacks_known(self) -> bool:
+        """Return whether some of the queue that was there at the start is not taken in."""
+        return self.files.queue_offset < self._known_end
+
+    @property
     def _has_waiting(self) -> bool:
         """Return whether it is open of some overdue message whether it was delivered."""
         overdue = self._overdue
         return (overdue is not None and overdue.count > 0) or self._settling is not None
+
+    @property
+    def _can_settle(self) -> bool:
+        """Return whether there are overdue messages, and all is taken in that decides about them,
+        or no room is left for more of them."""
+        overdue = self._overdue
+        if self._settling is not None:
+            return True
+        if overdue is None or not overdue.count:
+            return False
+        is_all = self._loading is None and not self.queue_behind and not self._lacks_known
+        return is_all or overdue.is_full
 
     def _settle_overdue(self, work: Slice) -> None:
         """Find out which of those that wait are delivered; the others are due now."""
@@ -405,8 +427,7 @@ class Timers:
         if overdue is None:
             return
         if self._settling is None:
-            is_all = self._loading is None and not self.queue_behind
-            if not overdue.count or not (is_all or overdue.is_full):
+            if not self._can_settle:
                 return
             self._settling = overdue.settle()
         try:
@@ -521,9 +542,18 @@ class Timers:
         queue is taken in up to that time. Only timers that are far behind do not wait: they take in
         nothing before they have delivered.
         """
-        if not self.queue_behind or self._is_far_behind(now_ms):
+        if self._is_far_behind(now_ms) or not (self.queue_behind or self._lacks_known):
             return now_ms
         return min(now_ms, self._taken_in_ms)
+
+    @property
+    def wakes_ms(self) -> int | None:
+        """When there is something to deliver, as far as it is loaded; None also if nothing may be
+        delivered before the queue shows more of what was there at the start."""
+        next_ms = self.next_ms
+        if next_ms is None or next_ms <= self._deliverable_until(next_ms):
+            return next_ms
+        return next_ms if self.queue_behind else None
 
     def _put(self, due_ms: int, position: int, dequeued: bytes) -> None:
         record = self._record(position, due_ms)
@@ -634,12 +664,12 @@ class Timers:
     def is_behind(self) -> bool:
         """Return whether there is something to load, to take in or to find out right now.
 
-        What a rebuild has to take in and the slaves do not have yet is not: the queue shows it
-        later, and its arrival is told.
+        What was there at the start and the slaves do not have yet is not: the queue shows it later,
+        and its arrival is told.
         """
         is_loading = self._loading is not None and self.due.count <= 2 * LOADED_MAX
         is_taking_in = self.queue_behind > 0 and not self._is_far_behind(self._clock.now_ms())
-        return is_loading or is_taking_in or self._has_waiting
+        return is_loading or is_taking_in or self._can_settle
 
     def _is_far_behind(self, now_ms: int) -> bool:
         """Return whether undelivered messages lie so far back that a new one could take the slot
