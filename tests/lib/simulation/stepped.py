@@ -161,9 +161,10 @@ class SteppedBroker:
         holds_announcements: bool = False,
         confirmed: int | None = None,
     ) -> None:
-        """`confirmed`: what `files` hold is visible up to this position of the log, as on a new
-        master whose slaves do not have the rest yet. `read_only`: over what is in `files`, as `--read-only` does. `holds_announcements`:
-        answers to changes of topics and groups wait for `finish_announcements`, as in a server."""
+        """`read_only`: over what is in `files`, as `--read-only` does. `holds_announcements`:
+        answers to changes of topics and groups wait for `finish_announcements`, as in a server.
+        `confirmed`: what `files` hold is visible up to this position of the log, as on a new master
+        whose slaves do not have the rest yet."""
         self.files = files or CrashableFiles()
         self.clock = self.files.clock = clock or ManualClock()
         self.host = Host("127.0.0.1", 10911)
