@@ -117,6 +117,10 @@ compat: $(NATIVE) ## only the tests with the real Java and Go clients and the re
 official: $(NATIVE) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping, of replicas and of our proxy before the real broker
 	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
 
+.PHONY: acceptance
+acceptance: $(NATIVE) ## RocketMQ's own test suites before our servers, into docs/reports/acceptance.md (E2E=DIR: a checkout of apache/rocketmq-e2e, without which two of them are left out; ARGS="--only remoting")
+	PYTHONPATH=tests/lib:tests/compatibility $(BIN)/python -m acceptance $(if $(E2E),--e2e $(E2E)) --report docs/reports/acceptance.md $(ARGS)
+
 .PHONY: simulate
 simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of timed messages in replicas and in pairs, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from, 200 of recreated topics under each kind of consumer
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)

@@ -72,10 +72,12 @@ def sluice_cluster(
     directory: Path,
     *,
     proxy: bool = False,
+    brokers: int = 1,
     environment: Mapping[str, str] = NOTHING,
     **configuration: str,
 ) -> Iterator[Cluster]:
-    """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`."""
+    """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`. Of several
+    brokers, which are broker-a, broker-b, ..., the first one is that of the cluster."""
     name_server_port, broker_port, metrics_port = free_ports()
     settings = {
         "metricsPromExporterPort": str(metrics_port),
@@ -92,6 +94,7 @@ def sluice_cluster(
         "-c",
         str(path),
         *(["--proxy-port", "0"] if proxy else ["--no-proxy"]),
+        *(["--brokers", str(brokers)] if brokers > 1 else []),
     ]
     log, started = directory / "sluice.log", time.monotonic()
     with process(command, log, {"PYTHONPATH": str(SOURCE), **environment}) as running:

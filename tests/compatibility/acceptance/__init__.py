@@ -1,0 +1,1 @@
+"""RocketMQ's own test suites before our servers: `make acceptance`."""
