@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from acceptance.suites import SUITES, Result, Suite, compiled, start
 from peer import clusters
 from peer.toolchain import MissingTool
 
-ROOT = Path(__file__).parents[3]
+from acceptance.suites import SUITES, Result, Suite, compiled, start
+
 HEAD = """# RocketMQ's own test suites before our servers
 
 Written by `make acceptance E2E=DIR`, where DIR is a checkout of RocketMQ's end-to-end tests. Each
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="acceptance", description=__doc__)
     parser.add_argument("--e2e", type=Path, help="checkout of RocketMQ's end-to-end tests")
     parser.add_argument("--only", default="", help="run the suites whose title has this text")
-    parser.add_argument("--report", type=Path, help="write the table to this file, unless --only is given")
+    parser.add_argument(
+        "--report", type=Path, help="write the table to this file, unless --only is given"
+    )
     asked = parser.parse_args(arguments)
     checkout = asked.e2e.resolve() if asked.e2e else None
     if checkout is not None and not (checkout / "java").is_dir():

@@ -7,11 +7,11 @@ own, unless our class BaseConf stands before theirs on the class path.
 
 import os
 import subprocess
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 from peer.toolchain import jars, made, run, tool
 

@@ -76,8 +76,8 @@ def sluice_cluster(
     environment: Mapping[str, str] = NOTHING,
     **configuration: str,
 ) -> Iterator[Cluster]:
-    """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`. Of several
-    brokers, which are broker-a, broker-b, ..., the first one is that of the cluster."""
+    """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`. With
+    several brokers, which are broker-a, broker-b, ..., `Cluster.broker` is the first one."""
     name_server_port, broker_port, metrics_port = free_ports()
     settings = {
         "metricsPromExporterPort": str(metrics_port),
