@@ -245,11 +245,8 @@ class Timers:
         return self._placing.stored_ms(entry.record, self._slot_start(out_ms))
 
     def _begin_doubting(self) -> None:
-        """From now on, what is in the log and due may be delivered already.
-
-        The log may hold more of the queue than the queue shows: a new master shows a message when
-        its slaves have it. A recall among them was answered by the master before, and holds.
-        """
+        """From now on, what is in the log and due may be delivered already. A new master shows what
+        its slaves have; a recall behind it was answered by the master before, and holds."""
         self._known_end = self._store.end_offset(TIMER_TOPIC, 0)
         self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
         self._overdue = OverdueMessages(self._store, self._start_end)
