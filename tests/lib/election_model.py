@@ -16,6 +16,7 @@ from typing import Final
 from sluicemq.replication import election
 from sluicemq.replication.election import (
     Blocked,
+    Decline,
     Elect,
     Follow,
     Lead,
@@ -161,7 +162,7 @@ class World:
             case Stand(state):
                 replica.role, replica.term = "stand", state
                 self.members[replica.id] = replica.member
-            case Elect(state):
+            case Elect(state) | Decline(state):
                 self.propose(replica, state)
             case Blocked():
                 replica.role = "none"

@@ -116,6 +116,13 @@ class Elect(NamedTuple):
     state: State
 
 
+class Decline(NamedTuple):
+    """The record names this replica, which may not lead: put this into it, so that another one of
+    the in-sync set does."""
+
+    state: State
+
+
 class Wait(NamedTuple):
     """As it is; look again after so long, or when something changes."""
 
@@ -129,7 +136,7 @@ class Blocked(NamedTuple):
     reason: str
 
 
-Step = Lead | Follow | Stand | Elect | Wait | Blocked
+Step = Lead | Follow | Stand | Elect | Decline | Wait | Blocked
 
 
 def next_step(view: View, me: Member, waited_s: float) -> Step:
@@ -139,7 +146,8 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     if state is None:
         return _first_step(view, me, waited_s)
     if (state.master_id, state.life) == (me.id, me.life):
-        return Lead(state)
+        may_lead = me.end != INCOMPLETE or state.is_unclean
+        return Lead(state) if may_lead else _decline(view, state, me)
     if me.epoch > state.epoch:
         return Blocked(
             f"the log of replica {me.id} was written in epoch {me.epoch}, the record says "
@@ -177,6 +185,21 @@ def _first_step(view: View, me: Member, waited_s: float) -> Step:
     if waited_s < turn_s:
         return Wait(turn_s - waited_s, "others may have a longer log")
     return Elect(elected(None, me, ()))
+
+
+def _decline(view: View, state: State, me: Member) -> Step:
+    """It was given the role by its last published end, and has cut its log since."""
+    able = [
+        member for member in view.members.values()
+        if member.id != me.id and view.is_in_sync(member) and member.end != INCOMPLETE
+    ]  # fmt: skip
+    if able:
+        return Decline(switched(state, min(able, key=lambda member: (-member.end, member.id))))
+    return Wait(
+        GATHER_S,
+        "the record names this replica, which has cut its log and does not have all of a master's "
+        f"state yet: one of the in-sync set takes over when it lives. If none ever will: {ELECT}.",
+    )
 
 
 def _stand_or_elect(view: View, state: State, me: Member, waited_s: float) -> Step:

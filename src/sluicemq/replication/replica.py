@@ -37,6 +37,7 @@ from sluicemq.replication.consensus import Consensus, Entries, Lease, Swap
 from sluicemq.replication.election import (
     INCOMPLETE,
     Blocked,
+    Decline,
     Elect,
     Follow,
     Lead,
@@ -287,7 +288,11 @@ class Replica:
             self._lease = await self._consensus.lease(self._lease_s, self._lost)
         lease = self._lease  # it may be lost meanwhile: then the swap is refused
         member, old, time_s = self.member, self._published, _now_s()
-        is_same = old is not None and old._replace(end=member.end, epoch=member.epoch) == member
+        is_same = (
+            old is not None
+            and old._replace(end=member.end, epoch=member.epoch) == member
+            and (old.end == INCOMPLETE) == (member.end == INCOMPLETE)
+        )
         now = now or self._is_set_back
         if is_same and (old == member or time_s - self._published_s < PUBLISH_S) and not now:
             return
@@ -354,6 +359,14 @@ class Replica:
                 return 0.0
             case Elect(state):
                 log.info("standing for epoch %d with a log of %d", state.epoch, self.member.end)
+                await self._settle(state)
+                return 0.0
+            case Decline(state):
+                log.warning(
+                    "replica %d does not take the role of the master: it has cut its log and does "
+                    "not have all of a master's state yet; replica %d takes it",
+                    self._id, state.master_id,
+                )  # fmt: skip
                 await self._settle(state)
                 return 0.0
             case Blocked(reason):

@@ -15,6 +15,7 @@ from sluicemq.replication.election import (
     INCOMPLETE,
     TURN_S,
     Blocked,
+    Decline,
     Elect,
     Follow,
     Lead,
@@ -96,6 +97,21 @@ def test_nobody_waits_for_a_replica_that_is_not_whole() -> None:
     standing = TWO._replace(standing=3)
     seen = view(state(ONE, TWO, THREE), standing, THREE._replace(end=INCOMPLETE))
     assert isinstance(next_step(seen, standing, 0), Elect)
+
+
+def test_who_has_cut_its_log_declines_the_role_that_it_was_given() -> None:
+    """A master hands over by the end that was published last. Found by history 3055 of two
+    replicas: the one that led nevertheless was killed, and nobody could lead any more."""
+    cut = ONE._replace(end=INCOMPLETE)
+    step = next_step(view(state(ONE, TWO, THREE), cut, TWO, THREE._replace(end=120)), cut, 0)
+    assert isinstance(step, Decline)
+    assert (step.state.master_id, step.state.epoch, step.state.version) == (3, 4, 7)
+    assert step.state.in_sync.keys() == {1, 2, 3}
+    outsiders = TWO._replace(incarnation="wiped"), THREE._replace(end=INCOMPLETE)
+    alone = view(state(ONE, TWO, THREE), cut, *outsiders)
+    assert isinstance(next_step(alone, cut, 1000), Wait)
+    unclean = alone._replace(state=state(ONE)._replace(is_unclean=True))
+    assert isinstance(next_step(unclean, cut, 0), Lead), "an operator's word counts"
 
 
 def test_the_first_master_has_the_longest_log() -> None:

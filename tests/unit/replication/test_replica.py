@@ -327,6 +327,19 @@ async def test_what_a_switch_refuses(service: MemoryConsensus, nodes: list[Node]
         nodes[0].replica.switch(None)
 
 
+async def test_a_replica_that_cuts_its_log_during_a_switch_gives_the_role_back(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].replica.switch(2)
+    nodes[1].broker.log_end = LogEnd(1, INCOMPLETE)  # its record says otherwise still
+    await asyncio.sleep(2)
+    assert masters(nodes) in ([1], [3])
+    assert state_of(service).epoch > 2, "it was given the role, and gave it back"
+    record = election.parse(PREFIX, service.found(PREFIX)).members[2]
+    assert record.end == INCOMPLETE, "it says so at once"
+
+
 async def test_a_master_that_stops_in_order_hands_over(
     service: MemoryConsensus, nodes: list[Node], clock: VirtualClock
 ) -> None:

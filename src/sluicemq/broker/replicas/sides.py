@@ -113,6 +113,9 @@ class MasterSide:
         self._core, self._mirror, self._files, self._network = core, mirror, files, network
         self._settings, self._clock = settings, clock
         self._listener: StreamListener | None = None
+        # An operator may have elected a replica that had cut its log: from now on its log counts.
+        with contextlib.suppress(FileNotFoundError):
+            files.remove(f"{settings.store.root}/{INCOMPLETE_NAME}")
         self.ha_address = ""
         """host:port that slaves are told."""
         self._ticket = secrets.token_bytes(TICKET_BYTES) if core.guard is not None else b""
