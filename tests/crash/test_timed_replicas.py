@@ -26,8 +26,9 @@ PLANTED = {
 
 
 # Seed 12: a master builds its timers again while its slaves are away, and must not spin meanwhile.
+# Seed 282: a recall is in the log of a master that starts, and hidden until its slave is there.
 @pytest.mark.parametrize("kind", ["timed", "pairs"])
-@pytest.mark.parametrize("seed", [*range(SEEDS), 12])
+@pytest.mark.parametrize("seed", [*range(SEEDS), 12, 282])
 def test_no_timed_message_is_lost(kind: str, seed: int) -> None:
     with silence():
         failure = run_seed(seed, kind=KINDS[kind])

@@ -647,6 +647,12 @@ class Store:
             return None
         return self._log.record(position, size)
 
+    def committed_record_at(self, position: int) -> memoryview | None:
+        """As `committed_record`, for a record whose size is not known but from itself."""
+        return self.committed_record(
+            position, int.from_bytes(self.committed_record(position, 4) or b"")
+        )
+
     def counts(self, topic: str, position: int) -> bool:
         """Return whether a record of the topic still counts, or its topic was deleted since."""
         return self._queues.deleted.counts(topic, position)

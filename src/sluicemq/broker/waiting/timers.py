@@ -506,7 +506,7 @@ class Timers:
         for number, index in enumerate(chain(marks, reversed(range(len(places))))):
             position, record = places[index], None
             if number < len(marks) or not is_over:
-                record = read_record(self._store.reader.view_at(position))
+                record = read_record(self._store.committed_record_at(position))
             is_old = position < self.files.old_end
             self._into_table(slot_ms, position, magics[index], record, is_old=is_old)
             if number % _CHUNK == 0:
@@ -570,7 +570,7 @@ class Timers:
     def _record(self, position: int, due_ms: int) -> Record | None:
         """Return the timed message at a position of the commit log; None if it is gone, or if the
         unit that names it is damaged."""
-        record = read_record(self._store.reader.view_at(position))
+        record = read_record(self._store.committed_record_at(position))
         if record is not None and record.topic_view == _TIMER_TOPIC:
             return record
         if position < self._store.offset_min:
@@ -721,7 +721,7 @@ class Timers:
         for _, unit in self.files.chain(slot_ms, position):
             if unit is None:
                 return
-            record = read_record(self._store.reader.view_at(unit.position))
+            record = read_record(self._store.committed_record_at(unit.position))
             if record is not None and unit.magic & DELETE:
                 deleted.add(value_of(record.properties, DELETES) or b"")
                 record = None

@@ -142,8 +142,7 @@ class _Building:
     def _missed(self, message: Overdue) -> ReadRecord | None:
         """Return the record of an overdue message that has to be delivered. Return None if its
         record or topic is gone, or if it was recalled."""
-        size = int.from_bytes(self._store.committed_record(message.position, 4) or b"")
-        record = parse_record(self._store.committed_record(message.position, size))
+        record = parse_record(self._store.committed_record_at(message.position))
         if record is None or not self._store.counts(target_queue(record)[0], message.position):
             return None
         is_recalled = recall_key(record.properties) in self._marks
