@@ -214,6 +214,22 @@ def test_the_new_handle_acknowledges(broker: SteppedBroker, client: SteppedClien
     assert pop(broker, client) == {}
 
 
+def test_an_acknowledgement_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """The master before has answered it; the new one hides it until its slaves have it."""
+    fill(client, 2)
+    held = pop(broker, client)
+    broker.run(1)
+    confirmed = broker.store.written_offset
+    assert ack(client, held[0]).code == OK
+    again = SteppedBroker(files=broker.files.kill(), clock=broker.clock, confirmed=confirmed)
+    for _ in range(7):
+        again.store.publish(again.store.written_offset)
+        again.run(10)
+    assert sorted(pop(again, again.connect())) == [1]
+
+
 def test_what_is_wrong_with_a_change(broker: SteppedBroker, client: SteppedClient) -> None:
     fill(client, 2)
     handle = pop(broker, client)[0]

@@ -337,13 +337,17 @@ class Start:
             self._moved[queue] = max(self._moved.get(queue, 0), next_offset)
 
     def _records(self, topic: str, queue_id: int, offset: int) -> Iterator[Found]:
-        """The records of POP in a queue; those that the timer has stored again are left out."""
-        reader, broker = self._store.reader, self._broker
-        offset = max(offset, self._store.queue_offsets(topic, queue_id)[0])
-        while len(units := reader.sound_units(topic, queue_id, offset, _CHUNK_UNITS)):
+        """The records of POP in a queue; those that the timer has stored again are left out.
+
+        Those are among them that a new master hides until its slaves have them: the master before
+        has answered by them.
+        """
+        store, broker = self._store, self._broker
+        offset = max(offset, store.queue_offsets(topic, queue_id)[0])
+        while len(units := store.committed_units(topic, queue_id, offset, _CHUNK_UNITS)):
             for position, size, code in UNIT.iter_unpack(units):
                 if code in _CODES and size != BLANK_SIZE:
-                    record = read_record(reader.view_at(position))
+                    record = read_record(store.committed_record(position, size))
                     if record is not None and self._is_of_pop(topic, record):
                         try:
                             yield Found(offset, record, decode_record(record, queue_id, broker))
