@@ -70,8 +70,8 @@ class Stage:
     last: Look
     foreign: list[Event]
     """What is in the topics that only the real broker can have, at the end; see FOREIGN."""
-    kept: bool
-    """Whether the files that are not shared are after it what they were before."""
+    changed: list[str]
+    """The files that are not shared and that our broker has changed, made or removed."""
     offline: set[tuple[str, int, int, str]]
     """Topic, queue, offset and offset id of all that our reader finds in the stopped store."""
     verified: str
@@ -138,10 +138,13 @@ class Traveller:
             if restores:
                 sluice_store("backup", self._place.store, self._place.directory / "backup")
         store = self._place.store
-        kept = kind == "java" or foreign_files(store) == before
+        after = before if kind == "java" else foreign_files(store)
+        changed = sorted(
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        )
         offline, verified = read_offline(store), verify(store)
         journey.stages.append(
-            Stage(kind, stop, found, viewed, first, sent, last, foreign, kept, offline, verified)
+            Stage(kind, stop, found, viewed, first, sent, last, foreign, changed, offline, verified)
         )
         if restores:
             shutil.rmtree(store)
