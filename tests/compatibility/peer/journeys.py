@@ -37,10 +37,11 @@ Key = tuple[str, int, int]
 
 # What both kinds of broker write, each in its own way; everything else must stay as it is found.
 SHARED = re.compile(
-    r"(commitlog|consumequeue|index)/.*|checkpoint|abort(\.bak)?|lock"
-    r"|config/(topics|subscriptionGroup|consumerOffset|delayOffset|consumerFilter)\.json(\.bak)?(\.tmp)?"
-    r"|timerlog/.*|timerwheel(\.\d+)?|config/(timercheck|timermetrics)(\.bak)?(\.tmp)?"
-    r"|columns/.*|config/sluice.*|replica\.json|timerwheel\.identity|config/.*\.identity"
+    r"((commitlog|consumequeue|index)/.*|checkpoint|abort(\.bak)?|lock"
+    r"|config/(topics|subscriptionGroup|consumerOffset|delayOffset|consumerFilter)\.json(\.bak)?"
+    r"|timerlog/.*|timerwheel(\.\d+)?|config/(timercheck|timermetrics)(\.bak)?"
+    r"|columns/.*|config/sluice.*|replica\.json|timerwheel\.identity|config/.*\.identity)"
+    r"(\.tmp)?"  # what a killed broker was writing
 )
 
 
