@@ -188,13 +188,11 @@ def _first_step(view: View, me: Member, waited_s: float) -> Step:
 
 
 def _decline(view: View, state: State, me: Member) -> Step:
-    """It was given the role by its last published end, and has cut its log since."""
-    able = [
-        member for member in view.members.values()
-        if member.id != me.id and view.is_in_sync(member) and member.end != INCOMPLETE
-    ]  # fmt: skip
-    if able:
-        return Decline(switched(state, min(able, key=lambda member: (-member.end, member.id))))
+    """Name a successor, because this replica was given the role by its last published end and has
+    cut its log since."""
+    to = successor(view, me.id)
+    if to is not None:
+        return Decline(switched(state, to))
     return Wait(
         GATHER_S,
         "the record names this replica, which has cut its log and does not have all of a master's "
@@ -212,6 +210,18 @@ def _stand_or_elect(view: View, state: State, me: Member, waited_s: float) -> St
     if waited_s < turn_s:
         return Wait(turn_s - waited_s, "another one is first")
     return Elect(elected(state, me, standing))
+
+
+def successor(view: View, master_id: int, to: int | None = None) -> Member | None:
+    """Return the member that can take the role from `master_id` at once: it is in the in-sync set,
+    alive and whole, and of several it has the longest log. Only `to` if that is given. Return None
+    if there is none."""
+    able = [
+        member for member in view.members.values()
+        if member.id != master_id and view.is_in_sync(member) and member.end != INCOMPLETE
+        and to in (None, member.id)
+    ]  # fmt: skip
+    return min(able, key=lambda member: (-member.end, member.id), default=None)
 
 
 def rank(members: Iterable[Member], me: Member) -> int:

@@ -223,7 +223,7 @@ class Replica:
             await asyncio.wait({side}, timeout=SETTLED_S)
             side.cancel()
         with contextlib.suppress(SluiceError, OSError):
-            if self.is_master and (to := self._successor(None)) is not None:
+            if self.is_master and (to := election.successor(self.view, self._id)) is not None:
                 async with asyncio.timeout(2 * SETTLED_S):
                     await self._hand_over(to, leaves=True)
         if self._lease is not None:
@@ -450,15 +450,6 @@ class Replica:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._side = asyncio.get_running_loop().create_task(work)
 
-    def _successor(self, to: int | None) -> Member | None:
-        """Who can have it at once: in the set, alive, whole; with the longest log."""
-        able = [
-            member for member in self.view.members.values()
-            if member.id != self._id and self.view.is_in_sync(member) and member.end != INCOMPLETE
-            and to in (None, member.id)
-        ]  # fmt: skip
-        return min(able, key=lambda member: (-member.end, member.id), default=None)
-
     async def _hand_over(self, to: Member, *, leaves: bool = False) -> None:
         """Stops, waits until the set has everything, and puts another one into the record. From
         then on this replica is no master, whatever the answer: it has another life."""
@@ -513,7 +504,7 @@ class Replica:
             )
         if to == self._id:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"replica {to} is master.")
-        successor = self._successor(to)
+        successor = election.successor(self.view, self._id, to)
         if successor is None:
             living = sorted(set(self.view.members) & set(self._term.in_sync) - {self._id})
             raise RequestError(

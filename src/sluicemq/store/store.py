@@ -648,7 +648,7 @@ class Store:
         return self._log.record(position, size)
 
     def committed_record_at(self, position: int) -> memoryview | None:
-        """As `committed_record`, for a record whose size is not known but from itself."""
+        """Return what `committed_record` returns, with the size that the record itself states."""
         return self.committed_record(
             position, int.from_bytes(self.committed_record(position, 4) or b"")
         )

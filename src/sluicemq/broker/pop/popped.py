@@ -337,11 +337,9 @@ class Start:
             self._moved[queue] = max(self._moved.get(queue, 0), next_offset)
 
     def _records(self, topic: str, queue_id: int, offset: int) -> Iterator[Found]:
-        """The records of POP in a queue; those that the timer has stored again are left out.
-
-        Those are among them that a new master hides until its slaves have them: the master before
-        has answered by them.
-        """
+        """Yield the records of POP in a queue from `offset` on, without those that the timer has
+        stored again. Records that a new master hides until its slaves have them are included,
+        because the master before has answered for them."""
         store, broker = self._store, self._broker
         offset = max(offset, store.queue_offsets(topic, queue_id)[0])
         while len(units := store.committed_units(topic, queue_id, offset, _CHUNK_UNITS)):

@@ -545,7 +545,7 @@ class Timers:
 
     @property
     def wakes_ms(self) -> int | None:
-        """When there is something to deliver, as far as it is loaded; None also if nothing may be
+        """Return when there is something to deliver, as far as it is loaded; None if nothing may be
         delivered before the queue shows more of what was there at the start."""
         next_ms = self.next_ms
         if next_ms is None or next_ms <= self._deliverable_until(next_ms):

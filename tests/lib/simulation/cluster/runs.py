@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from simulation.chance import seeded
 from simulation.cluster.split import SPLIT_WEIGHTS, SplitWorld
 from simulation.cluster.world import WEIGHTS, ClusterWorld
-from simulation.crashes.plan import Kind, Step, steps_of
+from simulation.crashes.plan import Kind, Step, steps_of, take_steps
 from simulation.replicas.pairs import PAIR_WEIGHTS, PairWorld
 from simulation.replicas.timed import TIMED_WEIGHTS, TimedWorld
 from simulation.replicas.world import WEIGHTS as REPLICA_WEIGHTS
@@ -101,13 +101,7 @@ def _live(seed: int, steps: Sequence[tuple[int, Step]], say: Say, kind: Kind) ->
     with seeded(f"{kind.name} {seed} chance"):
         world: Any = kind.make(random.Random(f"{kind.name} {seed} world"))
         try:
-            for index, step in steps:
-                try:
-                    text = world.take(step.kind, random.Random(step.seed))
-                except Exception as error:
-                    say(f"{index:4d} {step.kind:8s} {error!r}")
-                    raise
-                say(f"{index:4d} {step.kind:8s} {text}")
+            take_steps(world, steps, say)
             world.finish()
             taken_s = world.clock.monotonic_s()
             say(f"     drained  {taken_s:8.3f}  {world.ledger.deliveries} deliveries")

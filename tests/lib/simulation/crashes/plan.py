@@ -6,7 +6,7 @@ are all crashes and others nearly without (swarm testing).
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from simulation.chance import seeded
@@ -61,13 +61,20 @@ def run_steps(
     """Live through a history. Raises whatever goes wrong: Violation, or an error of the product."""
     with seeded(f"{kind.name} {seed} chance"):
         world = kind.make(random.Random(f"{kind.name} {seed} world"))
-        for index, step in enumerate(steps):
-            try:
-                text = world.take(step.kind, random.Random(step.seed))
-            except Exception as error:
-                say(f"{index:4d} {step.kind:8s} {error!r}")
-                raise
-            say(f"{index:4d} {step.kind:8s} {text}")
-            if world.is_over:
-                return
-        world.finish()
+        take_steps(world, enumerate(steps), say)
+        if not world.is_over:
+            world.finish()
+
+
+def take_steps(world: World, steps: Iterable[tuple[int, Step]], say: Callable[[str], None]) -> None:
+    """Do steps, each with its number, until the world is over, and `say` what each did. Raises what
+    goes wrong."""
+    for index, step in steps:
+        try:
+            text = world.take(step.kind, random.Random(step.seed))
+        except Exception as error:
+            say(f"{index:4d} {step.kind:8s} {error!r}")
+            raise
+        say(f"{index:4d} {step.kind:8s} {text}")
+        if world.is_over:
+            return
