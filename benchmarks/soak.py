@@ -1,16 +1,18 @@
 """Does it stay as it is? A cluster under mixed load, and what grows of it.
 
-    python -m benchmarks.soak [--minutes 60] [--rate 400] [--report FILE]
+    python -m benchmarks.soak [--minutes 60] [--rate 300] [--report FILE]
 
 One process is `sluice up`, whose memory, descriptors and latencies are looked at; a second broker
 of the cluster is stopped and started again all the time. Producers send plain, ordered, delayed and
-transactional messages; consumers take them by tags, by SQL92, in order, in batches and as
-broadcasts. Members join and leave, topics and groups come and go, retention deletes the files of
-the log behind the consumers, and every ten minutes an archive pipeline runs on Spark.
+transactional messages; consumers take them by tags, by SQL92, in order, in batches, as broadcasts
+and by pops, one in ten of which is never acknowledged and comes again. Members join and leave,
+topics and groups come and go, retention deletes the files of the log behind the consumers, and
+every ten minutes an archive pipeline runs on Spark.
 
-After a warm-up of a fifth of the time a line is laid through each figure (least squares). What it
+After a warm-up of a third of the time a line is laid through each figure (least squares). What it
 grows along the line, in the run or in an hour of a longer one, is *flat* when that, at the low end
-of its confidence (two standard errors), stays under the figure's limit. Every plain and ordered
+of its confidence (two standard errors), stays under the figure's limit. Memory is the anonymous
+memory of the process: pages of mapped files do not count. Every plain and ordered
 message has to arrive; the exit code is 1 when one is missing or a figure is not flat.
 """
 
@@ -36,14 +38,24 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.contenders import ROOT
 from sluicemq import Sluice
+from sluicemq.client.core.operations.topics import masters
+from sluicemq.client.core.requests import heartbeat
+from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import SluiceError
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
+from sluicemq.proxy.receiving import ack_request, pop_request, popped_in
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
 
 from peer import clusters  # isort: skip
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 SAMPLE_S = 2.0
-WARM_SHARE = 0.2
+WARM_SHARE = 1 / 3
+POPS = "soak-pops"
+POP_INVISIBLE_MS = 5_000
 PLAIN, ORDERED, DELAYED, DECIDED = "SoakPlain", "SoakOrdered", "SoakDelayed", "SoakDecided"
 CONF = """\
 autoCreateTopicEnable=true
@@ -65,7 +77,7 @@ class Limit:
 
 
 LIMITS = {
-    "memory_mib": Limit("MiB", 6.0),
+    "memory_mib": Limit("MiB", 1.0),
     "descriptors": Limit("", 8.0),
     "threads": Limit("", 1.0),
     "send_p50_ms": Limit("ms", 0.3, 0.2),
@@ -236,6 +248,35 @@ async def consuming(mq: Sluice, traffic: Traffic) -> AsyncIterator[None]:
         yield
 
 
+async def popping(mq: Sluice, traffic: Traffic, is_over: asyncio.Event) -> None:
+    """Pop from every master in turn, and acknowledge all but one of ten messages."""
+    wanted = subscribe(PLAIN)
+    data = bodies.ConsumerData(POPS, subscriptions=(wanted,))
+    beat = heartbeat(bodies.Heartbeat("soak-popper", (), (data,)))
+
+    def ask(command: Command, broker: str) -> Talk[Command]:
+        address = (yield from masters(mq.admin.directory))[broker]
+        return (yield Call(address, command))
+
+    number = 0
+    while not await over(is_over, 0.2):
+        for broker in await mq.admin.run(masters(mq.admin.directory)):
+            with contextlib.suppress(SluiceError, KeyError):
+                await mq.admin.run(ask(beat, broker))
+                request = pop_request(
+                    POPS, wanted, broker, 32, POP_INVISIBLE_MS, 0, "", is_order=False
+                )
+                answer = await mq.admin.run(ask(request, broker))
+                if answer.code != ResponseCode.SUCCESS:
+                    continue
+                for found in popped_in(answer, broker):
+                    number += 1
+                    if number % 10:
+                        done = ack_request(POPS, PLAIN, found.handle)
+                        await mq.admin.run(ask(done, broker))
+                        await traffic.taken(POPS, found.stored)
+
+
 async def churning(cluster: Cluster, mq: Sluice, traffic: Traffic, is_over: asyncio.Event) -> None:
     """Members, topics, groups and the second broker come and go; filters change."""
     for number in range(1_000_000):
@@ -308,6 +349,7 @@ async def soak(cluster: Cluster, minutes: float, rate: float) -> dict[str, Any]:
             await mq.admin.create_topic(topic, queues=4)
         async with consuming(mq, traffic), asyncio.TaskGroup() as group:
             group.create_task(sampling(cluster.first.pid, traffic, figures, is_over))
+            group.create_task(popping(mq, traffic, is_over))
             group.create_task(churning(cluster, mq, traffic, is_over))
             archives = group.create_task(archiving(cluster, is_over))
             sender = group.create_task(sending(mq, traffic, rate, is_over))
@@ -324,6 +366,7 @@ async def soak(cluster: Cluster, minutes: float, rate: float) -> dict[str, Any]:
         "refused": traffic.refused,
         "missing": traffic.missing(),
         "delayed": len(traffic.arrived.get("soak-batch", ())),
+        "popped": len(traffic.arrived.get(POPS, ())),
         "decided": len(traffic.arrived.get("soak-decided", ())),
         "archives": archives.result(),
         "figures": verdicts(figures, minutes * 60 * WARM_SHARE),
@@ -335,7 +378,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=400, help="messages a second")
+    parser.add_argument("--rate", type=float, default=300, help="messages a second")
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluicemq-soak-") as directory:

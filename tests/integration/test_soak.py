@@ -39,4 +39,5 @@ def test_half_a_minute_loses_nothing(tmp_path: Path) -> None:
     assert report["sent"] > 1000
     assert report["delayed"] > 50
     assert report["decided"] > 20
+    assert report["popped"] > 100
     assert {"memory_mib", "descriptors", "delivery_p50_ms"} <= report["figures"].keys()
