@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from sluicemq.record.codec import encode_batch
 from sluicemq.wire import http2 as h
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.frames import Command, encode
@@ -116,9 +117,11 @@ def _group_list() -> bytes:
     return _request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body)
 
 
-def _batch(fields: dict[str, str]) -> bytes:
+def _batch(fields: dict[str, str], last: bytes = b"") -> bytes:
+    """`last`: the encoded properties of the last message."""
     message = struct.pack(">iiiiih", 22, 0, 0, 0, 0, 0)
-    return _request(Code.SEND_BATCH_MESSAGE, message * 16_000, fields)
+    body = message * 15_999 + encode_batch([(0, b"", last)])
+    return _request(Code.SEND_BATCH_MESSAGE, body, fields)
 
 
 # -------------------------------------------------------------------------------------- HTTP/2
@@ -285,6 +288,9 @@ def attacks(batch_fields: dict[str, str]) -> dict[str, Attack]:
             ),
         ),
         "batch: 16,000 empty messages": ("broker", lambda: _batch(batch_fields)),
+        "batch: 16,000, one is odd": (
+            "broker", lambda: _batch(batch_fields, b"DELAY\x010\x02")
+        ),
         "header: 1 MiB of lists": (
             "broker",
             lambda: struct.pack(">II", 4 + 1_000_013, 1_000_013)

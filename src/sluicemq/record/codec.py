@@ -17,7 +17,7 @@ apart and stores ordinary records with consecutive queue offsets.
 
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -468,20 +468,17 @@ BATCH_MESSAGES_MAX: Final = 16_384
 many."""
 
 
-def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
-    """Return (flag, body, encoded properties, tag code) of each message of a batch. HOT.
+def batch_entries(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (flag, start of the body, end of the body, end of the message) of each message of a
+    batch. The encoded properties lie between the two bytes behind the body and the end. HOT.
 
-    Bodies of a large request are views of it; those of a small one are copies, which cost less
-    than views do. Raises ProtocolError when the lengths do not agree with each other or with the
-    whole.
+    Raises ProtocolError when the lengths do not agree with each other or with the whole, and when
+    there are more than BATCH_MESSAGES_MAX messages.
     """
-    is_small = len(body) <= COPIED_BYTES_MAX
-    source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
     unpack_head, unpack_length = _unpack_lengths, _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
-    end = len(body)
-    messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
-    at = 0
+    end = len(source)
+    at = count = 0
     while at < end:
         try:
             size, flag, body_length = unpack_head(source, at)
@@ -495,16 +492,30 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int
         next_at = body_end + 2 + properties_length
         if properties_length < 0 or next_at - at != size or next_at > end:
             raise _bad(at)
-        own = source[body_end + 2 : next_at]
+        count += 1
+        if count > BATCH_MESSAGES_MAX:
+            raise ProtocolError(
+                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", cure="Send smaller ones."
+            )
+        yield flag, start, body_end, next_at
+        at = next_at
+
+
+def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
+    """Return (flag, body, encoded properties, tag code) of each message of a batch. HOT.
+
+    Bodies of a large request are views of it; those of a small one are copies, which cost less
+    than views do. Raises ProtocolError as `batch_entries`.
+    """
+    is_small = len(body) <= COPIED_BYTES_MAX
+    source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
+    messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
+    for flag, start, body_end, end in batch_entries(source):
+        own = source[body_end + 2 : end]
         if not isinstance(own, bytes):
             own = bytes(own)
         tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
         messages.append((flag, source[start:body_end], own, tag_code))
-        at = next_at
-        if len(messages) > BATCH_MESSAGES_MAX:
-            raise ProtocolError(
-                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", cure="Send smaller ones."
-            )
     return messages
 
 

@@ -150,7 +150,7 @@ class Writer(TurnState):
             or properties_bytes > PROPERTIES_BYTES_MAX
             or b"\0" in properties
         ):
-            self._check(body_bytes, properties)
+            self.check(body_bytes, properties)
         if position + size > self.room_end:
             position = self._next_file(size)
         offset = queue.next_offset
@@ -218,7 +218,7 @@ class Writer(TurnState):
         if self._adds_checksum:
             parts = [(flag, body, with_place(own), tag) for flag, body, own, tag in parts]
         body_bytes = sum([len(part[1]) for part in parts])
-        self._check(body_bytes, b"")
+        self.check(body_bytes, b"")
         if self.position == self.turn_start:
             self.begin()
         if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
@@ -237,7 +237,7 @@ class Writer(TurnState):
                 body_bytes = len(body)
                 properties_bytes = len(properties)
                 if properties_bytes > PROPERTIES_BYTES_MAX or b"\0" in properties:
-                    self._check(body_bytes, properties)
+                    self.check(body_bytes, properties)
                 size = fixed_bytes + body_bytes + properties_bytes
                 head = _pack_own(
                     size, magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position, common,
@@ -281,7 +281,7 @@ class Writer(TurnState):
         positions: list[int] = []
         try:
             for flag, body, properties, tag_code in parts:
-                self._check(len(body), properties)
+                self.check(len(body), properties)
                 record = encode_record(
                     topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
                     physical_offset=position, body=body, properties=properties, flag=flag,
@@ -314,7 +314,7 @@ class Writer(TurnState):
         queue = self._queues.get((topic, queue_id))
         heads = columns.heads
         body_bytes = int(heads["body_length"].sum())
-        self._check(body_bytes, b"")
+        self.check(body_bytes, b"")
         if self.position == self.turn_start:
             self.begin()
         property_bytes = int(columns.property_sizes.sum())
@@ -402,7 +402,8 @@ class Writer(TurnState):
                     )
         return end
 
-    def _check(self, body_bytes: int, properties: bytes) -> None:
+    def check(self, body_bytes: int, properties: bytes) -> None:
+        """Raises MessageIllegalError for what no record can hold."""
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise MessageIllegalError(
                 f"The properties have {len(properties)} bytes, the limit is"

@@ -21,6 +21,7 @@ from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.table import TABLE
 from sluicemq.config import BrokerConfig
 from sluicemq.net.limits import BODY_BYTES_MAX
+from sluicemq.record.codec import encode_batch
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import wire_names
 from sluicemq.wire.frames import Command
@@ -85,9 +86,13 @@ def send(properties: str) -> Request:
     return Code.SEND_MESSAGE_V2, fields, b"x"
 
 
-def batch(count: int) -> Request:
+def batch(count: int, *, is_odd: bool = False) -> Request:
+    """`is_odd`: the last message has a property that has to be looked at closely."""
     fields = {name: str(value) for name, value in send_fields(m="true", i="").items()}
-    return Code.SEND_BATCH_MESSAGE, fields, struct.pack(">iiiiih", 22, 0, 0, 0, 0, 0) * count
+    body = struct.pack(">iiiiih", 22, 0, 0, 0, 0, 0) * (count - is_odd)
+    if is_odd:
+        body += encode_batch([(0, b"", b"DELAY\x010\x02")])
+    return Code.SEND_BATCH_MESSAGE, fields, body
 
 
 def pull(expression: str, kind: str = "TAG") -> Request:
@@ -158,6 +163,7 @@ FAMILIES: Final[dict[str, Callable[[int], Request]]] = {
         orjson.dumps({"ranges": [staged(i) for i in range(n)]}),
     ),
     "batch": batch,
+    "batch: one message is odd": lambda n: batch(n, is_odd=True),
     "send: properties": lambda n: send("".join(f"k{i}\x01v\x02" for i in range(n))),
     "send: keys": lambda n: send("KEYS\x01" + " ".join(f"k{i}" for i in range(n)) + "\x02"),
     "send: a long tag": lambda n: send("TAGS\x01" + "x" * n + "\x02"),

@@ -1,5 +1,6 @@
 """Batches as columns and message by message are stored and answered alike."""
 
+import itertools
 import struct
 import zlib
 from collections.abc import Sequence
@@ -8,12 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from metered import RunningClock
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce import intake
+from sluicemq.broker.produce.intake import APART_MIN
 from sluicemq.record import batch_columns
 from sluicemq.record.codec import encode_batch
 from sluicemq.store.index import columns as index_columns
-from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange
 from sluicemq.wire.staging import encode_staged_ranges as ranges_of
 
@@ -108,6 +111,57 @@ def test_both_ways_store_answer_and_count_alike(
     body = body[: len(body) - cut] if cut > 50 else body
     body = body.ljust(4096, b"\0") if len(body) < 100 else body
     assert sent(body, columns=True) == sent(body, columns=False)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.tuples(FLAG, st.sampled_from((b"", b"b", b"x" * 70)), st.lists(PROPERTY, max_size=3)),
+        min_size=1, max_size=6,
+    ),
+    st.integers(APART_MIN - 1, APART_MIN + 2),
+    st.binary(max_size=2),
+)  # fmt: skip
+@example([(0, b"", [])], APART_MIN + 1, b"")
+@example([(0, b"b", [b"DELAY\x010\x02"])], 16_385, b"")
+def test_a_batch_that_is_taken_apart_in_steps_is_stored_and_answered_alike(
+    kinds: Sequence[tuple[int, bytes, list[bytes]]], count: int, more: bytes
+) -> None:
+    entries = [
+        (flag, body, b"".join(own))
+        for flag, body, own in itertools.islice(itertools.cycle(kinds), count)
+    ]
+    body = encode_batch(entries) + more
+    one, other = sent(body, columns=True), sent(body, columns=False)
+    if more:  # of two faults either one may be told
+        del one[2], other[2]
+    assert one == other
+
+
+def test_other_requests_are_served_between_the_steps_of_a_long_batch() -> None:
+    broker = SteppedBroker(clock=RunningClock())
+    client = broker.connect()
+    client.call(310, send_fields())
+    body = encode_batch([(0, b"b", b"DELAY\x010\x02")] * 5000)
+    long, short = client.request(320, send_fields(), body), client.request(310, send_fields())
+    client.feed(long)
+    client.feed(short)
+    broker.settle()
+    both = [client.answers[one.opaque].fields["queueOffset"] for one in (short, long)]
+    assert both == ["1", "2"]
+
+
+def test_a_topic_deleted_between_the_steps_of_a_batch_is_not_brought_back() -> None:
+    broker = SteppedBroker(clock=RunningClock())
+    client = broker.connect()
+    client.call(310, send_fields())
+    body = encode_batch([(0, b"b", b"DELAY\x010\x02")] * 5000)
+    long = client.request(320, send_fields(c="none"), body)
+    client.feed(long)
+    client.feed(client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}))
+    broker.settle()
+    answer = client.answers[long.opaque]
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST, answer
 
 
 ALIKE: list[list[Entry]] = [

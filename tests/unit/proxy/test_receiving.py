@@ -32,6 +32,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import GroupConfig
+from sluicemq.net.work.background import run_now
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.limits import StatusError
 from sluicemq.proxy.local import proxy_of
@@ -111,7 +112,8 @@ def test_acknowledging_a_message_with_a_forged_handle_acknowledges_no_other(
             batch = encode_batch([(0, b"evil", names)])
             origin = Origin(0, 0, host, host)
             topic = state.topics.table[TOPIC]
-            state.intake.append_batch(topic, 0, batch, origin, "", b"a\x01b\x02")
+            made = run_now(state.intake.prepare_batch(batch, origin, "a\x01b\x02"))
+            state.intake.append_batch(topic, 0, made, origin, "")
         state.turns.own()
         (evil,) = await receive(client)
         assert evil.body == b"evil"

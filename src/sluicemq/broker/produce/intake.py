@@ -25,7 +25,7 @@ second.
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -57,6 +57,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGING_TOPIC
 
 if TYPE_CHECKING:
+    from sluicemq.record import batch_columns
     from sluicemq.record.batch_columns import Spans
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ _CARE: Final = tuple(f"{name}\x01".encode() for name in sorted(ACTED_ON_SEND))
 looked at more closely, too."""
 COLUMNS_BYTES_MIN: Final = 4096
 """A smaller batch has too few messages for columns."""
+APART_MIN: Final = 1000
+"""A batch of at most so many messages is taken apart in one step."""
 NOWHERE: Final = -1
 FLAGS_MAX: Final = 0x3
 """Compressed, or with several tags; other flags need care."""
@@ -233,65 +236,85 @@ class Intake:
 
     # -------------------------------------------------------------------------------- batches
 
-    def append_batch(
-        self, topic: Topic, queue_id: int, body: Buffer, origin: Origin, id_prefix: str,
-        suffix: bytes, *, is_brief: bool = False,
-    ) -> tuple[str, int]:  # fmt: skip
-        """All messages or none, with the broker's own properties (`suffix`) behind those of each;
-        their ids, or only the first one's, and the first queue offset.
+    def prepare_batch(
+        self, body: Buffer, origin: Origin, suffix: str
+    ) -> "Generator[None, None, batch_columns.Columns | list[Part]]":
+        """Decode a batch and add the broker's own properties (`suffix`, encoded) to those of each
+        message. Return what `append_batch` takes. A large batch whose messages are not alike takes
+        several steps.
 
-        Raises RequestError, MessageIllegalError, StoreError.
+        Raises RequestError, MessageIllegalError.
         """
         limit = self._settings.store.message_bytes_max
-        ids_max = 1 if is_brief else None
         if len(body) > limit:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
             )
-        if self._writer.takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
-            done = self._append_columns(
-                topic, queue_id, bytes(body), origin, id_prefix, suffix, ids_max
-            )
-            if done is not None:
-                return done
         try:
+            if self._writer.takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
+                columns = yield from self._columns_of(bytes(body), suffix.encode())
+                if columns is not None:
+                    return columns
             sent = decode_batch(body)
         except ProtocolError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not sent:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        parts = _as_stored(sent, suffix)
-        properties = [stored for _, _, stored, _ in parts]
-        self.check_properties(max(map(len, properties)))
-        positions, offset = self._writer.append_batch(topic.name, queue_id, parts, *origin)
-        self._count(topic, Counter([len(one) for _, one, _, _ in parts]), sum(map(len, properties)))
-        if topic.name == STAGING_TOPIC:
-            self.on_staged(queue_id, offset, properties, [one for _, one, _, _ in parts])
-        wanted = positions[:ids_max]
-        return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
+        parts = _as_stored(sent, suffix.encode())
+        self.check_properties(max(len(stored) for _, _, stored, _ in parts))
+        return parts
 
-    def _append_columns(
-        self, topic: Topic, queue_id: int, body: bytes, origin: Origin, id_prefix: str,
-        suffix: bytes, ids_max: int | None,
-    ) -> tuple[str, int] | None:  # fmt: skip
-        """HOT. None when it has to be taken apart; nothing has changed then."""
+    def _columns_of(
+        self, body: bytes, suffix: bytes
+    ) -> "Generator[None, None, batch_columns.Columns | None]":
+        """Return the columns of a batch; None for a small one whose messages are not alike. HOT."""
         from sluicemq.record import batch_columns  # noqa: PLC0415 - NumPy for large batches only
 
+        properties_max = self._settings.broker.properties_length_max
         columns = batch_columns.split(body, suffix, text.tag_code_of_value)
-        if columns is None or (
-            int(columns.property_sizes.max()) > self._settings.broker.properties_length_max
-        ):
+        if columns is not None and int(columns.property_sizes.max()) <= properties_max:
+            return columns
+        if not batch_columns.has_more(body, APART_MIN):
             return None
-        heads = columns.heads
+        added = text.as_dict(suffix.decode())
+
+        def stored_of(own: bytes) -> bytes:
+            stored = _one_as_stored(own, added, suffix)
+            self.check_properties(len(stored))
+            if b"\0" in stored:
+                self._writer.check(0, stored)
+            return stored
+
+        return (yield from batch_columns.take_apart(body, stored_of, text.tag_code_of))
+
+    def append_batch(
+        self, topic: Topic, queue_id: int, batch: "batch_columns.Columns | list[Part]",
+        origin: Origin, id_prefix: str, *, is_brief: bool = False,
+    ) -> tuple[str, int]:  # fmt: skip
+        """Append all messages of a prepared batch or none. Return their ids, or only the first
+        one's, and the first queue offset. HOT.
+
+        Raises MessageIllegalError, StoreError.
+        """
+        ids_max = 1 if is_brief else None
+        if isinstance(batch, list):
+            positions, offset = self._writer.append_batch(topic.name, queue_id, batch, *origin)
+            properties = [stored for _, _, stored, _ in batch]
+            bodies = [body for _, body, _, _ in batch]
+            self._count(topic, Counter(map(len, bodies)), sum(map(len, properties)))
+            if topic.name == STAGING_TOPIC:
+                self.on_staged(queue_id, offset, properties, bodies)
+            wanted = positions[:ids_max]
+            return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
+        heads = batch.heads
         heads["sys_flag"], heads["born_time"] = origin.sys_flag, origin.born_time_ms
         heads["born_host"], heads["store_host"] = origin.born_host, origin.store_host
-        positions, offset = self._writer.append_columns(topic.name, queue_id, columns)
-        self._count(topic, columns.body_sizes(), int(columns.property_sizes.sum()))
+        places, offset = self._writer.append_columns(topic.name, queue_id, batch)
+        self._count(topic, batch.body_sizes(), int(batch.property_sizes.sum()))
         if topic.name == STAGING_TOPIC:
-            self.on_staged(queue_id, offset, columns.properties, columns.bodies)
-        wanted = positions[:ids_max].astype(">i8")
-        return offset_message_ids(id_prefix, wanted.tobytes()), offset
+            self.on_staged(queue_id, offset, batch.properties, batch.bodies)
+        return offset_message_ids(id_prefix, places[:ids_max].astype(">i8").tobytes()), offset
 
     def _count(self, topic: Topic, sizes: Mapping[int, int], properties_bytes: int) -> None:
         """`sizes`: how many bodies have which size."""
@@ -311,8 +334,17 @@ def _as_stored(sent: Sequence[Part], suffix: bytes) -> list[Part]:
     joined = b"\x02".join([own for _, _, own, _ in sent])
     if any(name in joined for name in _CARE):
         added = text.as_dict(suffix.decode())
-        return [(flag, body, _with_care(own, added, suffix), tag) for flag, body, own, tag in sent]
+        return [
+            (flag, body, _one_as_stored(own, added, suffix), tag) for flag, body, own, tag in sent
+        ]
     return [(flag, body, _ended(own) + suffix, tag) for flag, body, own, tag in sent]
+
+
+def _one_as_stored(own: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
+    """`_as_stored` for the properties of one message; `added`: `suffix`, decoded."""
+    if any(name in own for name in _CARE):
+        return _with_care(own, added, suffix)
+    return _ended(own) + suffix
 
 
 def _with_care(own: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:

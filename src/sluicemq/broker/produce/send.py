@@ -67,7 +67,7 @@ from sluicemq.broker.topics import (
     is_internal,
     topic_fault,
 )
-from sluicemq.broker.turns import Durable, Turns
+from sluicemq.broker.turns import Durable, Postponed, Turns, in_steps
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
 from sluicemq.model.ids import UniqueIds, offset_message_id
@@ -86,6 +86,7 @@ from sluicemq.model.message import (
 from sluicemq.model.properties import ACTED_ON_SEND, forget_origin
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.work.background import Steps
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -400,7 +401,9 @@ class Send:
 
     # ------------------------------------------------------------------------------ with care
 
-    def send(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable | Command:
+    def send(
+        self, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Durable | Command | Postponed:
         """310 (letters), 10 (the names of the Go client)."""
         if header.batch:
             return self.send_batch(header, command, peer)
@@ -451,10 +454,15 @@ class Send:
 
     def send_batch(
         self, header: SendMessageRequest, command: Command, peer: Peer
-    ) -> Durable | Command:
+    ) -> Durable | Command | Postponed:
         """320: always letters, whatever the flag `m` says. Each message becomes a record of its
         own. The batch's own properties (WAIT, an id) are not mixed into them: the 5.3.3 broker
         appends them, and every message of the batch then shows the batch's id."""
+        return in_steps(self._batch_in_steps(header, command, peer))
+
+    def _batch_in_steps(
+        self, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Steps[Durable | Command]:
         try:
             if header.topic.startswith(RETRY_PREFIX):
                 what = "batch request does not support retry group"
@@ -468,8 +476,13 @@ class Send:
             origin = Origin(
                 header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host
             )
+            batch = yield from self._intake.prepare_batch(command.body, origin, self._suffix)
+            # Other requests were served between the steps: the topic may be gone.
+            if self._topics.get(topic.name) is not topic:
+                topic = self._topic(header, peer)
+                queue_id = self._queue_id(topic, header.queue_id, peer)
             ids, queue_offset = self._intake.append_batch(
-                topic, queue_id, command.body, origin, self._id_prefix, self._suffix.encode(),
+                topic, queue_id, batch, origin, self._id_prefix,
                 is_brief=BRIEF_FIELD in (command.fields or {}),
             )  # fmt: skip
             return self._success(
