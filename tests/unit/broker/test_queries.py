@@ -52,11 +52,20 @@ def test_a_commit_of_an_unknown_group_or_topic_is_refused(
 def test_a_new_group_begins_at_zero_where_the_first_message_is_still_there(
     client: SteppedClient,
 ) -> None:
-    missing = client.call(COMMITTED, GROUP)
+    missing = client.call(COMMITTED, GROUP | {"topic": "nosuch"})
     assert (missing.code, missing.fields) == (22, {})
     send(client)
     assert offset(client, COMMITTED, consumerGroup="G") == 0
     assert client.call(COMMITTED, GROUP | {"setZeroIfNotFound": "false"}).code == 22
+
+
+def test_a_new_group_begins_at_the_end_of_an_empty_queue(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """A client that has to ask for the end next would skip what arrives in between."""
+    assert offset(client, COMMITTED, consumerGroup="G") == 0
+    assert client.call(COMMITTED, GROUP | {"setZeroIfNotFound": "false"}).code == 22
+    assert client.call(COMMITTED, GROUP | {"queueId": 99}).code == 22
 
 
 def test_a_new_group_decides_itself_where_the_backlog_is_larger_than_memory(

@@ -64,7 +64,9 @@ class Queries:
         self, header: QueryConsumerOffsetRequest, command: Command, peer: Peer
     ) -> Command:
         """14. A group without an offset starts at 0 on a queue that still has its first message
-        (spec/remoting.md §14); else 22, and the client's own policy decides."""
+        (spec/remoting.md §14), and at the end of an empty queue; else 22, and the client's own
+        policy decides. RocketMQ 5 answers 22 for an empty queue, too. But every policy means its
+        end, and a client that asks for the end next would skip what arrives in between."""
         reader = self.consumers.lane_of(header.group, peer, command.fields)
         if reader is None:
             offset = self.offsets.committed(header.group, header.topic, header.queue_id)
@@ -73,10 +75,14 @@ class Queries:
             offset = place.offset if place is not None else -1
         if offset >= 0:
             return _offset(offset)
-        if header.zero_if_not_found is not False and self._has_first_message(
-            header.topic, header.queue_id
-        ):
-            return _offset(0)
+        topic = self.topics.get(header.topic)
+        is_queue = topic is not None and 0 <= header.queue_id < topic.queues
+        if header.zero_if_not_found is not False and is_queue:
+            low, high = self.store.queue_offsets(header.topic, header.queue_id)
+            if low == high:
+                return _offset(high)
+            if low <= 0 and self._has_first_message(header.topic, header.queue_id):
+                return _offset(0)
         return _refused(
             ResponseCode.QUERY_NOT_FOUND,
             "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
@@ -84,9 +90,6 @@ class Queries:
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
         """Is message 0 still there, and near enough to the end of the log to be in memory?"""
-        low, high = self.store.queue_offsets(topic, queue_id)
-        if not low <= 0 < high:
-            return False
         data = self.store.reader.read(topic, queue_id, 0, 1).data
         if not data:
             return False
