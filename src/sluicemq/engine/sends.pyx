@@ -20,7 +20,7 @@ from sluicemq.errors import StoreError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TRANSACTION_MASK
 from sluicemq.model.properties import ACTED_ON_SEND
-from sluicemq.record import layout
+from sluicemq.record import codec, layout
 
 ctypedef unsigned char byte
 
@@ -33,6 +33,7 @@ HEAD = [
 assert [(name, layout.RECORD_HEAD.at(name)) for name, _ in layout.RECORD_HEAD.fields] == HEAD
 assert (layout.RECORD_HEAD.size, layout.UNIT.size, layout.BATCH_HEAD.size) == (88, 20, 20)
 assert [layout.BATCH_HEAD.at(name) for name in ("size", "flag", "body_length")] == [0, 12, 16]
+assert codec.BATCH_MESSAGES_MAX == 16384
 
 cdef enum:
     HEAD_BYTES = 88
@@ -40,6 +41,7 @@ cdef enum:
     BATCH_HEAD_BYTES = 20
     HOST_BYTES = 8
     PROPERTIES_MAX = 32767
+    BATCH_MAX = 16384  # messages of a batch
     HEADER_MAX = 1 << 20
     ONEWAY = 2
     FLAGS_MAX = 3  # of a batch, as `broker.produce.intake` has it
@@ -743,7 +745,7 @@ cdef class Sends:
             needed += queue.fixed_bytes + body_size + own_size + suffix_size
             count += 1
             at += size
-        if not count or data_size > self.body_max:
+        if not count or count > BATCH_MAX or data_size > self.body_max:
             return -1
         if self.turn.position + needed > self.turn.room_end:
             return -1

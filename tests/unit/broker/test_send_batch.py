@@ -4,13 +4,14 @@ import itertools
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metered import RunningClock
-from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
+from simulation.stepped import SMALL, START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce import intake
 from sluicemq.broker.produce.intake import APART_MIN
 from sluicemq.record import batch_columns
@@ -23,6 +24,7 @@ from sluicemq.wire.staging import encode_staged_ranges as ranges_of
 Entry = tuple[int, bytes, bytes]
 MANY = batch_columns.COUNT_MIN
 
+LARGE = replace(SMALL, commit_log_file_bytes=4 << 20, consume_queue_file_bytes=400_000)
 PROPERTY = st.sampled_from((
     b"TAGS\x01UA\x02", b"TAGS\x01\x02", b"TAGS\x01" + b"t" * 40 + b"\x02", b"KEYS\x01k 1\x02",
     b"WAIT\x01true\x02", b"a\x01b\x02", b"XTAGS\x01UA\x02", b"DELAY\x010\x02", b"DELAY\x013\x02",
@@ -60,7 +62,7 @@ def batches(draw: st.DrawFn) -> list[Entry]:
 
 
 def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
-    broker = SteppedBroker()
+    broker = SteppedBroker(store_config=LARGE)
     broker.store.writer.takes_columns = columns
     return broker, broker.connect()
 
@@ -136,6 +138,15 @@ def test_a_batch_that_is_taken_apart_in_steps_is_stored_and_answered_alike(
     if more:  # of two faults either one may be told
         del one[2], other[2]
     assert one == other
+
+
+def test_a_batch_of_too_many_messages_is_refused_by_both_engines() -> None:
+    for entry in ((0, b"", b""), (0, b"b", b"U\x01AB\x02"), (0, b"", b"DELAY\x010\x02")):
+        fits, more = (encode_batch([entry] * count) for count in (16_384, 16_385))
+        assert sent(fits, columns=True)[0] == ResponseCode.SUCCESS
+        code, _, remark, *_ = sent(more, columns=True)
+        assert code == ResponseCode.MESSAGE_ILLEGAL
+        assert "more than 16384 messages" in str(remark)
 
 
 def test_other_requests_are_served_between_the_steps_of_a_long_batch() -> None:
