@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from simulation.stepped import SMALL as USUAL
-from simulation.stepped import SteppedBroker, SteppedClient, send_fields
+from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 LOG_BYTES, QUEUE_BYTES = 4096, 200
@@ -52,6 +52,30 @@ def built(*, killed: bool) -> CrashableFiles:
     if not killed:
         broker.close()
     return broker.files.kill()
+
+
+def built_twice(*, killed: bool) -> tuple[CrashableFiles, CrashableFiles]:
+    """Return a store as `built` makes it, of two runs, and what it was after the first one, which
+    ended in order with 60 messages."""
+    older = CrashableFiles()
+    broker = SteppedBroker(store_config=CONFIG, files=older)
+    client = broker.connect()
+    send(client, range(60))
+    broker.core.offsets.commit("G", "T", 0, 3)
+    broker.close()
+    older = broker.files.kill()
+    clock = ManualClock(START_MS + 100_000)
+    broker = SteppedBroker(store_config=CONFIG, files=older.kill(), clock=clock)
+    client = broker.connect()
+    send(client, range(60, MESSAGES))
+    broker.core.offsets.commit("G", "T", 0, 5)
+    for document in broker.core.documents:
+        document.save()
+    broker.clock.advance(1.5)
+    broker.store.tick()
+    if not killed:
+        broker.close()
+    return broker.files.kill(), older
 
 
 Damage = Callable[[CrashableFiles], None]
@@ -107,19 +131,40 @@ def paths_below(files: CrashableFiles, directory: str) -> list[str]:
     return found
 
 
-def damages(files: CrashableFiles, path: str, kind: str) -> Iterator[tuple[str, Damage]]:
-    if kind == "flipped":
+def swaps(files: CrashableFiles, path: str) -> Iterator[tuple[str, Damage]]:
+    """With its neighbour."""
+    other = neighbour(files, path)
+    if other is not None:
+
+        def swap(files: CrashableFiles) -> None:
+            mine, its = files.content(path), files.content(other)
+            files.put(path, its)
+            files.put(other, mine)
+
+        yield f"swapped with {other}", swap
+
+
+def damages(
+    files: CrashableFiles, path: str, kind: str, older: CrashableFiles | None = None
+) -> Iterator[tuple[str, Damage]]:
+    """Yield the damages of one kind of the file at `path`. `older`: the same store before."""
+    if kind == "older":
+        assert older is not None
+        if older.exists(path) and older.content(path) != files.content(path):
+            content = older.content(path)
+            yield "of the run before", lambda files: files.put(path, content)
+    elif kind == "flipped":
         yield from flips(files, path)
     elif kind == "swapped":
-        other = neighbour(files, path)
-        if other is not None:
+        yield from swaps(files, path)
+    elif kind == "zeroed":
+        used = len(files.content(path).rstrip(b"\0"))
 
-            def swap(files: CrashableFiles) -> None:
-                mine, its = files.content(path), files.content(other)
-                files.put(path, its)
-                files.put(other, mine)
+        def zero(data: bytearray) -> None:
+            data[used // 3 : used * 2 // 3] = bytes(used * 2 // 3 - used // 3)
 
-            yield f"swapped with {other}", swap
+        if used >= 3:
+            yield "its middle third zeroed", edit(path, zero)
     elif kind == "deleted":
         yield kind, lambda files: files.remove(path)
     else:

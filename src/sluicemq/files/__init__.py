@@ -442,6 +442,12 @@ def lock_holder(path: str) -> int | None:
         os.close(descriptor)
 
 
+def is_locked(path: str) -> bool:
+    """Return whether this process, or another one that the system tells of, holds a lock file. The
+    lock is not taken."""
+    return os.path.realpath(path) in _locked or lock_holder(path) is not None
+
+
 def _lock_owner(descriptor: int) -> int | None:
     """The process that holds the lock, where the system tells (Linux on 64 bits)."""
     try:

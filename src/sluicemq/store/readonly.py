@@ -11,6 +11,7 @@ that is repeated; maps of files that are gone stay readable.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -19,23 +20,28 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, text_names
+from sluicemq.files.overlay import OverlayFiles
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
     DeletedTopics,
+    Mark,
     cannot_open,
     check_directory,
     fit_sizes,
     read_checkpoint,
+    says_followed,
 )
 from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.log import CommitLog, Scanned
+from sluicemq.store.log import CommitLog, Scanned, next_record
 from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.read import LogReader, ReadResult
+from sluicemq.store.recover import Recovery
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.scan import RangeScan
 
+logger = logging.getLogger(__name__)
 LOOKS_MAX: Final = 5
 """So often a directory is looked at again when files went or came meanwhile."""
 Wanted = Callable[[str, int], bool]
@@ -210,6 +216,83 @@ class StoreReader:
     def close(self) -> None:
         self._queues.close()
         self._log.close()
+
+
+def check_recovery(
+    reader: StoreReader, root: str, *, commit_log_path: str = "", consume_queue_path: str = "",
+    files: Files = SYSTEM_FILES, wanted: Wanted = lambda topic, queue_id: True,
+) -> None:  # fmt: skip
+    """Raise StoreDamagedError if `reader` shows fewer messages of the wanted queues than a broker
+    would that starts on the store, or if no broker would start on it.
+
+    The store is recovered in memory (`recover`), which costs what a start costs; nothing on disk
+    changes. A log that ends before the checkpoint of a store that was not stopped in order is only
+    logged: a copy of a running broker's store, whose log is copied first, is no different. Do not
+    call this for the store of a running broker: what its files lack, the broker has in memory.
+    """
+    config = StoreConfig(
+        root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
+    )
+    over = OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)
+    config = fit_sizes(config, over)
+    cure = (
+        f"Start a broker on the store once, or run `sluice store repair {root} --write`: both build"
+        " the queues from the log."
+    )
+
+    def refuse() -> None:
+        raise StoreDamagedError(
+            f"Consume queues in {config.consume_queue_path} are missing or shorter than the"
+            " checkpoint says.", cure=cure,
+        )  # fmt: skip
+
+    log = CommitLog(over, config.commit_log_path, config.commit_log_file_bytes)
+    queues = ConsumeQueues(
+        over, config.consume_queue_path, config.consume_queue_file_bytes,
+        deleted=DeletedTopics.load(over, root),
+    )  # fmt: skip
+    checkpoint = read_checkpoint(over, f"{root}/checkpoint")
+    after_crash = over.exists(f"{root}/abort")
+    recovery = Recovery(
+        log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=root,
+        delays_ms=config.delay_levels_ms, was_followed=says_followed(over, f"{root}/abort"),
+    )  # fmt: skip
+    try:
+        try:
+            recovery.load(after_crash=after_crash)
+            recovery.run(refuse)
+        except StoreDamagedError as error:
+            if not after_crash or not _ends_early(log, checkpoint.mark):
+                raise
+            logger.warning(
+                "%s If this is a copy of a running broker's store, that is nothing unusual: the"
+                " messages up to there are read.", error.fact + ".",
+            )  # fmt: skip
+            return
+        for queue in queues:
+            if not wanted(*queue.key):
+                continue
+            low, end = reader.queue_offsets(*queue.key)[0], reader.sound_end(*queue.key)
+            if queue.next_offset > end or (low > queue.offset_min and end > queue.offset_min):
+                raise StoreDamagedError(
+                    f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} show the"
+                    f" messages {low} to {end - 1}, and the log has {queue.offset_min} to"
+                    f" {queue.next_offset - 1}.", cure=cure,
+                )  # fmt: skip
+    finally:
+        queues.close()
+        log.close()
+
+
+def _ends_early(log: CommitLog, mark: Mark | None) -> bool:
+    """Return whether the log is whole up to a place before the mark, and nothing follows there."""
+    last = log.segments.last
+    if mark is None or last is None:
+        return False
+    end = last.base
+    for record in log.scan(last.base):
+        end = record.end
+    return end < mark.log_offset and next_record(log, end) is None
 
 
 def _add_tail(root: str, log: CommitLog, queues: ConsumeQueues, wanted: Wanted) -> None:

@@ -253,12 +253,25 @@ def test_copy_whose_log_ends_before_its_queues_ends_there(
     copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a running store, the log copied first."""
+    (copy / "abort").write_text("1")
     log = sorted((copy / "commitlog").iterdir())
     data = bytearray(log[-1].read_bytes())
     log[-1].write_bytes(bytes(len(data)))
     found = numbers(read(copy))
     assert found == list(range(len(found))), "a whole beginning"
     assert 400 < len(found) < 600
+
+
+def test_a_store_that_is_damaged_is_refused_or_said(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stopped in order, it has all of its messages, or something is wrong."""
+    min((copy / "consumequeue/flights/1").iterdir()).unlink()
+    with pytest.raises(StoreDamagedError, match=r"store repair.*failOnDataLoss=false"):
+        read(copy)
+    found = numbers(read(copy, failOnDataLoss="false"))
+    assert found
+    assert "shorter than the checkpoint says" in caplog.text
 
 
 def test_retention_after_planning_is_loss(copy: Path, caplog: pytest.LogCaptureFixture) -> None:

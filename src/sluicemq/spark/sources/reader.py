@@ -62,6 +62,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
     StoreDamagedError,
 )
+from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
 from sluicemq.model.subscription import TAG
 from sluicemq.model.topic import MessageQueue
@@ -415,14 +416,35 @@ class Snapshot:
                     yield decode_record(places.view, at).properties
 
 
+def _check_damage(
+    place: StorePlace, reader: "StoreReader", topics: frozenset[str], *, is_fatal: bool
+) -> None:
+    """Compare what the files show with what a broker would recover. Raises StoreDamagedError if it
+    `is_fatal`, else logs it."""
+    from sluicemq.store.readonly import check_recovery  # noqa: PLC0415 - not for brokers
+
+    try:
+        check_recovery(
+            reader, place.root, commit_log_path=place.log_path,
+            consume_queue_path=place.queue_path, wanted=lambda topic, _: topic in topics,
+        )  # fmt: skip
+    except StoreDamagedError as error:
+        if is_fatal:
+            raise StoreDamagedError(error.fact + ".", cure=f"{error.cure} {_SKIP}") from None
+        logger.warning("%s", error)
+
+
 @contextmanager
 def snapshot(options: Options) -> Iterator[Snapshot]:
     """What is there now. Raises StoreError for what is no store, ConfigurationError for a topic
-    that is not there."""
+    that is not there, StoreDamagedError where a broker that starts on the store would show more
+    messages, or would not start; with failOnDataLoss=false a warning says that."""
     place = StorePlace.of(options)
     topics = frozenset(place.topics(options))
     reader = place.open(topics)
     try:
+        if not is_locked(f"{place.root}/lock"):
+            _check_damage(place, reader, topics, is_fatal=options["failOnDataLoss"])
         yield Snapshot(place, reader, topics)
     finally:
         reader.close()
