@@ -548,8 +548,18 @@ class Run:
                 return
 
 
+def await_same_logs(cluster: Cluster) -> str:
+    """Wait until the replicas' logs are equal (`same_logs`): a replica that led a moment ago may
+    not have cut its log yet. Return "", or after REST_S seconds in which file they differ."""
+    end_s = time.monotonic() + REST_S
+    while (wrong := same_logs(cluster)) and time.monotonic() < end_s:
+        time.sleep(0.5)
+    return wrong
+
+
 def same_logs(cluster: Cluster) -> str:
-    """Compares the replicas' logs, of what all of them have; "" when they are equal."""
+    """Compare the replicas' logs, of what all of them have. Return "" if they are equal, else in
+    which file they differ."""
     logs = [
         {path.name: path for path in sorted((cluster.disk(i + 1) / "commitlog").iterdir())}
         for i in range(len(cluster.replicas))
@@ -652,7 +662,7 @@ def run_one(cluster: Cluster, seed: int, sink: str, report: Report) -> list[str]
     except (TimeoutError, SluiceError) as error:
         place = traceback.extract_tb(error.__traceback__)
         wrong = [f"stuck: {error} ({' > '.join(frame.name for frame in place)})"]
-    wrong += filter(None, [same_logs(cluster) if not wrong else ""])
+    wrong += filter(None, [await_same_logs(cluster) if not wrong else ""])
     history = run.history
     report.add(seed, history, run.story, sink, faults_s=run.faults_s, wrong=bool(wrong))
     acknowledged = sum(send.outcome is Outcome.OK for send in history.sends)

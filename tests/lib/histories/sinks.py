@@ -215,7 +215,8 @@ class Job(Sink):
                 self._lose_commit()
         while True:  # in order: what was under way, or another one
             query = self._start(once=True)
-            query.awaitTermination(REST_S)
+            with contextlib.suppress(PySparkException):  # what has ended it is looked at below
+                query.awaitTermination(REST_S)
             error = query.exception()
             self._stop(query)
             if error is None:
