@@ -90,7 +90,7 @@ bytecode: $(NATIVE) ## what Python makes of modules and tests: processes that be
 	for tests in tests/unit "tests --ignore tests/unit"; do $(BIN)/python -m pytest -q --collect-only $$tests >/dev/null & done; wait
 
 .PHONY: quick
-quick: $(NATIVE) ## the fast tests: no server, JVM or network, fewer random examples; about two minutes
+quick: $(NATIVE) ## the fast tests: no server, JVM or network, fewer random examples; a minute and a half
 	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
 
 .PHONY: lint
@@ -137,6 +137,10 @@ simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest -o timeout=0 tests/integration/test_pops_killed.py $(ARGS)
 	SLUICEMQ_SEEDS=2000 $(BIN)/python -m pytest -o timeout=0 tests/property/test_mutants.py $(ARGS)
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest -o timeout=0 tests/property/test_recreated_topics.py $(ARGS)
+
+.PHONY: mutants
+mutants: $(NATIVE) ## 110 small wrong patches of the product, each of which a test has to catch within a minute (ARGS="--only timers"); the report is docs/reports/mutants.md
+	PYTHONPATH=tests/lib $(BIN)/python -m mutants $(if $(ARGS),,--report docs/reports/mutants.md) $(ARGS)
 
 .PHONY: histories
 histories: $(NATIVE) ## 100 fault histories of two real replicas and 300 of three (HISTORIES=n), PARALLEL=4 clusters at a time: timed messages, returning masters, exactly-once sinks; Linux and root; the report is docs/reports/histories.json
