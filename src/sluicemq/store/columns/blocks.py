@@ -83,6 +83,15 @@ class BlockCache:
         if self._blocks.pop(key, None) is not None:
             self.size_bytes -= self._sizes.pop(key)
 
+    def drop_before(self, offset_min: "Callable[[QueueKey], int]") -> None:
+        """Drop every block whose rows all lie before the first offset of their queue, which
+        `offset_min` returns."""
+        for key in list(self._blocks):
+            topic, queue_id, kind, number = key
+            rows = SLOT_ROWS if kind == "slot" else BLOCK_ROWS
+            if (number + 1) * rows <= offset_min((topic, queue_id)):
+                self.drop(key)
+
     def drop_topic(self, topic: str) -> None:
         for key in [key for key in self._blocks if key[0] == topic]:
             self.drop(key)
@@ -382,7 +391,14 @@ class ColumnBlocks:
         return table
 
     def remove_before_start(self) -> None:
-        """Remove the files whose messages retention has removed. Raises OSError."""
+        """Remove the files, and what is in memory, of messages that retention has removed. Raises
+        OSError."""
+
+        def offset_min(key: QueueKey) -> int:
+            queue = self._queues.by_key.get(key)
+            return 0 if queue is None else queue.offset_min
+
+        self._cache.drop_before(offset_min)
         for topic in self._files.names(self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
                 queue = self._queues.by_key.get(
@@ -394,7 +410,6 @@ class ColumnBlocks:
                 table = self._table(queue)
                 for number in [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]:
                     self._remove(f"{self._directory_of(queue)}/{table.pop(number)}")
-                    self._cache.drop((*self._key(queue), "sealed", number))
                     self._forget(queue, number)
 
     def delete(self, topic: str) -> None:

@@ -225,7 +225,7 @@ class PropertyColumns:
 
     def start_moved(self, log_start: int) -> None:
         """Retention has removed the first files of the log: `work` follows."""
-        self._start_moved = self._files.exists(self._directory)
+        self._start_moved = self._blocks is not None or self._files.exists(self._directory)
 
     def close(self) -> None:
         """End the process that makes files."""
