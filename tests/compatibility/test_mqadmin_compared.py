@@ -39,6 +39,7 @@ def java(directory: Path, release: str, client: str) -> dict[str, Outcome]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_differs_is_explained(tmp_path: Path) -> None:
     try:
         mqadmin.tool("client-5.5.0", tmp_path).close()  # compiled once, before both use it

@@ -7,6 +7,7 @@ old as the last step (spec/delivery.md §7).
 """
 
 import json
+import os
 import signal
 import threading
 import time
@@ -159,6 +160,7 @@ HANDOVERS = {
     f"{first}-{second}-{word}": (first, second, stop)
     for first, second in (("java", "sluice"), ("sluice", "java"))
     for word, stop in (("normal", NORMAL), ("kill", KILL))
+    if word == "kill" or os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 }
 
 

@@ -271,6 +271,7 @@ def warnings(proxy_address: str, group: Group) -> list[str]:
     return [text for text in status["warnings"] if group.group.name in text]
 
 
+@pytest.mark.thorough
 def test_members_that_want_different_things_are_told_of(place: Place) -> None:
     """Two that came in by one proxy at once; by two proxies when the broker is looked at again."""
     group = place.group("unequal", place.topic("unequal"))
@@ -320,6 +321,7 @@ def test_tags_and_sql(place: Place) -> None:
     assert bodies(found) == ["1", "4", "7"]
 
 
+@pytest.mark.thorough
 def test_a_time_that_was_changed_counts(place: Place) -> None:
     topic = place.topic("change")
     group = place.group("change", topic)
@@ -362,6 +364,7 @@ def test_what_is_given_up_is_a_dead_letter(place: Place) -> None:
 # ---- transactions
 
 
+@pytest.mark.thorough
 def test_transactions_are_ended_through_either_proxy(place: Place) -> None:
     topic = place.topic("tx", "transaction")
     group = place.group("tx", topic)
@@ -428,6 +431,7 @@ def test_a_delayed_message_comes_at_its_time_and_one_that_is_recalled_never(plac
 # ---- the end of a proxy
 
 
+@pytest.mark.thorough
 def test_a_proxy_that_is_killed_takes_nothing_along(place: Place, tmp_path: Path) -> None:
     topic = place.topic("kill", "transaction")
     group = place.group("kill", topic)

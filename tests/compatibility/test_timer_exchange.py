@@ -5,6 +5,7 @@ delivered exactly once, none before its time.
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections import Counter
@@ -88,6 +89,8 @@ WAYS = {
     "rocketmq-restored-rocketmq": ("rocketmq", "rocketmq", True),
     "rocketmq-restored-sluicemq": ("rocketmq", "sluicemq", True),
 }
+if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+    del WAYS["rocketmq-restored-rocketmq"], WAYS["rocketmq-restored-sluicemq"]
 """The first broker, the second, and whether it gets a store that was restored from a backup."""
 
 

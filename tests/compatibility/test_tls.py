@@ -22,7 +22,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.errors import SluiceError
 from sluicemq.net.tls import Tls
 
-JAVA = ["java-5.3.3", "java-4.9.8"]
+JAVA = ["java-5.3.3", pytest.param("java-4.9.8", marks=pytest.mark.thorough)]
 PYTHON = ["aio", "sync"]
 
 

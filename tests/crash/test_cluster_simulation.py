@@ -35,7 +35,7 @@ from sluicemq.store.writer import Writer
 from waiting import limit
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 20
+SEEDS = 10
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

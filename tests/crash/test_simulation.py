@@ -27,7 +27,7 @@ from sluicemq.store.log import CommitLog
 from waiting import limit
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "80"))
+SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "50"))
 SETTINGS = settings(
     max_examples=min(SEEDS, 300),
     stateful_step_count=40,

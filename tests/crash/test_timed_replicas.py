@@ -12,7 +12,7 @@ from simulation.cluster.runs import KINDS, LENGTH, error_of, run_seed
 from simulation.replicas.mutants import TIMED_MUTANTS, mutated
 from simulation.silence import silence
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "3"))
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
 NEARBY = 200
 """A change of the product changes the histories: look at this many seeds, from the known one on."""
 PLANTED = {
