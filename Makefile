@@ -91,7 +91,7 @@ bytecode: $(NATIVE) ## what Python makes of modules and tests: processes that be
 
 .PHONY: quick
 quick: $(NATIVE) ## the fast tests: no server, JVM or network, fewer random examples; a minute and a half
-	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
+	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## ruff, mypy --strict, import contracts

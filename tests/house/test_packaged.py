@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 described = importlib.import_module("readme").described

@@ -13,6 +13,8 @@ import pytest
 
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 faults_of = runpy.run_path(str(ROOT / "tools" / "dist.py"))["faults_of"]
 

@@ -27,10 +27,13 @@ from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command, encode
 
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "300"))
-pytestmark = pytest.mark.skipif(
-    engine.sends is None and (engine.PURE or os.environ.get("CI") != "true"),
-    reason="the engine is not compiled: make native",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        engine.sends is None and (engine.PURE or os.environ.get("CI") != "true"),
+        reason="the engine is not compiled: make native",
+    ),
+]
 
 ID = "UNIQ_KEY\x01C000020203F34E0E2F2A67BA16000000\x02"
 PROPERTIES = st.lists(

@@ -20,6 +20,8 @@ from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.wire import bodies
 
+pytestmark = pytest.mark.slow
+
 FILTERS = [
     ("*", "TAG"), ("t1", "TAG"), ("t1 || t2", "TAG"), ("Aa", "TAG"), ("Aa || t2", "TAG"),
     ("none", "TAG"), (" || ", "TAG"), ("n > 5", "SQL92"), ("n > 5 OR s = 'x'", "SQL92"),

@@ -8,6 +8,8 @@ import pytest
 from histories.checker import check
 from histories.model import Rules, run
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "60"))
 MUTANTS = {
     "epoch_of_a_life": 3,

@@ -4,12 +4,15 @@ that have lost the last seconds."""
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.wire.tables import OrderInfo, decode_order_file, encode_order_file
+
+pytestmark = pytest.mark.slow
 
 G, T, END = "G", "T", 30
 

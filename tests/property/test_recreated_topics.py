@@ -10,6 +10,8 @@ import pytest
 
 from simulation.recreated import BROKERS, KINDS, run
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "3"))
 
 

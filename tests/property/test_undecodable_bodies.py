@@ -27,6 +27,8 @@ from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
 from stored_bodies import BAD, GOOD, LIMIT, StoredBody, send_stored
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES: Final = int(os.environ.get("SLUICEMQ_EXAMPLES", "2"))
 TOPIC, GROUP = "orders", "billing"
 QUEUES: Final = 2

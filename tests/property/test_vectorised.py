@@ -26,6 +26,8 @@ from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
 from sluicemq.record.columns import block_stats
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "300"))
 NAMES = ["a", "b", "c", "TAGS", "KEYS"]
 NUMBERS = [

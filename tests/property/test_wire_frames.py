@@ -30,6 +30,8 @@ from sluicemq.wire.frames import (
 )
 from sluicemq.wire.headers import REQUEST_HEADERS
 
+pytestmark = pytest.mark.slow
+
 TRAFFIC = Path(__file__).parents[1] / "golden" / "traffic"
 SCENARIOS = ("java53-binary", "go-push-tag", "java53-send-illegal-topic-raw", "java53-pull-errors")
 EXAMPLES = settings(max_examples=100, deadline=None)

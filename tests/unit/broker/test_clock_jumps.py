@@ -19,6 +19,8 @@ from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 
+pytestmark = pytest.mark.slow
+
 SEEDS: Final = int(os.environ.get("SLUICEMQ_EXAMPLES", "15"))
 STEP_S: Final = 0.5
 LATE_S: Final = 1.0 + 2 * STEP_S

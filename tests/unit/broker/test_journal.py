@@ -12,6 +12,8 @@ from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire import tables
 
+pytestmark = pytest.mark.slow
+
 JSON = "/store/config/topics.json"
 CREATE = {
     "topic": "New", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6,

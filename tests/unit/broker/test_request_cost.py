@@ -26,6 +26,8 @@ from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import wire_names
 from sluicemq.wire.frames import Command
 
+pytestmark = pytest.mark.slow
+
 Values = dict[str, Any]
 Request = tuple[int, dict[str, str], bytes]
 SMALL: Final = 120

@@ -22,6 +22,8 @@ from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import CrashableFiles
 
+pytestmark = pytest.mark.slow
+
 WHEEL: Final = "/store/timerwheel"
 LOG: Final = "/store/timerlog/00000000000000000000"
 CHECK: Final = "/store/config/timercheck"

@@ -16,6 +16,8 @@ from simulation.stepped import SteppedBroker
 from sluicemq.store.timers import state
 from sluicemq.testing.files import CrashableFiles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:

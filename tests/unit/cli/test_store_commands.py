@@ -18,6 +18,8 @@ from sluicemq.cli import main
 from sluicemq.cli.output import byte_progress
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[3] / "src"
 GOLDEN = Path(__file__).parents[2] / "golden" / "store"
 COMMANDS = {

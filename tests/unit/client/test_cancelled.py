@@ -30,6 +30,8 @@ from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
 
+pytestmark = pytest.mark.slow
+
 EVERY_WAY = "SLUICEMQ_EXAMPLES" in os.environ
 QUEUES, MESSAGES = 4, 8
 BODIES = {b"%d" % number for number in range(MESSAGES)}

@@ -21,6 +21,8 @@ from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.headers import UpdateAccountRequest
 from sluicemq.wire.tables import RequestMode
 
+pytestmark = pytest.mark.slow
+
 SHELL = {"awaited", "exchange", "pause", "run"}
 """What carries the operations, and is none itself."""
 OPERATIONS = [*sorted(name for name in vars(AdminOperations) if name[0] != "_"), "route"]

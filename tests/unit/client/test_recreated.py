@@ -32,6 +32,8 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 OLD = 50
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 

@@ -16,6 +16,8 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.frames import Command
 
+pytestmark = pytest.mark.slow
+
 
 class HandClock:
     """Goes when it is told."""

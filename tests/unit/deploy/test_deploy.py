@@ -23,6 +23,8 @@ from sluicemq.cli import main
 from sluicemq.spark.pipelines.file import check_pipeline
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -15,6 +15,8 @@ from sluicemq.store.dispatch import sweep_records
 from sluicemq.store.log import CommitLog, Scanned
 from sluicemq.testing.files import CrashableFiles
 
+pytestmark = pytest.mark.slow
+
 FILE_BYTES = 1 << 17
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 HOST_IPV6 = bytes(range(16)) + struct.pack(">i", 10911)

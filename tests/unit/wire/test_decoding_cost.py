@@ -15,6 +15,8 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import queue_from
 from sluicemq.wire.frames import Command
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[int], bytes]
 
 
