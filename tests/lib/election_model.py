@@ -44,6 +44,8 @@ class Replica:
     term: State = NOBODY
     acknowledged: dict[tuple[int, str], int] = field(default_factory=dict)
     confirmed: int = 0
+    began: int = 0
+    """How long its log was when it began to lead."""
     unsettled: State | None = None
     is_alive: bool = True
 
@@ -155,7 +157,7 @@ class World:
             case Lead(state):
                 if replica.role != "lead" or replica.term.epoch != state.epoch:
                     replica.acknowledged = {}
-                    replica.confirmed = 0
+                    replica.confirmed, replica.began = 0, len(replica.log)
                 replica.role, replica.term = "lead", state
             case Follow(state):
                 replica.role, replica.term = "follow", state
@@ -218,11 +220,13 @@ class World:
             self.propose(master, master.term._replace(in_sync=in_sync))
 
     def take_in(self, master: Replica, slave: Replica) -> None:
-        """By what its connection has claimed and acknowledged, not by an older view."""
+        """By what its connection has claimed and acknowledged, not by an older view. All that was
+        confirmed before lies in the log with which the master began."""
         if not (master.is_alive and master.role == "lead") or master.unsettled is not None:
             return
         key = (slave.id, slave.incarnation)
-        if master.acknowledged.get(key, -1) >= master.confirmed and slave.id != master.id:
+        needed = max(master.confirmed, master.began)
+        if master.acknowledged.get(key, -1) >= needed and slave.id != master.id:
             in_sync = {**master.term.in_sync, slave.id: slave.incarnation}
             self.propose(master, master.term._replace(in_sync=in_sync))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ from sluicemq.store.gather import Reach
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
+
+pytestmark = pytest.mark.slow
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 TEXTS = ["5", "-5", "5.0", "007", "abc", "true", "NaN", "杭州", "it's", "1e3", "2147483648", " 5"]

@@ -367,7 +367,9 @@ class Node:
         for replica, session in self.sessions.items():
             if members.get(replica) == session.incarnation:
                 continue
-            is_there = session.acked >= self.disk.confirmed and session.state >= self.state
+            # All that masters before this one confirmed lies in the log it began with.
+            needed = max(self.disk.confirmed, self.start_at)
+            is_there = session.acked >= needed and session.state >= self.state
             if is_there or not self.rules.joins_caught_up:
                 members[replica] = session.incarnation
                 self._propose(replace(record, in_sync=tuple(members.items())))

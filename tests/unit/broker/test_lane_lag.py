@@ -21,6 +21,8 @@ from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.wire import bodies
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 WISHES: list[Wanted] = [
     {"T": (TAG, "t1 || t2")}, {"T": (TAG, "t3")}, {"T": (TAG, "*")}, {"T": (SQL92, "n > 5")},

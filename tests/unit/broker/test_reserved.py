@@ -32,6 +32,8 @@ from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange, encode_staged_ranges
 
+pytestmark = pytest.mark.slow
+
 MANY = COUNT_MIN
 KEPT, REMOVED = Reserved("", OnSend.KEPT), OnSend.REMOVED
 FILLED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}

@@ -21,6 +21,8 @@ from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.wire.declare import _READ_INT32, _READ_INT64, _TABLES
 from sluicemq.wire.frames import Command, encode
 
+pytestmark = pytest.mark.slow
+
 TRAFFIC: Final = Path(__file__).parents[2] / "golden" / "traffic"
 EXAMPLES: Final = int(os.environ.get("SLUICEMQ_EXAMPLES", "3"))
 EDGES: Final = tuple(

@@ -21,6 +21,8 @@ from sluicemq.cli.ending import (
 )
 from sluicemq.errors import ConfigurationError
 
+pytestmark = pytest.mark.slow
+
 
 def ended(work: Callable[[], object]) -> tuple[object, str]:
     """Exit code and stderr of a command that does this."""

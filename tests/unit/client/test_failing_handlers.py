@@ -13,6 +13,8 @@ from sluicemq.client.tasks import RESTART_MAX_S
 from sluicemq.testing.embedded import embedded
 from sluicemq.testing.virtual import VirtualClock
 
+pytestmark = pytest.mark.slow
+
 WORKERS = 2
 BAD = 5
 """More messages than workers: each of these would end one."""

@@ -24,6 +24,8 @@ from sluicemq.proxy.receiving import Receiving
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.popping import Handle
 
+pytestmark = pytest.mark.slow
+
 Scene = Callable[[Proxied, Speaker], Awaitable[Any]]
 
 

@@ -29,6 +29,8 @@ from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import Receiving
 from sluicemq.wire.popping import Handle
 
+pytestmark = pytest.mark.slow
+
 
 def receiving(proxy: Proxied) -> Receiving:
     """The family, whose clock the test is."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import election_model
@@ -192,6 +192,7 @@ def test_what_no_replica_wrote_is_refused(value: bytes) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 2**64))
+@example(30924)  # a new master took in a replica that lacked what the master before had confirmed
 def test_nothing_confirmed_is_ever_missing(seed: int) -> None:
     election_model.run(seed)
 

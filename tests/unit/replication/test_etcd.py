@@ -17,6 +17,8 @@ from sluicemq.replication.etcd import Account, Certificates, Etcd
 from sluicemq.testing.consensus import MemoryConsensus
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 TTL_S = 2.0
 
 

@@ -19,6 +19,8 @@ from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
 
+pytestmark = pytest.mark.slow
+
 PREFIX = election.directory("c", "b")
 
 

@@ -19,6 +19,8 @@ from sluicemq.spark.sources import stream
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 OLD, SCHEMA = 50, struct_type(ALL_COLUMNS)
 LENGTHS = (0, 1, OLD - 1, OLD, OLD + 1, 2 * OLD)

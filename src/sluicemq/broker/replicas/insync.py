@@ -131,9 +131,13 @@ class InSync:
     _failure: StoreUncertainError | None = None
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     _begun_s: float = 0.0
+    _begin_end: int = 0
+    """Where this broker's log ended when it began to lead: all that masters before it confirmed
+    lies before, also what this broker does not know to be confirmed yet."""
 
     def __post_init__(self) -> None:
         self._begun_s = self.clock.monotonic_s()
+        self._begin_end = self.own_end()
 
     # ------------------------------------------------------------------------- what slaves say
 
@@ -330,17 +334,19 @@ class InSync:
         return late_ms < self.settings.broker.catch_up_ms
 
     def _has_joined(self, member: int, claim: Word | None, end: int) -> bool:
-        """Has it all that is confirmed? Else it is waited for from now on, when it is near."""
+        """Has it all that is confirmed, and all that may have been before this broker led? Else it
+        is waited for from now on, when it is near."""
         now_s, joining = self.clock.monotonic_s(), self._joining.get(member)
+        needed = max(self.confirmed, self._begin_end)
         if claim is None or claim.state_number < 0:
             return False
         if joining is None:
             old = (at for at_s, at in reversed(self._samples) if now_s - at_s >= NEAR_S)
-            is_near = end >= min(next(old, self.own_end()), self.confirmed)
+            is_near = end >= min(next(old, self.own_end()), needed)
             if not is_near or now_s < self._rests_until_s.get(member, 0.0):
                 return False
             joining = self._joining[member] = Joining(now_s + JOIN_S, self.state_number())
-        if claim.state_number >= joining.state_number and end >= self.confirmed:
+        if claim.state_number >= joining.state_number and end >= needed:
             return True
         if now_s >= joining.until_s:
             del self._joining[member]

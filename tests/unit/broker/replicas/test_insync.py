@@ -231,6 +231,24 @@ def test_who_has_what_is_confirmed_in_log_and_state_goes_into_the_set() -> None:
     assert len(stage.proposed) == 1, "one at a time"
 
 
+def test_who_lacks_what_a_master_before_may_have_confirmed_stays_out_of_the_set() -> None:
+    """A new master knows less to be confirmed than was: all of it lies in the log it began with."""
+    stage = Stage({}, term=term(_1="a", _2="a"))
+    stage.gate.claimed(2, "a", "1", 0, 0)  # a member that has not acknowledged anything yet
+    late = stage.slave(3)
+    stage.gate.acknowledged(late, 999)
+    for _ in range(20):
+        stage.clock.advance(0.2)
+        stage.gate.run()
+    assert stage.gate.confirmed == 0
+    assert frozenset({1, 2, 3}) not in stage.proposed
+    assert frozenset({1, 3}) not in stage.proposed
+    stage.gate.acknowledged(late, 1000)
+    stage.gate._proposed = None
+    stage.gate.run()
+    assert 3 in stage.proposed[-1]
+
+
 def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
     """Who is near is waited for, and has to come to where everything was then."""
     stage, state = Stage({}, term()), iter(range(100, 10_000, 100))
