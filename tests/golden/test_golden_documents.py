@@ -18,6 +18,8 @@ from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire import fastjson, tables
 from sluicemq.wire.tables import decode_consumer_filters_file, encode_consumer_filters_file
 
+pytestmark = pytest.mark.slow
+
 STORES = Path(__file__).parent / "store"
 ARCHIVES = {"golden1": "golden1", "golden2": "golden2", "golden3": "golden3_trans"}
 NAMES = BrokerConfig(broker_name="golden-a", cluster_name="GoldenCluster", metrics_enable=False)

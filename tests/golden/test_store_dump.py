@@ -27,6 +27,8 @@ from sluicemq.store.tools.dump import (
 )
 from sluicemq.store.tools.layout import StoreLayout
 
+pytestmark = pytest.mark.slow
+
 STORES = Path(__file__).parent / "store"
 ROOTS = {"golden1": "golden1/store", "golden2": "golden2/store", "golden3_trans": "golden3/store"}
 SLOTS = 100

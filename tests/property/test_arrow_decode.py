@@ -23,6 +23,8 @@ from sluicemq.record.codec import decode_records, encode_record
 from sluicemq.record.layout import MAGIC_V1
 from sluicemq.record.table import record_starts
 
+pytestmark = pytest.mark.slow
+
 HOSTS = st.sampled_from(
     [
         encode_host(Host("127.0.0.1", 10911)),

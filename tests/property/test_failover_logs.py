@@ -25,6 +25,8 @@ from sluicemq.net.work.background import in_place
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
+pytestmark = pytest.mark.slow
+
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "100"))
 CONFIG = StoreConfig(root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400)

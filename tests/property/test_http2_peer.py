@@ -17,6 +17,8 @@ from sluicemq.wire import http2 as h
 from sluicemq.wire.hpack import HeaderReader, encode_headers
 from sluicemq.wire.http2 import Http2Error
 
+pytestmark = pytest.mark.slow
+
 hpack = pytest.importorskip("hpack")
 pytest.importorskip("h2")
 

@@ -20,6 +20,8 @@ from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = 600
 SLICE_MAX_S = 0.05
 Done = Callable[[object], None]

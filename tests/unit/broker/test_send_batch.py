@@ -21,6 +21,8 @@ from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange
 from sluicemq.wire.staging import encode_staged_ranges as ranges_of
 
+pytestmark = pytest.mark.slow
+
 Entry = tuple[int, bytes, bytes]
 MANY = batch_columns.COUNT_MIN
 

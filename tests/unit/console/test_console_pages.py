@@ -21,6 +21,8 @@ from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire import bodies
 from stored_bodies import BAD, send_stored
 
+pytestmark = pytest.mark.slow
+
 PROBE = "\"'><script>alert(1)</script>"
 CHANGES = {
     "/topics": {"topic": "fresh", "queues": "2", "perm": "6", "type": "normal"},

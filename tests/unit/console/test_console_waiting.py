@@ -19,6 +19,8 @@ from sluicemq.model.message import Message
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.virtual import VirtualClock
 
+pytestmark = pytest.mark.slow
+
 PROBE = "\"'><script>alert(1)</script>"
 
 

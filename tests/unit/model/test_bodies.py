@@ -21,6 +21,8 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.record.codec import decode_record, encode_record
 from stored_bodies import BAD, GOOD, KINDS, LIMIT, TEXT, StoredBody
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 
 

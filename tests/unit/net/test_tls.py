@@ -35,6 +35,8 @@ from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command, encode
 from waiting import limit, until
 
+pytestmark = pytest.mark.slow
+
 BIG = os.urandom(3 << 20)
 
 

@@ -16,6 +16,8 @@ from sluicemq.proxy.cluster import ClusterBackend
 from sluicemq.proxy.messages import Code, MessageType, TransactionResolution
 from sluicemq.testing.virtual import VirtualClock
 
+pytestmark = pytest.mark.slow
+
 TOPIC, GROUP = m.Resource(name="orders"), m.Resource(name="g")
 COMMIT = TransactionResolution.COMMIT
 NUMBERS = itertools.count()

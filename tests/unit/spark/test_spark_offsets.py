@@ -15,6 +15,8 @@ from sluicemq.spark.sources.offsets import (
 )
 from sluicemq.spark.sources.stream import admit
 
+pytestmark = pytest.mark.slow
+
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 QUEUES = st.builds(
     MessageQueue, st.just("t"), st.sampled_from(["a", "b"]), st.integers(0, 5)
