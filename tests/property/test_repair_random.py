@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
@@ -118,6 +118,7 @@ BODIES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 900)), min_size=1,
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=IS_REPEATABLE)
 @given(bodies=BODIES, log=damages(), units=damages(), lose=st.integers(0, 12), kill=st.booleans())
+@example(bodies=[(2, 0)], log=[(0.5, b"\xff" * 45)], units=[], lose=0, kill=False)
 def test_repair_keeps_every_whole_record(
     bodies: list[tuple[int, int]],
     log: list[tuple[float, bytes]],

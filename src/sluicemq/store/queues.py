@@ -51,7 +51,7 @@ def is_possible(key: tuple[str, int]) -> bool:
     """Whether there can be a directory for such a queue: what a record says may be damaged."""
     topic, queue_id = key
     is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
-    return is_name and queue_id >= 0
+    return is_name and queue_id >= 0 and len(topic.encode()) <= RETRY_TOPIC_LENGTH_MAX
 
 
 def check_topic(topic: str, *, long_topics: bool = True) -> None:
@@ -512,6 +512,11 @@ class ConsumeQueues:
         """Remove the queues of a topic with their files. Raises MessageIllegalError for a name that
         is no directory's: it was never one of ours."""
         check_topic(topic)
+        self._remove(topic)
+
+    def _remove(self, topic: str) -> None:
+        """Remove the queues of a topic, whose name may be what a damaged record said, with their
+        files."""
         for key in [key for key in self.by_key if key[0] == topic]:
             queue = self.by_key.pop(key)
             self.dirty.discard(queue)
@@ -527,14 +532,14 @@ class ConsumeQueues:
             if topic in self.deleted.ends:
                 last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
                 if last is not None and not self.deleted.counts(topic, last.physical_offset):
-                    self.delete(topic)
+                    self._remove(topic)
 
     def remove_all(self) -> None:
         """Remove every queue with its files, loaded or not: they are built anew."""
         for key in self._on_disk():
             self.open(key)
         for topic in {topic for topic, _ in self.by_key}:
-            self.delete(topic)
+            self._remove(topic)
 
     def totals(self, log_end: int | None = None) -> tuple[int, int]:
         """How many queues have units, and the sum of their ends: a digest for the checkpoint, of
