@@ -91,7 +91,7 @@ bytecode: $(NATIVE) ## what Python makes of modules and tests: processes that be
 
 .PHONY: quick
 quick: $(NATIVE) ## the fast tests: no server, JVM or network, fewer random examples; in less than 90 seconds on two cores (make check has the house rules)
-	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property $(ARGS)
+	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## ruff, mypy --strict, import contracts

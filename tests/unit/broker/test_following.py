@@ -26,6 +26,8 @@ from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.ha import Epoch
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 FILE_BYTES = 64 * 1024
 
 

@@ -18,6 +18,8 @@ from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.rocketmq import DefaultLitePullConsumer
 from waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -14,6 +14,8 @@ import pytest
 from sluicemq.net import wsgi
 from waiting import limit
 
+pytestmark = pytest.mark.slow
+
 
 def pong(_environ: dict[str, Any], start: Any) -> Iterable[bytes]:
     start("200 OK", [("Content-Type", "text/plain")])

@@ -21,6 +21,8 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import ACCESS_KEY, sign_command
 
+pytestmark = pytest.mark.slow
+
 MASTER, OTHER, REPLICA = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 
 
