@@ -89,9 +89,9 @@ WAYS = {
     "rocketmq-restored-rocketmq": ("rocketmq", "rocketmq", True),
     "rocketmq-restored-sluicemq": ("rocketmq", "sluicemq", True),
 }
+"""The first broker, the second, and whether it gets a store that was restored from a backup."""
 if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
     del WAYS["rocketmq-restored-rocketmq"], WAYS["rocketmq-restored-sluicemq"]
-"""The first broker, the second, and whether it gets a store that was restored from a backup."""
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Every file of a store, damaged in every way, after a stop in order and after a kill, and met in
 every way: by a start, by a read-only one, by Spark's store source, by verify and by repair.
 
-Whoever meets it may do three things: show every message that was there, with
+Each of them may do three things: show every message that was there, with
 the same bytes at the same offsets (mended from the log); refuse, naming the path and the cure; or
 pass over a message whose record is spoilt in the log, and say so with the cure. Never show less and
 say nothing, never end in a traceback.
@@ -96,7 +96,7 @@ def judge(
     changed = [place for place, body in found.pulled.items() if whole.pulled.get(place) != body]
     if changed:
         return f"other bytes at {changed}"
-    if found.progress > whole.progress:  # less only repeats messages
+    if found.progress != whole.progress:
         lost.append(f"progress {found.progress}")
     if lost and not any(
         path in text or "store repair" in text or "cut off" in text for text in caplog.messages
@@ -113,6 +113,7 @@ UNSEEN: Final = {
     ("index", "zeroed"): ("keys",),  # a file of the index that is full may have hundreds of MB
     ("config", "flipped"): ("topics", "progress"),  # JSON that reads well, and says another thing
     ("config", "swapped"): ("progress",),  # with the edition before
+    ("config", "older"): ("progress",),  # that is less, and only repeats messages
 }
 """(directory, damage): what may be less in silence; `store verify` finds it in units and index."""
 NOTHING_KNOWS: Final = f"/store/commitlog/{24_576:020d}"

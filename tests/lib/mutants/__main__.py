@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from mutants.patching import Mutant, StaleMutantError
-from mutants.running import GRACE, LIMIT_S, Copy, Verdict
+from mutants.running import Copy, Verdict
 from mutants.table import MUTANTS
 
 HEAD = """# Mutants, and the tests that catch them
@@ -54,11 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command, said in broken.items():
         print(f"WITHOUT A MUTANT this fails: {command}\n{said}", flush=True)
     survivors = [
-        one for one, verdict in zip(wanted, verdicts, strict=True) if not verdict.is_caught
+        one
+        for one, verdict in zip(wanted, verdicts, strict=True)
+        if not verdict.is_caught or verdict.is_late
     ]
     counts = Counter(one.area for one in wanted)
     print(f"{len(wanted)} mutants ({', '.join(f'{n} {area}' for area, n in counts.items())}): "
-          f"{len(wanted) - len(survivors)} caught, {len(survivors)} survive")  # fmt: skip
+          f"{len(wanted) - len(survivors)} caught in time, {len(survivors)} not")  # fmt: skip
     if asked.report:
         asked.report.write_text(HEAD + "".join(map(_row, wanted, verdicts)))
     return 1 if survivors or broken else 0
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _plain(copies: "SimpleQueue[Copy]", command: str) -> Verdict:
     copy = copies.get()
     try:
-        return copy.run_plain(command)
+        return copy.test(command)
     finally:
         copies.put(copy)
 
@@ -81,7 +83,7 @@ def _judged(copies: "SimpleQueue[Copy]", mutant: Mutant) -> Verdict:
     finally:
         copies.put(copy)
     word = "caught" if verdict.is_caught else "SURVIVES"
-    if verdict.is_caught and verdict.seconds > LIMIT_S * GRACE / 2:
+    if verdict.is_caught and verdict.is_late:
         word = "caught late"
     how = verdict.by if verdict.is_caught else verdict.said
     print(f"{word:>8} {verdict.seconds:5.1f} s  {mutant.area}/{mutant.name}  {how}", flush=True)

@@ -28,6 +28,11 @@ class Verdict:
     said: str = ""
     by: str = ""
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the test takes longer than LIMIT_S, also on a machine with nothing else to do."""
+        return self.seconds > LIMIT_S * GRACE / 2
+
 
 class Copy:
     """The tracked files of the repository and the compiled engine, in a directory of their own."""
@@ -55,15 +60,11 @@ class Copy:
             path.write_text(wrong)
             if path.suffix == ".pyx" and (said := self._build()):
                 return Verdict(False, 0.0, f"it does not compile: {said}")
-            return self._test(mutant.caught_by)
+            return self.test(mutant.caught_by)
         finally:
             path.write_text(text)
             if path.suffix == ".pyx":
                 self._build()
-
-    def run_plain(self, command: str) -> Verdict:
-        """Run a test without any mutant."""
-        return self._test(command)
 
     def _build(self) -> str:
         """Build the engine; return what the compiler says, "" if all is well."""
@@ -73,7 +74,8 @@ class Copy:
         )  # fmt: skip
         return (done.stderr or done.stdout)[-2000:] if done.returncode else ""
 
-    def _test(self, command: str) -> Verdict:
+    def test(self, command: str) -> Verdict:
+        """Run a test, named as `Mutant.caught_by` does, in the copy as it is."""
         first, *rest = command.split()
         if first.startswith("tests/"):
             words = ["pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly",
