@@ -47,6 +47,7 @@ from sluicemq.errors import ConfigurationError, SluiceError, StoreUncertainError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
+from sluicemq.files.overlay import overlay
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import Kept, warn_of_protection
@@ -119,7 +120,7 @@ class Broker:
         who decides about roles. `incarnation` is that of the store's directory. `shares` are those
         of other servers on the same loop."""
         if read_only:
-            files = readonly.overlay(files)
+            files = overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
         self.term, self._propose, self._steering = term, propose, steering
         self.claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))

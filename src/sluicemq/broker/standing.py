@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluicemq.broker.admin.readonly import overlay
 from sluicemq.broker.replicas.acting import SEND_S, Acting, Escape, StandIn, ask_escaped
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.errors import SluiceError
 from sluicemq.files import Files
+from sluicemq.files.overlay import overlay
 from sluicemq.model.ids import UniqueIds
 from sluicemq.model.topic import MASTER_ID
 from sluicemq.net.channel import ChannelPool

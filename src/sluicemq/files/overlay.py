@@ -29,7 +29,15 @@ from collections.abc import Callable
 from typing import Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.files import FOR_OWNER, Access, File, Files, SystemFile, SystemFiles
+from sluicemq.files import (
+    FOR_OWNER,
+    SYSTEM_FILES,
+    Access,
+    File,
+    Files,
+    SystemFile,
+    SystemFiles,
+)
 from sluicemq.files.descriptors import DescriptorPool
 
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
@@ -413,3 +421,9 @@ class OverlayFiles:
 
 def _error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
+
+
+def overlay(files: Files) -> OverlayFiles:
+    """Return files that read from `files` and keep every change in memory. The files of the system
+    are not opened for writing."""
+    return OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)

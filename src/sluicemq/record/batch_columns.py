@@ -250,7 +250,7 @@ HEAD_BYTES: Final = RECORD_HEAD.size
 COUNT_MIN: Final = 160
 """For fewer messages the plain way is faster: columns take half a millisecond to begin."""
 STEP_MESSAGES: Final = 500
-"""So many messages are taken apart in a step of about a millisecond."""
+"""The number of messages that `take_apart` decodes in a step, which takes about a millisecond."""
 _FLAG_AT: Final = BATCH_HEAD.at("flag")
 _LENGTH_AT: Final = BATCH_HEAD.at("body_length")
 _ZEROS: Final = bytes(16)

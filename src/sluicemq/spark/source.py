@@ -286,6 +286,7 @@ class StoreBatchReader(BatchReader):
 
         place, sql = self.place, self.options["filter.sql"]
         with snapshot(self.options) as seen:
+            seen.check_damage(is_fatal=self.options["failOnDataLoss"])
             start = starting_offsets(seen, self.options, seen.bounds, "earliest")
             end = ending_offsets(seen, self.options, seen.bounds)
             ranges = narrowed(seen, start, end, self.pushed)

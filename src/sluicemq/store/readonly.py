@@ -20,7 +20,7 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, text_names
-from sluicemq.files.overlay import OverlayFiles
+from sluicemq.files.overlay import overlay
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
@@ -30,13 +30,12 @@ from sluicemq.store.directory import (
     check_directory,
     fit_sizes,
     read_checkpoint,
-    says_followed,
 )
 from sluicemq.store.dispatch import sweep_records
 from sluicemq.store.log import CommitLog, Scanned, next_record
 from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.recover import Recovery
+from sluicemq.store.recover import find_store
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.scan import RangeScan
@@ -233,7 +232,7 @@ def check_recovery(
     config = StoreConfig(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
-    over = OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)
+    over = overlay(files)
     config = fit_sizes(config, over)
     cure = (
         f"Start a broker on the store once, or run `sluice store repair {root} --write`: both build"
@@ -246,17 +245,7 @@ def check_recovery(
             " checkpoint says.", cure=cure,
         )  # fmt: skip
 
-    log = CommitLog(over, config.commit_log_path, config.commit_log_file_bytes)
-    queues = ConsumeQueues(
-        over, config.consume_queue_path, config.consume_queue_file_bytes,
-        deleted=DeletedTopics.load(over, root),
-    )  # fmt: skip
-    checkpoint = read_checkpoint(over, f"{root}/checkpoint")
-    after_crash = over.exists(f"{root}/abort")
-    recovery = Recovery(
-        log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=root,
-        delays_ms=config.delay_levels_ms, was_followed=says_followed(over, f"{root}/abort"),
-    )  # fmt: skip
+    log, queues, checkpoint, after_crash, _, recovery = find_store(config, over)
     try:
         try:
             recovery.load(after_crash=after_crash)

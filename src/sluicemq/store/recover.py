@@ -31,10 +31,18 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Final, NamedTuple
 
+from sluicemq.config import StoreConfig
 from sluicemq.errors import ProtocolError, StoreDamagedError
+from sluicemq.files import Files
 from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGIC_V1, RECORD_BYTES_MIN, RECORD_HEAD
-from sluicemq.store.directory import Checkpoint, Mark
+from sluicemq.store.directory import (
+    Checkpoint,
+    DeletedTopics,
+    Mark,
+    read_checkpoint,
+    says_followed,
+)
 from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.log import (
     BLANK_BYTES,
@@ -68,6 +76,39 @@ class Recovered(NamedTuple):
     store_time_ms: int
     units_added: int
     is_rebuilt: bool
+
+
+class Found(NamedTuple):
+    """What a start finds in a store's directory, and the recovery that is to be run over it."""
+
+    log: CommitLog
+    queues: ConsumeQueues
+    checkpoint: Checkpoint
+    after_crash: bool
+    was_followed: bool
+    recovery: "Recovery"
+
+
+def find_store(config: StoreConfig, files: Files) -> Found:
+    """Return the parts of the store in `config.root` that its recovery needs, with nothing loaded.
+    Raises StoreDamagedError, OSError."""
+    abort_path = f"{config.root}/abort"
+    log = CommitLog(
+        files, config.commit_log_path, config.commit_log_file_bytes,
+        requires_checksum=config.checksum_property_required,
+    )  # fmt: skip
+    queues = ConsumeQueues(
+        files, config.consume_queue_path, config.consume_queue_file_bytes,
+        long_topics=config.version_by_topic_length,
+        deleted=DeletedTopics.load(files, config.root),
+    )  # fmt: skip
+    checkpoint = read_checkpoint(files, f"{config.root}/checkpoint")
+    was_followed = says_followed(files, abort_path)
+    recovery = Recovery(
+        log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
+        delays_ms=config.delay_levels_ms, was_followed=was_followed,
+    )  # fmt: skip
+    return Found(log, queues, checkpoint, files.exists(abort_path), was_followed, recovery)
 
 
 class Recovery:

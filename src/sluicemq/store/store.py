@@ -34,14 +34,11 @@ from sluicemq.files.incarnation import Incarnation
 from sluicemq.outages import Outages, kind_of
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
-    DeletedTopics,
     DurableMark,
     Mark,
     cannot_open,
     check_directory,
-    read_checkpoint,
     remove_abort,
-    says_followed,
     write_abort,
 )
 from sluicemq.store.dispatch import Dispatcher, sweep_records
@@ -49,10 +46,9 @@ from sluicemq.store.follow import Following
 from sluicemq.store.identity import RecordSource
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.index import KeyIndex
-from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit, Units, expired_units
+from sluicemq.store.queues import UNIT, Queue, Unit, Units, expired_units
 from sluicemq.store.read import LogReader
-from sluicemq.store.recover import Recovery
+from sluicemq.store.recover import find_store
 from sluicemq.store.retain import Retention
 from sluicemq.store.segments import Segment, is_segment_name
 from sluicemq.store.writer import Writer, warn_clock
@@ -114,22 +110,9 @@ class Store:
         self._is_closed = False
         self._outages = Outages(clock, logger)
         self._abort_path = f"{config.root}/abort"
-        after_crash = files.exists(self._abort_path)
-        self._log = log = CommitLog(
-            files, config.commit_log_path, config.commit_log_file_bytes,
-            requires_checksum=config.checksum_property_required,
-        )  # fmt: skip
-        self._queues = queues = ConsumeQueues(
-            files, config.consume_queue_path, config.consume_queue_file_bytes,
-            long_topics=config.version_by_topic_length,
-            deleted=DeletedTopics.load(files, config.root),
-        )  # fmt: skip
-        checkpoint = read_checkpoint(files, f"{config.root}/checkpoint")
-        was_followed = says_followed(files, self._abort_path)
-        recovery = Recovery(
-            log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
-            delays_ms=config.delay_levels_ms, was_followed=was_followed,
-        )  # fmt: skip
+        found = find_store(config, files)
+        self._log, self._queues, checkpoint, after_crash, was_followed, recovery = found
+        log, queues = self._log, self._queues
         recovery.load(after_crash=after_crash)
         write_abort(files, self._abort_path, is_followed=was_followed)
         self._durable = DurableMark(files, f"{config.root}/checkpoint", checkpoint)

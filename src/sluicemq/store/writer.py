@@ -403,7 +403,8 @@ class Writer(TurnState):
         return end
 
     def check(self, body_bytes: int, properties: bytes) -> None:
-        """Raises MessageIllegalError for what no record can hold."""
+        """Raise MessageIllegalError if no record can hold a body of `body_bytes` bytes or these
+        encoded properties."""
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise MessageIllegalError(
                 f"The properties have {len(properties)} bytes, the limit is"

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from sluicemq.broker.admin.readonly import overlay, prepare
+from sluicemq.broker.admin.readonly import prepare
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
@@ -22,6 +22,7 @@ from sluicemq.broker.turns import unconfirmed
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files
+from sluicemq.files.overlay import overlay
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store

@@ -19,8 +19,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.config.settings import host_name
-from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.files.overlay import OverlayFiles
+from sluicemq.files import Files
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
 from sluicemq.net.dispatch import Handler, Peer
 from sluicemq.store.directory import fit_sizes
@@ -70,11 +69,6 @@ _CHANGES: Final = (
 _OF_BROKER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 _OF_CLUSTER: Final = "rmq_sys_REVIVE_LOG_"
 REFUSED: Final = frozenset(code for _, codes in _CHANGES for code in codes)
-
-
-def overlay(files: Files) -> OverlayFiles:
-    """What such a broker and its name server use instead of `files`."""
-    return OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)
 
 
 def refusals(root: str) -> dict[int, Handler]:

@@ -72,7 +72,7 @@ looked at more closely, too."""
 COLUMNS_BYTES_MIN: Final = 4096
 """A smaller batch has too few messages for columns."""
 APART_MIN: Final = 1000
-"""A batch of at most so many messages is taken apart in one step."""
+"""The largest number of messages of a batch that is decoded message by message in one step."""
 NOWHERE: Final = -1
 FLAGS_MAX: Final = 0x3
 """Compressed, or with several tags; other flags need care."""

@@ -132,8 +132,8 @@ class InSync:
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     _begun_s: float = 0.0
     _begin_end: int = 0
-    """Where this broker's log ended when it began to lead: all that masters before it confirmed
-    lies before, also what this broker does not know to be confirmed yet."""
+    """The end of this broker's log when its term began. Everything that earlier masters confirmed
+    lies before it, including what this broker does not know to be confirmed yet."""
 
     def __post_init__(self) -> None:
         self._begun_s = self.clock.monotonic_s()
@@ -334,8 +334,8 @@ class InSync:
         return late_ms < self.settings.broker.catch_up_ms
 
     def _has_joined(self, member: int, claim: Word | None, end: int) -> bool:
-        """Has it all that is confirmed, and all that may have been before this broker led? Else it
-        is waited for from now on, when it is near."""
+        """Return whether `member` has everything that this master, or one before it, has confirmed.
+        A member that is near and lacks some of it is waited for from now on."""
         now_s, joining = self.clock.monotonic_s(), self._joining.get(member)
         needed = max(self.confirmed, self._begin_end)
         if claim is None or claim.state_number < 0:

@@ -386,7 +386,9 @@ class Snapshot:
     the log. What a running broker writes later is not read."""
 
     def __init__(self, place: StorePlace, reader: "StoreReader", topics: frozenset[str]) -> None:
+        self._place = place
         self._reader = reader
+        self._topics = topics
         self.bounds: Bounds = {
             MessageQueue(topic, place.broker, queue_id): (
                 reader.queue_offsets(topic, queue_id)[0],
@@ -395,6 +397,25 @@ class Snapshot:
             for topic, queue_id in reader.queues()
             if topic in topics
         }
+
+    def check_damage(self, *, is_fatal: bool) -> None:
+        """Compare what the files show with what a broker would recover, unless a broker has the
+        store open. Raise StoreDamagedError if messages are missing and that `is_fatal`; log it
+        otherwise."""
+        from sluicemq.store.readonly import check_recovery  # noqa: PLC0415 - not for brokers
+
+        place = self._place
+        if is_locked(f"{place.root}/lock"):
+            return
+        try:
+            check_recovery(
+                self._reader, place.root, commit_log_path=place.log_path,
+                consume_queue_path=place.queue_path, wanted=lambda topic, _: topic in self._topics,
+            )  # fmt: skip
+        except StoreDamagedError as error:
+            if is_fatal:
+                raise StoreDamagedError(error.fact + ".", cure=f"{error.cure} {_SKIP}") from None
+            logger.warning("%s", error)
 
     def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The first message stored then or later, the queue's end without one."""
@@ -416,35 +437,14 @@ class Snapshot:
                     yield decode_record(places.view, at).properties
 
 
-def _check_damage(
-    place: StorePlace, reader: "StoreReader", topics: frozenset[str], *, is_fatal: bool
-) -> None:
-    """Compare what the files show with what a broker would recover. Raises StoreDamagedError if it
-    `is_fatal`, else logs it."""
-    from sluicemq.store.readonly import check_recovery  # noqa: PLC0415 - not for brokers
-
-    try:
-        check_recovery(
-            reader, place.root, commit_log_path=place.log_path,
-            consume_queue_path=place.queue_path, wanted=lambda topic, _: topic in topics,
-        )  # fmt: skip
-    except StoreDamagedError as error:
-        if is_fatal:
-            raise StoreDamagedError(error.fact + ".", cure=f"{error.cure} {_SKIP}") from None
-        logger.warning("%s", error)
-
-
 @contextmanager
 def snapshot(options: Options) -> Iterator[Snapshot]:
     """What is there now. Raises StoreError for what is no store, ConfigurationError for a topic
-    that is not there, StoreDamagedError where a broker that starts on the store would show more
-    messages, or would not start; with failOnDataLoss=false a warning says that."""
+    that is not there."""
     place = StorePlace.of(options)
     topics = frozenset(place.topics(options))
     reader = place.open(topics)
     try:
-        if not is_locked(f"{place.root}/lock"):
-            _check_damage(place, reader, topics, is_fatal=options["failOnDataLoss"])
         yield Snapshot(place, reader, topics)
     finally:
         reader.close()
