@@ -5,7 +5,6 @@ suite, exact sets.
 themselves: the real clients against the real broker, and ours against ours.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.names import own
+from peer.thorough import ALL
 
 from sluicemq.client.sync.admin import Admin
 
@@ -25,7 +25,7 @@ PAIRS = [
     ("rocketmq", "python-sync"),
     ("rocketmq", "python-rocketmq"),
 ]
-if os.environ.get("SLUICEMQ_COMPATIBILITY") == "all":
+if ALL:
     PAIRS += [
         ("rocketmq", "java-4.9.8"),
         ("rocketmq", "java-5.3.3"),
@@ -54,7 +54,7 @@ CANNOT = {
     ("without_a_listener", "python"): "the real broker keeps on asking it",
     ("async", "python-sync"): "the blocking shell has no asynchronous send",
 }
-if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+if not ALL:
     CANNOT |= {
         (words, "java-4.9.8"): "the newer one is enough"
         for words in (

@@ -4,7 +4,6 @@ The clients of RocketMQ against our broker, ours against the real one; the words
 in consuming_driver.py.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +12,8 @@ import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.sessions import CROSS_PAIRS, PAIRS, Sessions, bodies, bodies_of, named
+from peer.thorough import ALL
 
-ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 CANNOT = {
     ("lite", "go"): "the Go client has neither assignment nor seek",
     ("subscription", "go"): "its next heartbeat, up to 30 s later, tells the broker",

@@ -5,7 +5,6 @@ checked is what the operator reads off: names, addresses, queue counts, offsets;
 tables is mqadmin's own affair.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver
+from peer.thorough import ALL
 
-KINDS = ["sluicemq", *(["rocketmq"] if os.environ.get("SLUICEMQ_COMPATIBILITY") == "all" else [])]
+KINDS = ["sluicemq", *(["rocketmq"] if ALL else [])]
 COUNT = 30
 TOPIC = "Tadmin"
 GROUP = "Gadmin"

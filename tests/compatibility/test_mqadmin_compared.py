@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from peer import clusters, mqadmin
 from peer.mqadmin import COMMANDS, Outcome
+from peer.thorough import ALL
 from peer.toolchain import MissingTool
 
 RELEASES = {"5.3.3": "client-5.3.3", "4.9.7": "client-acl-4.9.7"}
@@ -77,7 +78,7 @@ def test_an_explanation_covers_what_it_names(
     assert mqadmin.differs(line, Outcome(theirs, 0), Outcome(mine, 1))
 
 
-@pytest.mark.skipif(os.environ.get("SLUICEMQ_COMPATIBILITY") != "all", reason="another release")
+@pytest.mark.skipif(not ALL, reason="another release")
 @pytest.mark.parametrize("release", RELEASES)
 def test_an_older_tool_shows_what_it_shows_of_its_own_broker(tmp_path: Path, release: str) -> None:
     outcomes = ours(tmp_path / "ours", RELEASES[release])

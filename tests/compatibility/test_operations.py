@@ -18,6 +18,7 @@ import pytest
 from peer.clusters import SOURCE, Cluster
 from peer.drivers import HERE, Driver, Event, java_driver
 from peer.names import own
+from peer.thorough import ALL
 
 from sluicemq import Sluice
 from sluicemq.client.sync.admin import Admin
@@ -25,7 +26,7 @@ from sluicemq.errors import SluiceError
 from sluicemq.model.topic import MessageQueue
 from waiting import limit, wait_for
 
-KINDS = ["sluicemq", *(["rocketmq"] if os.environ.get("SLUICEMQ_COMPATIBILITY") == "all" else [])]
+KINDS = ["sluicemq", *(["rocketmq"] if ALL else [])]
 COUNT = 20
 
 

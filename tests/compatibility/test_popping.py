@@ -7,7 +7,6 @@ old as the last step (spec/delivery.md §7).
 """
 
 import json
-import os
 import signal
 import threading
 import time
@@ -18,20 +17,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from peer import drivers, official
+from peer import drivers
 from peer.beside import side_by_side
 from peer.clusters import Cluster
 from peer.drivers import Driver, DriverFailedError, Event
 from peer.names import own
 from peer.popping import Popped, Raw, bodies, now_ms
 from peer.stores import KILL, NORMAL, await_text, house
+from peer.thorough import ALL
 from peer.toolchain import HERE
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.model.ids import parse_host
 from waiting import wait_for
 
-KINDS = ["sluicemq", *(["rocketmq"] if official.ALL else [])]
+KINDS = ["sluicemq", *(["rocketmq"] if ALL else [])]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ HANDOVERS = {
     f"{first}-{second}-{word}": (first, second, stop)
     for first, second in (("java", "sluice"), ("sluice", "java"))
     for word, stop in (("normal", NORMAL), ("kill", KILL))
-    if word == "kill" or os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
+    if word == "kill" or ALL
 }
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
-from peer import official
 from peer.clusters import SOURCE, await_line, process
 from peer.names import own
 from peer.popping import Raw
 from peer.stores import KILL, House, house
+from peer.thorough import ALL
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.sync.admin import Admin
@@ -32,7 +32,7 @@ from sluicemq.proxy.cluster import LOOK_GROUP_S
 from sluicemq.proxy.messages import ClientType, Code, MessageType
 from waiting import limit, wait_for
 
-RELEASES = ["5.5.0", *(["5.3.3"] if official.ALL else [])]
+RELEASES = ["5.5.0", *(["5.3.3"] if ALL else [])]
 PATH = "/apache.rocketmq.v2.MessagingService/"
 POLL_S = 5  # the least that a proxy takes
 QUICK = {

@@ -11,7 +11,6 @@ in their file is lost at the start.
 
 import asyncio
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,13 +22,14 @@ from peer.beside import side_by_side
 from peer.drivers import Driver
 from peer.names import own
 from peer.replicas import FILE_BYTES, OURS, Replica, Replicas, until
+from peer.thorough import ALL
 
 from conftest import missing_tool_is_a_reason
 from sluicemq import SendResult, Sluice
 
 RELEASES = ("java-4.9.7", "java-5.3.3", "java-5.5.0")
 MIXES = [(OURS, OURS), *((java, OURS) for java in RELEASES), *((OURS, java) for java in RELEASES)]
-if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+if not ALL:
     MIXES = [(OURS, OURS), (RELEASES[-1], OURS), (OURS, RELEASES[-1])]
 MESSAGES = 400
 """Of half a kilobyte: several files of the log."""

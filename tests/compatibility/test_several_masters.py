@@ -3,7 +3,6 @@ time: a name server dies and comes again empty, a broker is drained, goes and co
 is killed. No send fails, and what was sent is consumed."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -15,13 +14,13 @@ from pathlib import Path
 import pytest
 from peer import clusters, names
 from peer.drivers import Driver, Event
+from peer.thorough import ALL
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 from waiting import limit, slowness
 
-ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 CLIENTS = ["java-5.3.3", *(["java-4.9.8", "python-aio"] if ALL else [])]
 ROUTE_S = 30
 """How old the routes of clients are at most. Java's keep this default here: one that has just

@@ -8,7 +8,6 @@ decodes them; and what a send was answered is where the message lies.
 """
 
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from peer.journeys import (
     travel,
 )
 from peer.stores import KILL, NORMAL
+from peer.thorough import ALL
 from peer.toolchain import HERE, java_classes
 
 from conftest import missing_tool_is_a_reason
@@ -63,7 +63,7 @@ JOURNEYS: dict[str, tuple[str, list[tuple[str, Any]], dict[str, str]]] = {
         CHECKED,
     ),
 }
-if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+if not ALL:
     del JOURNEYS["5.3-checksums"]
 BORDERS = [
     pytest.param(name, number, id=f"{name}-{number}-{plan[number - 1][0]}-to-{plan[number][0]}")

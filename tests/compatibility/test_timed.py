@@ -5,7 +5,6 @@ takes as long as its longest delay. Each message is delivered once, never early 
 late.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.sessions import CROSS_PAIRS, PAIRS, Sessions, bodies, named
+from peer.thorough import ALL
 
-ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 CANNOT = {
     ("at_its_time", "java-4"): "it knows levels alone",
     ("after_its_time", "java-4"): "it knows levels alone",

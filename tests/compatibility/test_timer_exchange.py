@@ -5,7 +5,6 @@ delivered exactly once, none before its time.
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from peer import clusters
 from peer.beside import side_by_side
+from peer.thorough import ALL
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
@@ -90,7 +90,7 @@ WAYS = {
     "rocketmq-restored-sluicemq": ("rocketmq", "sluicemq", True),
 }
 """The first broker, the second, and whether it gets a store that was restored from a backup."""
-if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+if not ALL:
     del WAYS["rocketmq-restored-rocketmq"], WAYS["rocketmq-restored-sluicemq"]
 
 

@@ -24,7 +24,6 @@ all of them with all clients; else a few clients meet `ours`.
 """
 
 import contextlib
-import os
 import re
 import shutil
 import sys
@@ -40,11 +39,11 @@ from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.names import own
 from peer.popping import Raw, bodies, now_ms
+from peer.thorough import ALL
 from peer.toolchain import HERE, made, run, tool
 from sluicemq.model.ids import parse_host
 from waiting import limit, slowness
 
-ALL = os.environ.get("SLUICEMQ_COMPATIBILITY") == "all"
 CLIENTS = ["java", "go", "python", "node", "rust"]
 ARRANGEMENTS = ["ours", "our-proxy", "java-proxy", "java"]
 PAIRS = [
