@@ -156,11 +156,12 @@ class Cell(NamedTuple):
 
     @property
     def is_unknowable(self) -> bool:
-        """Whether nothing in the store tells of the damage, or what may be less then."""
-        return self.killed and self.path == NOTHING_KNOWS
+        """Whether nothing in the store tells of the damage."""
+        return self.killed and self.kind == "deleted" and self.path == NOTHING_KNOWS
 
     @property
     def unseen(self) -> tuple[str, ...]:
+        """Return what may be less in silence: the beginnings of what `judge` says of it."""
         return UNSEEN.get((self.path.split("/")[2], self.kind), ())
 
 
@@ -202,6 +203,8 @@ def through_verify(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
     except SluiceError:
         return None
     less = len(cell.whole.pulled) - len(found.pulled)
+    if cell.killed and cell.kind == "emptied" and cell.path == NOTHING_KNOWS:
+        return None  # a crash just after the file was made leaves it like that
     return f"verify finds nothing, and a start shows {less} fewer" if is_clean and less else None
 
 
@@ -250,6 +253,8 @@ def cells(kind: str, *, killed: bool) -> Iterator[tuple[str, Cell]]:
         built_twice(killed=killed) if kind == "older" else (built(killed=killed), None)
     )
     whole = view(template.kill())
+    assert len(whole.pulled) == len(whole.in_bulk) == len(whole.by_tag) == len(whole.keys) == 80
+    assert whole.progress == 5
     for path in paths_below(template, "/store"):
         for name, damage in damages(template, path, kind, older):
             files = template.kill()
