@@ -98,6 +98,6 @@ class Copy:
         said = "" if done.returncode in (0, 1) else done.stdout[-2000:]
         if re.search(r"^ERROR(?!.*::)", done.stdout, re.MULTILINE):
             said = done.stdout[-2000:]
-        failed = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+        failed = re.search(r"^FAILED (.+?)(?: - |$)", done.stdout, re.MULTILINE)
         by = failed[1] if failed else command
         return Verdict(done.returncode == 1 and not said, seconds, said, by)
