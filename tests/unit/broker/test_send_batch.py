@@ -96,7 +96,8 @@ def seen(broker: SteppedBroker, topic: str = "T") -> list[object]:
 def indexed(broker: SteppedBroker) -> list[bytes]:
     """The entries of the key index, which reads the log or has been told."""
     index = broker.store.keys
-    index.catch_up()
+    while not index.catch_up():
+        pass
     return [
         bytes(file._segment.view()[file._entry_at(1) : file._entry_at(file.count)])
         for file in index._index_files
