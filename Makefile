@@ -80,6 +80,10 @@ demo: $(NATIVE) ## 336,776 flights through broker, filters and Spark, checked ag
 test: $(NATIVE) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 4)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
+.PHONY: thorough
+thorough: $(NATIVE) ## what `make test` leaves out: other releases and clients of a kind, planted bugs that simulations have to find, long histories
+	SLUICEMQ_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile -m "thorough or compatibility" $(ARGS)
+
 .PHONY: pure
 pure: $(STAMP) ## the tests of the hot path without the compiled engine
 	SLUICE_PURE=1 SLUICEMQ_EXAMPLES=50 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(HOT) $(ARGS)
@@ -110,12 +114,12 @@ format: $(STAMP) ## let ruff lay out the code
 	$(BIN)/ruff format .
 
 .PHONY: compat
-compat: $(NATIVE) ## only the tests with the real Java and Go clients and the real Java broker (SLUICEMQ_COMPATIBILITY=all: with the pairs that CI leaves out)
+compat: $(NATIVE) ## only the tests with the real Java and Go clients and the real Java broker (SLUICEMQ_TESTS=all: with the pairs that CI leaves out)
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: official
 official: $(NATIVE) ## the official gRPC clients (Java, Go, Python, Node, Rust) before our proxy or the real one, and our broker or the real one; what CI leaves out of popping, of replicas and of our proxy before the real broker
-	SLUICEMQ_COMPATIBILITY=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
+	SLUICEMQ_TESTS=all $(BIN)/python -m pytest tests/compatibility -k "official or popping or proxy_java or replicas" -v $(ARGS)
 
 .PHONY: acceptance
 acceptance: $(NATIVE) ## RocketMQ's own test suites before our servers, into docs/reports/acceptance.md (E2E=DIR: a checkout of apache/rocketmq-e2e, without which two of them are left out; ARGS="--only remoting")
@@ -141,6 +145,11 @@ simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (
 .PHONY: mutants
 mutants: $(NATIVE) ## 110 small wrong patches of the product, each of which a test has to catch within a minute (ARGS="--only timers"); the report is docs/reports/mutants.md
 	PYTHONPATH=tests/lib $(BIN)/python -m mutants $(if $(ARGS),,--report docs/reports/mutants.md) $(ARGS)
+
+.PHONY: mutants-sample
+mutants-sample: $(NATIVE) ## 40 random mutations of each of five areas, made by cosmic-ray (ARGS="--area pop --count 100 --seed 2"); prints those that no test catches
+	$(BIN)/pip install -q cosmic-ray==8.7.0
+	PYTHONPATH=tests/lib $(BIN)/python -m mutants.sampling $(ARGS)
 
 .PHONY: histories
 histories: $(NATIVE) ## 100 fault histories of two real replicas and 300 of three (HISTORIES=n), PARALLEL=4 clusters at a time: timed messages, returning masters, exactly-once sinks; Linux and root; the report is docs/reports/histories.json

@@ -7,6 +7,7 @@ Every limit is what a machine at rest needs, and is multiplied by how slow this 
 (`waiting.slowness`). Tests that took more than half of their limit are named at the end.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any, Final, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
+from thorough import ALL
 from waiting import CORES, SLOWNESS, limits_missed_nearly, measure_slowness
 
 HERE: Final = Path(__file__).parent
@@ -61,6 +63,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected
     config.option.loadscopereorder = False  # else those with the most tests are first
     # How long an example takes says how busy the machine is, and nothing of the code.
     settings.register_profile(
@@ -77,6 +80,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if SLOWNESS not in os.environ:  # the processes of pytest-xdist have it from the first one
         workers = getattr(config.option, "numprocesses", None) or 1
         os.environ[SLOWNESS] = f"{measure_slowness() * max(1.0, workers / CORES):.2f}"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Collect garbage from now on, but not among the tests and their modules: they stay, and each
+    full collection would visit them all."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -136,7 +146,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("SLUICEMQ_COMPATIBILITY") != "all":
+    if not ALL:
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)

@@ -57,6 +57,7 @@ def rows(frame: Any, *names: str) -> list[str]:
     return sorted(map(str, frame.select(*names).collect()))
 
 
+@pytest.mark.thorough
 def test_whole_messages_are_archived_verified_and_brought_back(
     spark: Any, running: clusters.Cluster, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
 from peer import clusters
 
 from conftest import missing_tool_is_a_reason
@@ -54,6 +55,7 @@ def columns(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files if path.is_file()}
 
 
+@pytest.mark.thorough
 def test_a_store_with_columns_goes_to_rocketmq_and_back(tmp_path: Path) -> None:
     expected = [number * 1000 + 7 for number in range(MATCHES)]
     with missing_tool_is_a_reason():

@@ -77,8 +77,11 @@ def tell(java: Driver, cluster: Callable[[str], Cluster]) -> Callable[..., Story
     return told
 
 
-@pytest.mark.parametrize("count", [10, 67])
-@pytest.mark.parametrize("contract", ["", "lanes"])
+@pytest.mark.parametrize(
+    ("contract", "count"),
+    [("lanes", 67), *(pytest.param(*it, marks=pytest.mark.thorough)
+                      for it in [("lanes", 10), ("", 10), ("", 67)])],
+)  # fmt: skip
 def test_every_message_comes_once_whatever_the_members_want(
     tell: Callable[..., Story], contract: str, count: int
 ) -> None:
@@ -87,6 +90,7 @@ def test_every_message_comes_once_whatever_the_members_want(
     assert story.by_member == {0: 2 * count, 1: count}
 
 
+@pytest.mark.thorough
 def test_a_strict_group_keeps_its_first_subscription(tell: Callable[..., Story]) -> None:
     story = tell("sluicemq", "strict", 10, contract="strict")
     assert story.doubled == 0
@@ -102,11 +106,13 @@ def test_a_strict_group_refuses_sql92_at_the_start_of_the_java_client(
         assert part in str(refused["error"])
 
 
+@pytest.mark.thorough
 def test_the_real_broker_loses_messages(tell: Callable[..., Story]) -> None:
     story = tell("rocketmq", "peer", 10)
     assert story.lost > 0
 
 
+@pytest.mark.thorough
 def test_java_keeps_the_contract_and_the_offsets_of_a_store(tmp_path: Path) -> None:
     from peer.stores import NORMAL, house
 

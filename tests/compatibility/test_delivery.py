@@ -31,6 +31,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RetryLaterError, SendError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.wire.frames import Command
+from thorough import ALL
 from waiting import until, wait_for
 
 CHECKS_MAX = 6
@@ -47,8 +48,7 @@ KINDS = {
 }
 PAIRS = [
     ("sluicemq", "java-5.3.3"),
-    ("sluicemq", "go-2.1.2"),
-    ("rocketmq", "python-aio"),
+    *([("sluicemq", "go-2.1.2"), ("rocketmq", "python-aio")] if ALL else []),
 ]
 pair_of = pytest.mark.parametrize(("kind", "client"), PAIRS, ids=[f"{b}-to-{a}" for a, b in PAIRS])
 SETTLE_S = 1.0
@@ -145,6 +145,7 @@ def test_a_message_climbs_sixteen_steps_and_becomes_a_dead_letter(
     assert everything(consumer, cluster, f"%DLQ%{group}", 3) == ["up-0", "up-1", "up-2"]
 
 
+@pytest.mark.thorough
 def test_failures_of_a_group_of_dead_letters_go_to_its_own_retries_and_dead_letters(
     place: Callable[[str], Cluster], driver: Callable[[str], Driver]
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_java_consumer_whose_send_backs_fail_sends_the_copies_itself(
     assert everything(other, cluster, f"%DLQ%{own('G_detour')}", 4) == [f"d-{n}" for n in range(4)]
 
 
+@pytest.mark.thorough
 async def test_our_consumer_takes_the_same_detour_at_the_real_broker(
     place: Callable[[str], Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +240,7 @@ async def test_our_consumer_takes_the_same_detour_at_the_real_broker(
     assert sorted(dead) == [b"d-%d" % n for n in range(4)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("client", ["java-5.3.3", "go-2.1.2"])
 def test_broadcasting_has_no_retries(
     client: str, place: Callable[[str], Cluster], driver: Callable[[str], Driver]
@@ -306,6 +309,7 @@ def test_java_consumers_keep_the_order_when_one_of_them_leaves(
     assert_in_order([event["body"] for event in named(events, "got")], keys=8, count=160)
 
 
+@pytest.mark.thorough
 async def test_our_consumers_keep_the_order_at_the_real_broker_when_one_of_them_leaves(
     place: Callable[[str], Cluster],
 ) -> None:
@@ -388,6 +392,7 @@ def java_hash(key: str) -> int:
 KEYS = [f"key-{n}" for n in range(24)]
 
 
+@pytest.mark.thorough
 def test_a_java_producer_keeps_the_queues_of_strict_order_and_only_then(
     java: Delivery, strict: Callable[[str], Callable[[str, bool], str]]
 ) -> None:
@@ -406,6 +411,7 @@ def test_a_java_producer_keeps_the_queues_of_strict_order_and_only_then(
     assert places == {f"l-{n}": java_hash(key) % 4 for n, key in enumerate(KEYS)}
 
 
+@pytest.mark.thorough
 async def test_our_producer_keeps_the_queues_that_the_real_name_server_tells(
     strict: Callable[[str], Callable[[str, bool], str]],
 ) -> None:
@@ -427,6 +433,7 @@ async def test_our_producer_keeps_the_queues_that_the_real_name_server_tells(
             assert result.queue.queue_id == java_hash(key) % 4
 
 
+@pytest.mark.thorough
 def test_mqadmin_makes_a_topic_of_strict_order(
     place: Callable[[str], Cluster],
     driver: Callable[[str], Driver],
@@ -521,7 +528,7 @@ class Ledger(TransactionListener):
         return TransactionState.COMMIT if is_even else TransactionState.ROLLBACK
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", KINDS if ALL else ["sluicemq"])
 async def test_our_producer_decides_for_a_java_producer_that_was_killed(
     kind: str,
     place: Callable[[str], Cluster],
@@ -578,6 +585,7 @@ def test_a_java_producer_decides_after_the_broker_was_killed(
         sender.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("client", ["java-5.3.3", "go-2.1.2"])
 async def test_java_and_go_decide_for_our_producer_that_is_gone(
     client: str, place: Callable[[str], Cluster], driver: Callable[[str], Driver]
@@ -601,6 +609,7 @@ async def test_java_and_go_decide_for_our_producer_that_is_gone(
     assert received == ["orphan-0", "orphan-2", "own-0"]
 
 
+@pytest.mark.thorough
 async def test_our_blocks_end_as_they_are_left_at_the_real_broker(
     place: Callable[[str], Cluster], driver: Callable[[str], Driver]
 ) -> None:

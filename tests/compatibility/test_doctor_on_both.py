@@ -41,6 +41,7 @@ async def take(message: Any) -> None:
     """A handler that is content."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 async def test_doctor_finds_the_same_on_both(kind: str, cluster: Callable[[str], Cluster]) -> None:
     names = cluster(kind).name_server

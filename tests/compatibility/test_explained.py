@@ -16,6 +16,7 @@ from waiting import limit
 KINDS = ["sluicemq", "rocketmq"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 async def test_explain_and_the_filter_lab_work_on_both_brokers(
     kind: str, cluster: Callable[[str], Cluster]

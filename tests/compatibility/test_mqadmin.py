@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver
-from peer.thorough import ALL
+
+from thorough import ALL
 
 KINDS = ["sluicemq", *(["rocketmq"] if ALL else [])]
 COUNT = 30

@@ -1,7 +1,7 @@
 """Each call of one script by the real mqadmin, before a Java broker and before ours: the same
 lines, columns and exit code, or a declared reason why not (`peer/mqadmin.py`, docs/mqadmin.md).
 
-The releases 5.3.3 and 4.9.7 (which stands for 4.9.8) run with SLUICEMQ_COMPATIBILITY=all, each
+The releases 5.3.3 and 4.9.7 (which stands for 4.9.8) run with SLUICEMQ_TESTS=all, each
 before a broker of its own release and before ours.
 """
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from peer import clusters, mqadmin
 from peer.mqadmin import COMMANDS, Outcome
-from peer.thorough import ALL
 from peer.toolchain import MissingTool
+
+from thorough import ALL
 
 RELEASES = {"5.3.3": "client-5.3.3", "4.9.7": "client-acl-4.9.7"}
 NAMES = {"brokerName": "broker-a", "brokerClusterName": "DefaultCluster"}

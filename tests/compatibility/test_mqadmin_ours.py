@@ -2,7 +2,7 @@
 cluster of ours of its own. What differs is mended, or stands in EXPLAINED with its reason.
 
 The real tool takes three seconds for most calls, so only what is quick is compared, unless
-SLUICEMQ_COMPATIBILITY=all.
+SLUICEMQ_TESTS=all.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from peer.mqadmin import (
     normalised,
     words_of,
 )
-from peer.thorough import ALL
 from peer.toolchain import HERE
 
 from sluicemq.cli import main
 from sluicemq.client.sync.admin import Admin
 from sluicemq.operate.mqadmin.table import COMMANDS as OURS
+from thorough import ALL
 
 QUICK = (
     "updateTopic ", "updateTopicList", "updateTopicPerm -c", "topicRoute", "updateSubGroup",

@@ -18,12 +18,12 @@ import pytest
 from peer.clusters import SOURCE, Cluster
 from peer.drivers import HERE, Driver, Event, java_driver
 from peer.names import own
-from peer.thorough import ALL
 
 from sluicemq import Sluice
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import MessageQueue
+from thorough import ALL
 from waiting import limit, wait_for
 
 KINDS = ["sluicemq", *(["rocketmq"] if ALL else [])]

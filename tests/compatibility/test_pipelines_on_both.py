@@ -68,6 +68,7 @@ def stored(admin: Admin, topic: str) -> int:
     return sum(admin.offset_max(queue) for queue in admin.queues(topic))
 
 
+@pytest.mark.thorough
 def test_audit_finds_the_same(spark: Any, busy: clusters.Cluster) -> None:
     found = audit(spark, {"nameServers": busy.name_server}, topics=[TOPIC], groups=["unequal"])
     (loss,) = found.unequal
@@ -77,6 +78,7 @@ def test_audit_finds_the_same(spark: Any, busy: clusters.Cluster) -> None:
     assert not any("no answer" in line for line in found.not_known)
 
 
+@pytest.mark.thorough
 def test_dedup_writes_each_message_once(spark: Any, busy: clusters.Cluster, tmp_path: Path) -> None:
     for expected in (Written(COUNT, COUNT), Written(COUNT, 0)):
         done = write_table(
@@ -89,6 +91,7 @@ def test_dedup_writes_each_message_once(spark: Any, busy: clusters.Cluster, tmp_
     assert found == list(range(COUNT))
 
 
+@pytest.mark.thorough
 def test_traces_are_read_from_it(spark: Any, busy: clusters.Cluster, tmp_path: Path) -> None:
     tables = trace(
         spark, {"nameServers": busy.name_server}, output=str(tmp_path / "trace"), topic=TRACES,
@@ -119,6 +122,7 @@ def given_up(busy: clusters.Cluster) -> Iterator[str]:
         yield name
 
 
+@pytest.mark.thorough
 def test_dead_letters_are_judged_and_sent_again(
     spark: Any, busy: clusters.Cluster, given_up: str, tmp_path: Path
 ) -> None:

@@ -24,11 +24,11 @@ from peer.drivers import Driver, DriverFailedError, Event
 from peer.names import own
 from peer.popping import Popped, Raw, bodies, now_ms
 from peer.stores import KILL, NORMAL, await_text, house
-from peer.thorough import ALL
 from peer.toolchain import HERE
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.model.ids import parse_host
+from thorough import ALL
 from waiting import wait_for
 
 KINDS = ["sluicemq", *(["rocketmq"] if ALL else [])]

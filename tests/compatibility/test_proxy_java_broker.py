@@ -20,7 +20,6 @@ from peer.clusters import SOURCE, await_line, process
 from peer.names import own
 from peer.popping import Raw
 from peer.stores import KILL, House, house
-from peer.thorough import ALL
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.sync.admin import Admin
@@ -30,6 +29,7 @@ from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.cluster import LOOK_GROUP_S
 from sluicemq.proxy.messages import ClientType, Code, MessageType
+from thorough import ALL
 from waiting import limit, wait_for
 
 RELEASES = ["5.5.0", *(["5.3.3"] if ALL else [])]

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from peer import clusters, names
 from peer.drivers import Driver, Event
-from peer.thorough import ALL
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
+from thorough import ALL
 from waiting import limit, slowness
 
 CLIENTS = ["java-5.3.3", *(["java-4.9.8", "python-aio"] if ALL else [])]
@@ -99,6 +99,7 @@ class Story:
             self._steps.pop(0)[1]()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("client", CLIENTS)
 def test_clients_live_through_whatever_happens_to_servers(
     client: str, servers: Servers, driver: Callable[[str], Driver]

@@ -23,7 +23,9 @@ COUNT = 3_000
 COMPRESSED = b"compressible " * 1_000
 
 
-@pytest.fixture(scope="module", params=["sluicemq", "rocketmq"])
+@pytest.fixture(
+    scope="module", params=["rocketmq", pytest.param("sluicemq", marks=pytest.mark.thorough)]
+)
 def filled(request: pytest.FixtureRequest, cluster: Any) -> clusters.Cluster:
     """A cluster of each kind with the same messages in four queues."""
     running: clusters.Cluster = cluster(request.param)

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from peer import clusters
 from peer.beside import side_by_side
-from peer.thorough import ALL
 
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.store.tools.backup import back_up, restore
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
+from thorough import ALL
 from waiting import limit
 
 LATER_S = 40.0  # time for the first to stop and the second to start
@@ -91,7 +91,7 @@ WAYS = {
 }
 """The first broker, the second, and whether it gets a store that was restored from a backup."""
 if not ALL:
-    del WAYS["rocketmq-restored-rocketmq"], WAYS["rocketmq-restored-sluicemq"]
+    WAYS = {name: WAYS[name] for name in ("sluicemq-restored-rocketmq", "rocketmq-sluicemq")}
 
 
 @pytest.fixture(scope="module")

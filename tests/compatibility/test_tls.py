@@ -142,6 +142,7 @@ def test_a_java_client_without_certificate_or_tls_gets_nowhere(
             driver.call("send", ns=ours.name_server, topic=own("T_nobody"), mode="sync", count=1)
 
 
+@pytest.mark.thorough
 def test_a_java_client_refuses_our_server_when_it_trusts_somebody_else(
     ours: Cluster, papers: Papers, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_our_clients_verify_the_real_servers(
         driver.close()
 
 
+@pytest.mark.thorough
 def test_our_client_refuses_the_real_server_when_it_trusts_somebody_else(
     real: Cluster, papers: Papers
 ) -> None:
@@ -193,6 +195,7 @@ def test_our_client_refuses_the_real_server_when_it_trusts_somebody_else(
         asyncio.run(send(Tls(ca=papers.stranger.path)))
 
 
+@pytest.mark.thorough
 def test_our_client_speaks_tls_to_the_real_test_mode(tmp_path: Path) -> None:
     """The real servers as they are when nothing is set."""
 

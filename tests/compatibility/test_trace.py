@@ -31,7 +31,9 @@ KINDS = {
 APPEAR_S = 20  # Java's client writes its traces every 5 s
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(
+    scope="module", params=["sluicemq", pytest.param("rocketmq", marks=pytest.mark.thorough)]
+)
 def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:

@@ -35,7 +35,7 @@ from sluicemq.store.writer import Writer
 from waiting import limit
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 10
+SEEDS = 5
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -210,6 +210,7 @@ NEARBY = 60
 
 
 @pytest.mark.timeout(400)  # up to NEARBY histories, when a change has moved the known seed
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("plant", "seed"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
 )
@@ -257,7 +258,14 @@ def test_one_seed_tells_its_story(
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [("cluster", 144), ("split", 1), ("replicas", 0), ("timed", 2), ("pairs", 0)]
+    ("kind", "seed"),
+    [
+        ("cluster", 144),
+        *(
+            pytest.param(*it, marks=pytest.mark.thorough)
+            for it in [("split", 1), ("replicas", 0), ("timed", 2), ("pairs", 0)]
+        ),
+    ],
 )
 def test_the_same_seed_is_the_same_history_in_another_process(kind: str, seed: int) -> None:
     """Whatever the process, its number and the order of its sets. Seed 144 of the cluster was

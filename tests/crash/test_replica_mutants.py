@@ -16,6 +16,7 @@ SEEDS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "seed"), SEEDS.items())
 def test_the_simulation_finds_it(name: str, seed: int) -> None:
     steps = list(range(LENGTH))

@@ -22,7 +22,7 @@ from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import Place, whole
 from sluicemq.broker.lanes.rules import own_claim
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "8"))
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -106,6 +106,7 @@ PLANTED: list[tuple[Plant, int]] = [
 NEARBY = 20
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("plant", "seed"), PLANTED, ids=lambda value: getattr(value, "__name__", "")

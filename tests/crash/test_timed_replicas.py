@@ -35,6 +35,7 @@ def test_no_timed_message_is_lost(kind: str, seed: int) -> None:
     assert failure is None, str(failure)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)  # up to NEARBY histories, when a change has moved the known seed
 @pytest.mark.parametrize(("name", "kind"), PLANTED)
 def test_the_simulation_finds_a_planted_bug(name: str, kind: str) -> None:

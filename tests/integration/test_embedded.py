@@ -114,15 +114,15 @@ async def test_timed_messages_come_in_their_order_and_can_be_taken_back(mq) -> N
     handler = Recorder(mq)
     await mq.consumer("g", handler).subscribe("t").start()
     start_s = mq.clock.monotonic_s()
-    for hours in (30, 2, 71):
+    for hours in (5, 2, 9):
         await mq.send("t", b"%d" % hours, delay=hours * 3600)
     taken_back = await mq.send("t", b"never", delay=3600)
     await mq.recall(taken_back.recall_handle)
-    await mq.clock.advance(days=3)
-    assert handler.bodies == [b"2", b"30", b"71"]
+    await mq.clock.advance(hours=10)
+    assert handler.bodies == [b"2", b"5", b"9"]
     late_s = [
         at_s - start_s - hours * 3600
-        for at_s, hours in zip(handler.times_s, (2, 30, 71), strict=True)
+        for at_s, hours in zip(handler.times_s, (2, 5, 9), strict=True)
     ]
     assert late_s == pytest.approx([0, 0, 0], abs=0.002)
 

@@ -24,6 +24,7 @@ def namespaces() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(0)
 def test_histories_of_real_processes(capfd: pytest.CaptureFixture[str]) -> None:
     wrong = processes.run_many(SEEDS, 1, Report(replicas=3, seconds=4.0))

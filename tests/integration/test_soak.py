@@ -27,6 +27,7 @@ def test_a_line_is_the_one_of_least_squares() -> None:
     assert line_through([(0, 1), (3600, 3), (7200, 5)]) == pytest.approx((3, 2, 0))
 
 
+@pytest.mark.thorough
 def test_half_a_minute_loses_nothing(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     try:

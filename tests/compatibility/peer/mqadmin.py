@@ -554,7 +554,7 @@ and a sentence.
 
 ## Older tools
 
-With SLUICEMQ_COMPATIBILITY=all mqadmin 5.3.3 and 4.9.7 make the same calls, before a Java broker of
+With SLUICEMQ_TESTS=all mqadmin 5.3.3 and 4.9.7 make the same calls, before a Java broker of
 their own release and before ours; a command that a tool has not yet is refused by it before both.
 Exit codes are equal in all calls, and the rest but for what is explained above and here:
 

@@ -19,7 +19,7 @@ and official/). All understand the same words; `ep` is the proxy:
               been called `expect` times; the first `fail` deliveries of each message fail
 
 Arrangements: `ours` is our proxy and our broker, `java` the real ones 5.5.0, `java-proxy` the real
-proxy before our broker, `our-proxy` ours before the real broker. SLUICEMQ_COMPATIBILITY=all has
+proxy before our broker, `our-proxy` ours before the real broker. SLUICEMQ_TESTS=all has
 all of them with all clients; else a few clients meet `ours`.
 """
 
@@ -39,9 +39,9 @@ from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.names import own
 from peer.popping import Raw, bodies, now_ms
-from peer.thorough import ALL
 from peer.toolchain import HERE, made, run, tool
 from sluicemq.model.ids import parse_host
+from thorough import ALL
 from waiting import limit, slowness
 
 CLIENTS = ["java", "go", "python", "node", "rust"]

@@ -26,6 +26,7 @@ from sluicemq.model.message import Message
 from sluicemq.spark.pipelines.record import Recorder
 from sluicemq.spark.pipelines.run import Event
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from thorough import ALL
 from waiting import limit
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 PROBE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 VIEWS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
+"""Widths and colours. The last two are looked at in the thorough run."""
 PICTURES = {(1280, "light"), (390, "dark")}
 SHOWN = "cluster", "group", "message", "lab", "account", "pipeline"
 LOOKS = 40
@@ -225,7 +227,7 @@ async def test_every_page_in_a_real_browser(
     table = ["| page | first paint | bytes |", "|---|---|---|"]
     async with playwright.async_playwright() as tools:
         browser = await tools.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        for width, scheme in VIEWS:
+        for width, scheme in VIEWS if ALL else VIEWS[:2]:
             context = await browser.new_context(
                 viewport={"width": width, "height": 860}, color_scheme=scheme
             )

@@ -77,7 +77,7 @@ def main(name_server: str, url: str, crash: str, after: int) -> None:
 
     consumer = PushConsumer(name_server, "billing", handle, concurrency=4).subscribe("orders")
     with consumer:
-        while time.monotonic() - moved < 1.5 or not count:
+        while crash != "never" or time.monotonic() - moved < 1.5 or not count:
             time.sleep(0.05)
             if not count and time.monotonic() - moved > 20:
                 break

@@ -96,6 +96,7 @@ def test_control_c_leaves_no_process(demo: Demo, step: str) -> None:
     assert not list(demo.directory.glob("sluicemq-flights-*"))
 
 
+@pytest.mark.thorough
 def test_a_killed_demo_leaves_no_process_either(demo: Demo) -> None:
     demo.read_until("start Spark")
     demo.read_until("done in")

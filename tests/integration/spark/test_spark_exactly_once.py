@@ -151,6 +151,7 @@ def test_a_checkpoint_without_its_last_commit_doubles_nothing(
         assert bodies(read(topic=target)) == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("admission")
 def test_failed_task_attempts_and_killed_drivers_lose_and_double_nothing(
     spark: Any, read: Read, name_server: str, topic: str, publish: Publish, tmp_path: Path

@@ -171,6 +171,7 @@ def test_a_stream_is_joined_with_whole_frames(
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_sql_on_topics_gives_the_rows_of_every_reference(
     session: Any, name_server: str, admin: Admin, flights: str, truth: duckdb.DuckDBPyConnection
 ) -> None:

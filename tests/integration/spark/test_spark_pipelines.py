@@ -193,6 +193,7 @@ def _batches(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("[0-9]*")}
 
 
+@pytest.mark.thorough
 def test_each_sink_of_a_stream_has_its_own_checkpoint_and_repeats_nothing(
     spark: Any, make: Make, publish: Publish, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def drawn(count: int) -> tuple[list[str], list[dict[str, str]]]:
     return list(texts)[:count], rows
 
 
+@pytest.mark.thorough
 def test_random_expressions_come_out_as_the_scalar_engine_says(interpreted: Any) -> None:
     texts, rows = drawn(CASES)
     assert len(texts) >= min(CASES, 300)

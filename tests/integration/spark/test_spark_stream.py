@@ -64,6 +64,7 @@ def test_a_restart_goes_on_where_the_checkpoint_is(job: Job, topic: str, publish
     assert job.numbers() == Counter(range(80))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("admission")
 def test_the_last_micro_batch_is_repeated_exactly_after_a_failed_commit(
     job: Job, topic: str, publish: Publish

@@ -70,6 +70,7 @@ def test_a_stream_goes_on_past_them(
     assert sum(row._error is not None for row in rows) == BAD_COUNT
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_an_archive_keeps_their_bytes_and_a_replay_leaves_them_out(
     spark: Any, name_server: str, admin: Admin, mixed: str, read: Read, tmp_path: Path
@@ -92,6 +93,7 @@ def test_an_archive_keeps_their_bytes_and_a_replay_leaves_them_out(
     assert bodies(again.select("body").collect()) == sorted(GOOD_ONES)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_dead_letters_have_them_as_a_cause_and_do_not_send_them(
     spark: Any, name_server: str, admin: Admin, mixed: str, tmp_path: Path

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mutants.patching import Mutant, patched, path_of
+from thorough import VARIABLE
 
 ROOT: Final = Path(__file__).parents[3]
 LIMIT_S: Final = 60.0
@@ -66,6 +67,16 @@ class Copy:
             if path.suffix == ".pyx":
                 self._build()
 
+    def run_text(self, module: str, text: str, command: str) -> Verdict:
+        """Run a test with another text in place of a module's, and restore the module."""
+        path = self._root / path_of(module)
+        original = path.read_text()
+        try:
+            path.write_text(text)
+            return self.test(command)
+        finally:
+            path.write_text(original)
+
     def _build(self) -> str:
         """Build the engine; return what the compiler says, "" if all is well."""
         done = subprocess.run(
@@ -83,7 +94,7 @@ class Copy:
         else:
             words = [first, *rest, "--jobs", "1"]
         paths = [self._root / "src", self._root / "tests/lib"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        environment = os.environ | {VARIABLE: "all", "PYTHONPATH": os.pathsep.join(map(str, paths))}
         begin_s = time.monotonic()
         try:
             done = subprocess.run(

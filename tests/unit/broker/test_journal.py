@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import random
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ CREATE = {
     "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
 }  # fmt: skip
 GROUP = tables.encode_group_config(GroupConfig("Readers", retry_times_max=3))
-SEEDS = 200
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "60"))
 
 
 def files_of(broker: SteppedBroker, name: str) -> list[str]:

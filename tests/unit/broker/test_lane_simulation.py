@@ -19,7 +19,7 @@ from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 
 pytestmark = pytest.mark.slow
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "90"))
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "30"))
 WISHES: list[Wanted] = [
     {"T": (TAG, "tag1 || tag2")},
     {"T": (TAG, "tag3")},

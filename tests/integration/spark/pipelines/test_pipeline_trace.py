@@ -161,6 +161,7 @@ def test_failures_have_their_cause(table: Any) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_slow_handlers_come_first(table: Any, ran: tuple[Any, list[str], Path]) -> None:
     first, second = table("consuming")
     assert (first["group"], first["deliveries"], first["slow"], first["p50_ms"]) == (

@@ -124,6 +124,7 @@ def test_a_crash_neither_loses_nor_doubles_a_row(
     assert list((tmp_path / "archive" / "_sluice" / "staging").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_archived_is_said(
     spark: Any, connection: dict[str, str], topic: str, publish: Publish, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_causes_and_what_would_become_of_edited_letters_are_told(
         dead_letters(spark, connection, group="nobody")
 
 
+@pytest.mark.thorough
 def test_a_replay_sends_each_edited_letter_once_and_reports_each(
     spark: Any, read: Any, admin: Admin, name_server: str, topic: str, group: str, tmp_path: Path
 ) -> None:
