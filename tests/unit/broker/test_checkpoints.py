@@ -591,6 +591,44 @@ def test_without_our_file_the_log_says_it_all(broker: SteppedBroker, popper: Pop
     assert came_back(third.broker) == [b"c"]
 
 
+@pytest.mark.parametrize("kept", [(), ("timercheck", "timercheck.sluice")])
+def test_pops_come_back_that_fell_due_while_the_broker_was_away_and_its_files_are_gone(
+    broker: SteppedBroker, popper: Popper, kept: tuple[str, ...]
+) -> None:
+    popper.acknowledge(popper.pop()[0])
+    broker.settle()
+    save(broker)
+    files = broker.files.kill()
+    for name in files.names("/store/config"):
+        if name.startswith(("sluicePop", "timercheck")) and name not in kept:
+            files.remove(f"/store/config/{name}")
+    again = restarted(broker, files, passed_s=60)
+    again.broker.run(5.0)
+    assert came_back(again.broker) == [b"b", b"c"]
+
+
+def test_a_power_loss_does_not_make_our_file_doubtful(
+    broker: SteppedBroker, popper: Popper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was written behind the last fsync is gone, and the file must not count it as there."""
+    a, _, _ = popper.pop(invisible_ms=30_000)
+    broker.settle()
+    save(broker)
+    popper.acknowledge(a)
+    broker.settle()
+    for offset in (1, 2):  # without an fsync
+        broker.core.offsets.commit("other", "T", 0, offset)
+        broker.core.offsets.document.save()
+        broker.core.checkpoints.document.save()
+    saved = module.Saved.parse(broker.files.content("/store/config/sluicePop.json").decode())
+    assert saved.covered == 1, "the acknowledgement is not on disk"
+    for seed in range(10):
+        caplog.clear()
+        again = restarted(broker, broker.files.crash(random.Random(seed)))
+        assert "is not what this broker wrote last" not in caplog.text
+        assert again.broker.core.checkpoints.in_flight("G", "T") in (2, 3)
+
+
 def test_delivered_checkpoints_count_from_where_the_scan_stands(
     broker: SteppedBroker, popper: Popper
 ) -> None:

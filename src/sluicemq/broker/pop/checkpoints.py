@@ -426,7 +426,7 @@ class Checkpoints:
             )  # fmt: skip
             saved = None
         if saved is None:
-            start.read_foreign(self._delayed.timers.read_ms)
+            start.read_foreign(self._delayed.timers.passed_ms)
             self._saved = self._saved._replace(covered=end)
             self.document.changed = True
         else:
@@ -474,9 +474,9 @@ class Checkpoints:
         """The table of offsets is about to be written: what will that edition cover?"""
         self._commit()
         self._take_covered()
-        firsts = [pending[0].timer_offset for pending in self._pending.values()]
-        end = self._store.end_offset(TIMER_TOPIC, 0)
-        self._covering = self._offsets.document.edition, min(firsts, default=end)
+        # A record that is not on disk may be lost, and another one take its offset.
+        covered = self._store.first_offset(TIMER_TOPIC, 0, self._store.synced_offset)
+        self._covering = self._offsets.document.edition, covered
 
     def _take_covered(self) -> None:
         edition, covered = self._covering

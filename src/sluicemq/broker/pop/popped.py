@@ -280,10 +280,15 @@ class Start:
         self._settle()
 
     def read_foreign(self, passed_ms: int) -> None:
-        """What another broker has left, whose timer has passed the slots before `passed_ms`."""
+        """Read back what another broker has left in flight, from the log alone.
+
+        `passed_ms`: its timer is known to have delivered all slots before this time to the revive
+        queues (ms). If that is not known (0), the whole revive queues are read: a checkpoint that
+        is not in them is still in flight, however long ago it was due.
+        """
         for queue_id in self._revive_queues:
             scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
-            self._read_revive(queue_id, scanned + 1, is_own=False)
+            self._read_revive(queue_id, scanned + 1 if passed_ms else 0, is_own=False)
         for found in self._records(TIMER_TOPIC, 0, 0):
             if isinstance(found.what, Acknowledgement):
                 self._acknowledge(found.what)

@@ -170,6 +170,9 @@ class Timers:
         self.due = DueTable()
         self.read_ms = 0
         """The first slot that may hold undelivered messages."""
+        self.passed_ms = 0
+        """At the start, everything due before this time was known to be delivered; 0 if the
+        checkpoint is not that of this store, or missing."""
         self._loaded_ms = 0  # slots before it are in the table, or being read
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
@@ -224,6 +227,7 @@ class Timers:
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
+        self.passed_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else 0
         self._done_ms = checkpoint.done_ms if start.is_exact else 0
         self._known_offset = self.files.queue_offset if start.is_settled else NONE
         self._floor = checkpoint.log_position if start.is_exact else 0
