@@ -107,7 +107,8 @@ class Copy:
         seconds = time.monotonic() - begin_s
         # Anything else than 0 and 1 is no failed test: nothing was collected, or pytest broke.
         said = "" if done.returncode in (0, 1) else done.stdout[-2000:]
-        if re.search(r"^ERROR(?!.*::)", done.stdout, re.MULTILINE):
+        # A module that cannot be imported. Captured logs have lines that begin with ERROR, too.
+        if re.search(r"^ERROR(:| \S+\.py( |$))", done.stdout, re.MULTILINE):
             said = done.stdout[-2000:]
         failed = re.search(r"^FAILED (.+?)(?: - |$)", done.stdout, re.MULTILINE)
         by = failed[1] if failed else command

@@ -434,6 +434,24 @@ TIMERS: Final = (
 
 POP: Final = (
     _pop(
+        "a file of pops counts what is not on disk",
+        "a power loss makes it look like the file of another store",
+        "sluicemq.broker.pop.checkpoints",
+        "Checkpoints._note_offsets",
+        "self._store.first_offset(TIMER_TOPIC, 0, self._store.synced_offset)",
+        "self._store.end_offset(TIMER_TOPIC, 0)",
+        "tests/unit/broker/test_checkpoints.py",
+    ),
+    _pop(
+        "pops that fell due count as delivered",
+        "a timer without a checkpoint of its own begins at the present time",
+        "sluicemq.broker.pop.checkpoints",
+        "Checkpoints.load",
+        "timers.passed_ms",
+        "timers.read_ms",
+        "tests/unit/broker/test_checkpoints.py",
+    ),
+    _pop(
         "an acknowledgement takes all of a checkpoint",
         "the others of a pop are lost",
         "sluicemq.broker.pop.checkpoints",
