@@ -13,12 +13,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 from mutants.patching import Mutant, StaleMutantError
-from mutants.running import Copy, Verdict
+from mutants.running import Copies, Copy, Verdict
 from mutants.table import MUTANTS
 
 HEAD = """# Mutants, and the tests that catch them
@@ -42,17 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     wanted = [one for one in MUTANTS if asked.only in f"{one.area}/{one.name}"]
     with tempfile.TemporaryDirectory(prefix="sluicemq-mutants-") as scratch:
-        copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(min(asked.jobs, len(wanted))):
-            copies.put(Copy(Path(scratch, str(number))))
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            plain = {command: pool.submit(_plain, copies, command)
-                     for command in dict.fromkeys(one.caught_by for one in wanted)}  # fmt: skip
-            verdicts = [*pool.map(lambda one: _judged(copies, one), wanted)]
-        broken = {command: one.result().said for command, one in plain.items()
-                  if one.result().is_caught or one.result().said}  # fmt: skip
-    for command, said in broken.items():
-        print(f"WITHOUT A MUTANT this fails: {command}\n{said}", flush=True)
+        copies = Copies(Path(scratch), max(min(asked.jobs, len(wanted)), 1))
+        is_broken = copies.report_failures(one.caught_by for one in wanted)
+        verdicts = copies.map(_judged, wanted)
     survivors = [
         one
         for one, verdict in zip(wanted, verdicts, strict=True)
@@ -63,25 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
           f"{len(wanted) - len(survivors)} caught in time, {len(survivors)} not")  # fmt: skip
     if asked.report:
         asked.report.write_text(HEAD + "".join(map(_row, wanted, verdicts)))
-    return 1 if survivors or broken else 0
+    return 1 if survivors or is_broken else 0
 
 
-def _plain(copies: "SimpleQueue[Copy]", command: str) -> Verdict:
-    copy = copies.get()
-    try:
-        return copy.test(command)
-    finally:
-        copies.put(copy)
-
-
-def _judged(copies: "SimpleQueue[Copy]", mutant: Mutant) -> Verdict:
-    copy = copies.get()
+def _judged(copy: Copy, mutant: Mutant) -> Verdict:
+    """Run the mutant's test with it, and print the verdict."""
     try:
         verdict = copy.run(mutant)
     except StaleMutantError as stale:
         verdict = Verdict(False, 0.0, str(stale))
-    finally:
-        copies.put(copy)
     word = "caught" if verdict.is_caught else "SURVIVES"
     if verdict.is_caught and verdict.is_late:
         word = "caught late"

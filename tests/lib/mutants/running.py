@@ -1,4 +1,4 @@
-"""A copy of the repository in which mutants run, one at a time."""
+"""Copies of the repository in which mutants run, one at a time in each."""
 
 import os
 import re
@@ -6,13 +6,18 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from queue import SimpleQueue
+from typing import Final, TypeVar
 
 from mutants.patching import Mutant, patched, path_of
 from thorough import VARIABLE
 
+T = TypeVar("T")
+R = TypeVar("R")
 ROOT: Final = Path(__file__).parents[3]
 LIMIT_S: Final = 60.0
 """A test has to catch its mutant within so many seconds of its own time."""
@@ -67,16 +72,6 @@ class Copy:
             if path.suffix == ".pyx":
                 self._build()
 
-    def run_text(self, module: str, text: str, command: str) -> Verdict:
-        """Run a test with another text in place of a module's, and restore the module."""
-        path = self._root / path_of(module)
-        original = path.read_text()
-        try:
-            path.write_text(text)
-            return self.test(command)
-        finally:
-            path.write_text(original)
-
     def _build(self) -> str:
         """Build the engine; return what the compiler says, "" if all is well."""
         done = subprocess.run(
@@ -113,3 +108,37 @@ class Copy:
         failed = re.search(r"^FAILED (.+?)(?: - |$)", done.stdout, re.MULTILINE)
         by = failed[1] if failed else command
         return Verdict(done.returncode == 1 and not said, seconds, said, by)
+
+
+class Copies:
+    """Copies of the repository in which tests run side by side, one at a time in each copy."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for number in range(count):
+            self._free.put(Copy(directory / str(number)))
+        self._pool = ThreadPoolExecutor(count)
+
+    def map(self, work: Callable[[Copy, T], R], items: Iterable[T]) -> list[R]:
+        """Call `work` with a free copy for each of `items`; return what it returns, in the order of
+        `items`. Raises what `work` raises."""
+
+        def borrow(item: T) -> R:
+            copy = self._free.get()
+            try:
+                return work(copy, item)
+            finally:
+                self._free.put(copy)
+
+        return [*self._pool.map(borrow, items)]
+
+    def report_failures(self, commands: Iterable[str]) -> bool:
+        """Run these tests without a mutant, print the output of those that do not pass, and return
+        whether there are any. A test that fails anyway would seem to catch every mutant."""
+        distinct = [*dict.fromkeys(commands)]
+        failed = False
+        for command, plain in zip(distinct, self.map(Copy.test, distinct), strict=True):
+            if plain.is_caught or plain.said:
+                print(f"WITHOUT A MUTANT this fails: {command}\n{plain.said}", flush=True)
+                failed = True
+        return failed

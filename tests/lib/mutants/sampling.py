@@ -1,31 +1,30 @@
-"""Draw random mutations that cosmic-ray makes, and tell which ones no test of their area catches.
+"""The command: random mutants that cosmic-ray makes, and which ones no test of their area catches.
 
     python -m mutants.sampling [--area AREA] [--count 40] [--seed 1] [--jobs 2]
 
-The mutants of the table were thought of by somebody. These were not: an operator or a number is
-replaced, a condition negated, a loop emptied. A survivor is printed as a diff; it is either a hole
-in the tests or changes nothing that counts. Needs cosmic-ray, which `make mutants-sample` installs.
+A mutant replaces an operator or a number, negates a condition or empties a loop. A survivor is
+printed as a diff: it shows a hole in the tests, or it changes no behaviour. The exit code is 1 when
+a mutant survives. Needs cosmic-ray, which `make mutants-sample` installs.
 """
 
 import argparse
 import ast
 import difflib
+import itertools
 import os
 import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from mutants.patching import path_of
-from mutants.running import ROOT, Copy, Verdict
+from mutants.patching import Mutant, path_of
+from mutants.running import ROOT, Copies, Copy
 
 
 class Area(NamedTuple):
-    """Modules to mutate, and the commands of which one has to fail for each of their mutants."""
+    """The modules to mutate, and test commands; one of these has to fail for each mutant."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -78,25 +77,16 @@ AREAS: Final = {
 }  # fmt: skip
 
 
-class Mutation(NamedTuple):
-    """A text that replaces a module's, and the lines that differ."""
-
-    module: str
-    line: int
-    operator: str
-    text: str
-    diff: str
-
-
-def draw(area: Area, count: int, rng: random.Random) -> Iterator[Mutation]:
-    """Yield `count` random mutations of the area's modules, each line at most once."""
+def draw(area: str, rng: random.Random) -> Iterator[Mutant]:
+    """Yield random mutants of an area, each of another line. Each replaces the whole text of its
+    module; `name` is the module and the line, `reason` what cosmic-ray calls the mutation."""
     from cosmic_ray.ast import ast_nodes, get_ast  # only this command needs it
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
     operators = {name: get_operator(name) for name in operator_names()}
     operators = {name: made() for name, made in operators.items() if not made.arguments()}
-    texts = {module: (ROOT / path_of(module)).read_text() for module in area.modules}
+    texts = {module: (ROOT / path_of(module)).read_text() for module in AREAS[area].modules}
     places: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for module, text in texts.items():
         nodes = [*ast_nodes(get_ast(text))]
@@ -106,37 +96,37 @@ def draw(area: Area, count: int, rng: random.Random) -> Iterator[Mutation]:
                 places.setdefault((module, line), []).append((name, occurrence))
     lines = sorted(places)
     rng.shuffle(lines)
-    left = count
     for module, line in lines:
         name, occurrence = rng.choice(places[module, line])
-        mutated = mutate_code(texts[module], operators[name], occurrence)
-        if mutated is None or not _changes_behaviour(texts[module], mutated):
-            continue
-        yield Mutation(module, line, name, mutated, _diff(texts[module], mutated))
-        left -= 1
-        if not left:
-            return
+        text, mutated = texts[module], mutate_code(texts[module], operators[name], occurrence)
+        if mutated is not None and _changes_behaviour(text, mutated):
+            yield Mutant(area, f"{module}:{line}", name, module, "", text, mutated, "")
 
 
 def _changes_behaviour(text: str, mutated: str) -> bool:
-    """Return whether more than annotations differ. A text that is no Python any more does not
-    count as a mutation."""
+    """Return whether a mutated module differs in more than annotations, and can be parsed."""
     try:
-        return ast.dump(_Bare().visit(ast.parse(text))) != ast.dump(
-            _Bare().visit(ast.parse(mutated))
-        )
+        changed = ast.parse(mutated)
     except SyntaxError:
         return False
+    bare = _WithoutAnnotations()
+    return ast.dump(bare.visit(ast.parse(text))) != ast.dump(bare.visit(changed))
 
 
-class _Bare(ast.NodeTransformer):
-    """Removes annotations."""
+class _WithoutAnnotations(ast.NodeTransformer):
+    """Removes the annotations of arguments, results and variables."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._visit_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._visit_function(node)
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
 
@@ -145,56 +135,50 @@ class _Bare(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _diff(text: str, mutated: str) -> str:
-    lines = difflib.unified_diff(text.splitlines(), mutated.splitlines(), lineterm="", n=2)
-    return "\n".join([*lines][2:])
+def _diff(mutant: Mutant) -> str:
+    """Return the lines that the mutant changes as a unified diff, without the names of files."""
+    old, new = mutant.old.splitlines(), mutant.new.splitlines()
+    return "\n".join([*difflib.unified_diff(old, new, lineterm="", n=2)][2:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Test the sample and return the number of survivors, 100 at most."""
+    """Test a sample of each area; return the exit code: 1 if a mutant survives, or if a test fails
+    without one."""
     parser = argparse.ArgumentParser(
         prog="mutants.sampling", description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--area", choices=AREAS, action="append", help="all unless given")
-    parser.add_argument("--count", type=int, default=40, help="mutations of each area")
+    parser.add_argument("--count", type=int, default=40, help="mutants of each area")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies side by side")
     asked = parser.parse_args(arguments)
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="sluicemq-sampled-") as scratch:
-        copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(asked.jobs):
-            copies.put(Copy(Path(scratch, str(number))))
-        for name in asked.area or AREAS:
-            area = AREAS[name]
-            sample = [*draw(area, asked.count, random.Random(asked.seed))]
-            with ThreadPoolExecutor(asked.jobs) as pool:
-                caught = [*pool.map(lambda one: _judge(copies, area, one), sample)]  # noqa: B023
-            survivors += caught.count(False)
-            print(f"{name}: {len(sample)} mutations, {caught.count(True)} caught", flush=True)
-    return min(survivors, 100)
+        copies = Copies(Path(scratch), asked.jobs)
+        areas = asked.area or [*AREAS]
+        if copies.report_failures(test for area in areas for test in AREAS[area].tests):
+            return 1
+        for area in areas:
+            sample = [*itertools.islice(draw(area, random.Random(asked.seed)), asked.count)]
+            missed = copies.map(_judge, sample).count(False)
+            print(f"{area}: {len(sample)} mutants, {missed} survive", flush=True)
+            survivors += missed
+    return 1 if survivors else 0
 
 
-def _judge(copies: "SimpleQueue[Copy]", area: Area, mutation: Mutation) -> bool:
-    copy = copies.get()
-    verdict = Verdict(False, 0.0)
-    try:
-        for command in area.tests:
-            verdict = copy.run_text(mutation.module, mutation.text, command)
-            if verdict.is_caught or verdict.said:
-                break
-    finally:
-        copies.put(copy)
-    # A mutant that makes a test hang, or cannot be imported, is noticed too.
-    is_caught = verdict.is_caught or bool(verdict.said)
-    by = verdict.by or verdict.said.strip().rpartition("\n")[2]
-    word = "caught" if is_caught else "SURVIVES"
-    print(f"{word:>8} {verdict.seconds:5.1f} s  {mutation.module}:{mutation.line} "
-          f"{mutation.operator}  {by if is_caught else ''}", flush=True)  # fmt: skip
-    if not is_caught:
-        print(mutation.diff, flush=True)
-    return is_caught
+def _judge(copy: Copy, mutant: Mutant) -> bool:
+    """Run the tests of the mutant's area, one command after the other, until one catches it. Print
+    how that went, and return whether it was caught. A mutant that hangs or breaks a test's module
+    counts as caught: the tests pass without it."""
+    for command in AREAS[mutant.area].tests:
+        verdict = copy.run(mutant._replace(caught_by=command))
+        if verdict.is_caught or verdict.said:
+            by = verdict.by or verdict.said.strip().rpartition("\n")[2]
+            print(f"  caught {mutant.name}  {mutant.reason}  {by}", flush=True)
+            return True
+    print(f"SURVIVES {mutant.name}  {mutant.reason}\n{_diff(mutant)}", flush=True)
+    return False
 
 
 if __name__ == "__main__":
