@@ -81,8 +81,8 @@ test: $(NATIVE) ## all tests; those that need Java or Go are skipped without the
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: thorough
-thorough: $(NATIVE) ## what `make test` leaves out: other releases and clients of a kind, planted bugs that simulations have to find, long histories
-	SLUICEMQ_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile -m "thorough or compatibility" $(ARGS)
+thorough: ## `make test` with what it leaves out: other releases and clients of a kind, planted bugs that simulations have to find, long histories; more than an hour
+	SLUICEMQ_TESTS=all $(MAKE) test
 
 .PHONY: pure
 pure: $(STAMP) ## the tests of the hot path without the compiled engine

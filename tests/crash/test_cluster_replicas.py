@@ -3,14 +3,13 @@
 `make simulate` runs 2,000 seeds; SLUICEMQ_SEEDS says how many here.
 """
 
-import os
-
 import pytest
 
 from simulation.cluster.runs import REPLICAS, run_seed
 from simulation.silence import silence
+from thorough import seeds
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "12"))
+SEEDS = seeds(12)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 4))

@@ -32,10 +32,11 @@ from sluicemq.client.core.consuming import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.log import CommitLog
 from sluicemq.store.writer import Writer
+from thorough import ALL
 from waiting import limit
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 5
+SEEDS = 10 if ALL else 5
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -26,8 +26,9 @@ from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire.frames import Command
 from sluicemq.wire.staging import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
+from thorough import ALL, seeds
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "6"))
+SEEDS = seeds(6, 20)
 EPOCHS, TASKS, ROWS, BATCH = 3, 2, 7, 3
 STORE = dataclasses.replace(SMALL, commit_log_file_bytes=20_000, consume_queue_file_bytes=400)
 
@@ -277,9 +278,9 @@ CASES = [(flush_sync, brokers) for flush_sync in (True, False) for brokers in (1
 
 
 VICTIMS = ("executor", "driver", "kill", "power", "operation")
-STRIDE = 1 if "SLUICEMQ_SEEDS" in os.environ else 3 * len(VICTIMS)
-"""CI kills each victim at every fifteenth step, another victim at each of five steps in a row;
-`make simulate-spark` kills each at every step."""
+STRIDE = 1 if "SLUICEMQ_SEEDS" in os.environ else len(VICTIMS) * (1 if ALL else 3)
+"""CI kills each victim at every fifteenth step, another victim at each of five steps in a row; all
+tests, at every fifth step; `make simulate-spark`, at every step."""
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

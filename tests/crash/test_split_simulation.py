@@ -5,7 +5,6 @@ a network that fails; and bugs that a seed has to find.
 as SLUICEMQ_SEEDS says.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +20,9 @@ from sluicemq.broker.lanes import group as lanes
 from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import Place, whole
 from sluicemq.broker.lanes.rules import own_claim
+from thorough import seeds
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
+SEEDS = seeds(4, 8)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

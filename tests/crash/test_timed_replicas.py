@@ -4,15 +4,14 @@
 takes out of the product what keeps timed messages over a change of roles, and has to be found.
 """
 
-import os
-
 import pytest
 
 from simulation.cluster.runs import KINDS, LENGTH, error_of, run_seed
 from simulation.replicas.mutants import TIMED_MUTANTS, mutated
 from simulation.silence import silence
+from thorough import seeds
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
+SEEDS = seeds(1)
 NEARBY = 200
 """A change of the product changes the histories: look at this many seeds, from the known one on."""
 PLANTED = {

@@ -21,8 +21,9 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire import tables
 from sluicemq.wire.frames import Command
+from thorough import seeds
 
-KILLS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
+KILLS = seeds(4)
 NAMES = 10
 SETTING = "fileReservedTime"
 Changes = dict[str, int]

@@ -4,16 +4,15 @@ SLUICEMQ_SEEDS says how many histories (default 4); `make histories` runs 400. F
 are looked for where it is set.
 """
 
-import os
-
 import pytest
 
 from histories import processes
 from histories.mutants import MUTANTS
 from histories.namespaces import available
 from histories.report import Report
+from thorough import seeds
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
+SEEDS = seeds(4)
 TRIES = 40
 
 

@@ -30,9 +30,10 @@ from sluicemq.model.topic import pop_topic
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import Handle
+from thorough import seeds
 from waiting import limit, slowness
 
-KILLS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
+KILLS = seeds(4)
 CHANGE = 200053
 OK = 0
 QUEUES = 4

@@ -36,10 +36,11 @@ from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.schema import declared_columns, struct_type
 from sluicemq.spark.senders import RowSorter
 from sluicemq.spark.sources.stream import stream_reader
+from thorough import seeds
 from waiting import limit, slowness
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "2"))
+SEEDS = seeds(2)
 ROWS, RESTARTS = 40, 4
 
 

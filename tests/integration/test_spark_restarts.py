@@ -29,10 +29,11 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.schema import declared_columns, struct_type
 from sluicemq.spark.sources.stream import stream_reader
+from thorough import seeds
 from waiting import limit
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
+SEEDS = seeds(20)
 TAGS = "ABC"
 CRASHES = ("after the end is known", "in the middle of reading", "before the commit log", "idle")
 

@@ -1,16 +1,16 @@
 """The model of replication is right with all of its rules, and wrong without any one of them."""
 
-import os
 from dataclasses import fields
 
 import pytest
 
 from histories.checker import check
 from histories.model import Rules, run
+from thorough import seeds
 
 pytestmark = pytest.mark.slow
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "60"))
+SEEDS = seeds(60)
 MUTANTS = {
     "epoch_of_a_life": 3,
     "truncates": 3,

@@ -3,16 +3,16 @@ broker, the moment and the lengths are.
 
 `make simulate` runs more seeds; SLUICEMQ_SEEDS says how many here."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from simulation.recreated import BROKERS, KINDS, run
+from thorough import seeds
 
 pytestmark = pytest.mark.slow
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "3"))
+SEEDS = seeds(3)
 
 
 @pytest.mark.parametrize("broker", BROKERS)

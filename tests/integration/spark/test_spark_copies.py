@@ -134,9 +134,8 @@ def rows(two_brokers: str, spark: Any) -> list[Any]:
     """The source: every kind in a queue of each broker; retries, dead letters and traces."""
     kept = {}
     with Admin(two_brokers) as admin, Producer(two_brokers, trace=True) as producer:
-        for topic in (SOURCE, RETRY, DEAD):  # of a try before this one
-            if topic in admin.topics():
-                admin.delete_topic(topic)
+        for topic in {SOURCE, RETRY, DEAD} & set(admin.topics()):  # of a try before this one
+            admin.delete_topic(topic)
         admin.create_topic(SOURCE, queues=2)
         admin.create_group(GroupConfig(GROUP))
         queues = [queue for queue in producer.write_queues(SOURCE) if queue.queue_id == 1]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from thorough import seeds
 from waiting import limit
 
 pytestmark = pytest.mark.timeout(400)
@@ -20,13 +21,14 @@ pytestmark = pytest.mark.timeout(400)
 Read = Callable[..., Any]
 Publish = Callable[[int, int], None]
 ROOT = Path(__file__).parents[3]
-KILLS = min(int(os.environ.get("SLUICEMQ_SEEDS", "1")), 8)
+KILLS = min(seeds(1), 8)
 """Drivers that are killed, each a JVM of its own."""
 ROUNDS = 2 if KILLS == 1 else 3
 JOB = """
 import os, sys
 from pyspark import TaskContext
 from sluicemq.spark.session import spark_session
+from thorough import seeds
 
 def row(number):
     attempt = TaskContext.get().attemptNumber()

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import random
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire import tables
+from thorough import seeds
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ CREATE = {
     "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
 }  # fmt: skip
 GROUP = tables.encode_group_config(GroupConfig("Readers", retry_times_max=3))
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "60"))
+SEEDS = seeds(60, 200)
 
 
 def files_of(broker: SteppedBroker, name: str) -> list[str]:

@@ -2,7 +2,6 @@
 states, with and without property columns; and a lane reads by columns what it reads by records."""
 
 import dataclasses
-import os
 import random
 from unittest import mock
 
@@ -20,10 +19,11 @@ from sluicemq.record.codec import decode_records
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.wire import bodies
+from thorough import seeds
 
 pytestmark = pytest.mark.slow
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
+SEEDS = seeds(20)
 WISHES: list[Wanted] = [
     {"T": (TAG, "t1 || t2")}, {"T": (TAG, "t3")}, {"T": (TAG, "*")}, {"T": (SQL92, "n > 5")},
     {"T": (SQL92, "s = 'x' OR n > 7")}, {"T": (SQL92, "TAGS = 't1' AND s IS NULL")},

@@ -1,7 +1,6 @@
 """Members of one group come, go, change what they want and meet a broker that restarts: every
 message that somebody wants is delivered once, whatever the seed."""
 
-import os
 import random
 from dataclasses import dataclass, field
 
@@ -16,10 +15,11 @@ from sluicemq.broker.lanes.rules import parts_of
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
+from thorough import seeds
 
 pytestmark = pytest.mark.slow
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "30"))
+SEEDS = seeds(30, 90)
 WISHES: list[Wanted] = [
     {"T": (TAG, "tag1 || tag2")},
     {"T": (TAG, "tag3")},

@@ -1,7 +1,6 @@
 """A store directory read without Spark: planning, options, filters, and what is in the way."""
 
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from sluicemq.spark.schema import BASE
 from sluicemq.spark.source import StoreSource
 from sluicemq.spark.sources.reader import StorePartition
 from sluicemq.store.store import Store
+from thorough import seeds
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 TIME_MS = 1_790_000_000_000
@@ -195,7 +195,7 @@ SELECTORS = st.recursive(
 )
 
 
-@settings(max_examples=int(os.environ.get("SLUICEMQ_SEEDS", "20")), deadline=None)
+@settings(max_examples=seeds(20), deadline=None)
 @given(SELECTORS, st.integers(0, 300), st.integers(0, 300), st.sampled_from((None, "60")))
 def test_selectors_choose_what_brute_force_chooses(
     filled: Path, sql: str, low: int, high: int, records_max: str | None

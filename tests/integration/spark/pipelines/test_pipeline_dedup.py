@@ -19,10 +19,11 @@ import pytest
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.pipelines.dedup import Written, stream_table, write_table
 from sluicemq.spark.pipelines.ready import Task, ready
+from thorough import seeds
 from waiting import limit
 
 ROOT = Path(__file__).parents[4]
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
+SEEDS = seeds(1)
 COUNT = 100
 NUMBER = {"number": "cast(properties['number'] as int)"}
 

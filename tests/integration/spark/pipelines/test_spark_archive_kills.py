@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from sluicemq.spark.pipelines.archive import read_archive
+from thorough import seeds
 from waiting import limit
 
 ROOT = Path(__file__).parents[4]
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "1"))
+SEEDS = seeds(1)
 STEPS = ("commit", "move", "step")
 COUNT = 60
 
