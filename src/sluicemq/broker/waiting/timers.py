@@ -170,9 +170,7 @@ class Timers:
         self.due = DueTable()
         self.read_ms = 0
         """The first slot that may hold undelivered messages."""
-        self.passed_ms = 0
-        """At the start, everything due before this time was known to be delivered; 0 if the
-        checkpoint is not that of this store, or missing."""
+        self.passed_ms = 0  # at the start, all due before it was delivered; 0 when not known
         self._loaded_ms = 0  # slots before it are in the table, or being read
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
