@@ -84,6 +84,10 @@ CLOSE_TIMEOUT_S: Final = 1.0
 ANSWERS_S: Final = 1.0
 """Time for the answers to requests before a broken frame, which ends its connection."""
 BACKLOG: Final = 1024
+"""Connections that the system keeps until they are accepted."""
+ACCEPTED_A_TURN: Final = 16
+"""Asyncio accepts at most as many connections in one iteration of its loop as the backlog that it
+is given, and each takes about 0.2 ms. So it is given this number, and the socket gets BACKLOG."""
 
 OnPeer = Callable[[Peer], None]
 
@@ -321,7 +325,10 @@ class Server:
                 where: dict[str, Any] = {"host": host or None, "port": port}
                 if kept is not None:
                     where = {"sock": kept}
-                listener = await loop.create_server(accept, **where, backlog=BACKLOG)
+                listener = await loop.create_server(accept, **where, backlog=ACCEPTED_A_TURN)
+                for one in listener.sockets:
+                    with one.dup() as listening:
+                        listening.listen(BACKLOG)
             except OSError as error:
                 await self.close()
                 raise _cannot_listen(host, port, error) from error

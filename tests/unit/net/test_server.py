@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ import uvloop
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
-from sluicemq.net.accept import TURN_BYTES_MAX
+from sluicemq.net.accept import ACCEPTED_A_TURN, TURN_BYTES_MAX
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.server import Connection, RemotingServer
@@ -379,3 +380,23 @@ def test_a_client_that_takes_nothing_does_not_hold_up_the_close(
         client.close()
 
     run(main())
+
+
+def test_many_clients_that_connect_at_once_are_accepted_in_portions() -> None:
+    """Those that are connected already get their answers between two portions. uvloop accepts all
+    of them at once and takes a tenth of the time for each."""
+
+    async def connect_many() -> list[int]:
+        async with serving(Dispatcher({})) as server:
+            with contextlib.ExitStack() as clients:
+                for _ in range(4 * ACCEPTED_A_TURN):
+                    clients.enter_context(socket.create_connection(("127.0.0.1", server.ports[0])))
+                counts = [0]
+                while counts[-1] < 4 * ACCEPTED_A_TURN:
+                    await asyncio.sleep(0)
+                    counts.append(len(server.peers))
+                return counts
+
+    counts = asyncio.run(asyncio.wait_for(connect_many(), limit(20)))
+    portions = [after - before for before, after in itertools.pairwise(counts)]
+    assert max(portions) <= ACCEPTED_A_TURN

@@ -41,14 +41,21 @@ from sluicemq.broker.consume.held import (
     HeldBytes,
 )
 from sluicemq.broker.consume.notices import Notices
-from sluicemq.broker.lanes.rules import difference, normal_atom, parse_key, subscription_key
+from sluicemq.broker.lanes.rules import (
+    Atom,
+    difference,
+    key_of,
+    normal_atom,
+    parse_key,
+    subscription_key,
+)
 from sluicemq.broker.lanes.table import LaneReader, Lanes
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
+from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
@@ -80,6 +87,19 @@ MADE_A_STEP: Final = 64
 
 Made = Mapping[str, tuple[Subscription, Watch]]
 """By topic: a subscription and its compiled filter."""
+
+
+class Wanted(NamedTuple):
+    """What a consumer subscribes to in one heartbeat.
+
+    `key` is its `subscription_key`, "" for a broadcast consumer; `topics` the subscription of each
+    topic; `made` the filters that its group does not have yet; `by_tags` whether all are tags.
+    """
+
+    key: str
+    topics: dict[str, Subscription]
+    made: Made
+    by_tags: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -438,24 +458,31 @@ class Consumers:
 
     # ----------------------------------------------------------------------------- heartbeats
 
-    def making(self, data: ConsumerData) -> Steps[Made]:
-        """Compile the filters of a heartbeat's subscriptions, in steps, where they are not those
-        that the group has."""
+    def making(self, data: ConsumerData) -> Steps[Wanted]:
+        """Compute, in steps, what `heartbeat` needs of a consumer's subscriptions. Filters are
+        compiled where the group does not have them yet."""
         group, made = self.groups.get(data.group), dict[str, tuple[Subscription, Watch]]()
+        topics, atoms = dict[str, Subscription](), list[tuple[str, Atom]]()
+        own = RETRY_PREFIX + data.group
         for count, item in enumerate(data.subscriptions, 1):
-            normal_atom(item.kind, item.expression)  # is kept for a moment
+            topics[item.topic] = item
+            if item.topic != own:
+                atoms.append((item.topic, normal_atom(item.kind, item.expression)))
             watch = group.watches.get(item.topic) if group is not None else None
             if watch is None or not watch.is_of(item):
                 made[item.topic] = item, Watch(item)
             if count % MADE_A_STEP == 0:
                 yield None
-        return made
+        key = key_of(atoms) if data.message_model != BROADCASTING else ""
+        by_tags = all(is_tag_kind(item.kind) for item in topics.values())
+        yield None
+        return Wanted(key, topics, made, by_tags)
 
     def heartbeat(
-        self, data: ConsumerData, member: Member, fingerprint: int, made: Made | None = None
+        self, data: ConsumerData, member: Member, fingerprint: int, wanted: Wanted
     ) -> bool:
-        """Take in a heartbeat with subscriptions, whose filters are in `made` as far as they are
-        compiled already. Return whether the fingerprint was another before.
+        """Take in a heartbeat with the subscriptions of which `making` has returned `wanted`.
+        Return whether the fingerprint was another before.
 
         Raises ContractError when the group takes no such subscription: then the client is not a
         member. The caller has counted in `held` what the member takes.
@@ -463,8 +490,7 @@ class Consumers:
         group = self.groups.get(data.group) or ConsumerGroup(data.group)
         known = group.members.get(member.peer) or member
         joined = member.peer not in group.members
-        is_shared = data.message_model != BROADCASTING
-        key = subscription_key(data.group, data.subscriptions) if is_shared else ""
+        key = wanted.key
         if key:
             self._check_contract(group.name, member, key)
         self.contracts.release(group.name, member.client_id)
@@ -475,13 +501,12 @@ class Consumers:
         group.members[member.peer] = known
         said = known.client_id, known.key, known.fingerprint, known.wanted
         known.client_id, known.seen_s = member.client_id, member.seen_s
-        known.wanted = {subscription.topic: subscription for subscription in data.subscriptions}
+        known.wanted = wanted.topics
         before, known.key = known.key, key
         if joined:
             before = group.replace_connection(known)
-        keys = self._subscribe(group, known, before, made)
-        by_tags = all(is_tag_kind(wanted.kind) for wanted in data.subscriptions)
-        if not by_tags or data.group in self.filters.table:
+        keys = self._subscribe(group, known, before, wanted.made)
+        if not wanted.by_tags or data.group in self.filters.table:
             self.filters.subscribed(
                 data.group, [w for m in group.members.values() for w in m.wanted.values()]
             )

@@ -153,9 +153,9 @@ class Heartbeats:
                 known = short(consumer.group, member(), data.fingerprint)
             else:
                 self.consumers.held.take(peer, (CONSUMER, consumer.group), size)
-                made = yield from self.consumers.making(consumer)
+                wanted = yield from self.consumers.making(consumer)
                 try:
-                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint, made)
+                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint, wanted)
                 except ContractError as error:
                     refusal, known = str(error), False
             changed = changed or known

@@ -273,12 +273,15 @@ def _begins_one(order: Order, others: Iterable[Order]) -> bool:
 def subscription_key(group: str, subscriptions: Iterable[Subscription]) -> str:
     """All topics and expressions but the group's own retry topic, as text; "" without any."""
     own = RETRY_PREFIX + group
-    wanted = sorted(
-        (item.topic, *normal_atom(item.kind, item.expression))
-        for item in subscriptions
-        if item.topic != own
+    return key_of(
+        [(it.topic, normal_atom(it.kind, it.expression)) for it in subscriptions if it.topic != own]
     )
-    return orjson.dumps(wanted).decode() if wanted else ""
+
+
+def key_of(atoms: Iterable[tuple[str, Atom]]) -> str:
+    """Return the key of subscriptions, each given as its topic and normal atom; "" without any."""
+    ordered = sorted(atoms)
+    return orjson.dumps([(topic, *atom) for topic, atom in ordered]).decode() if ordered else ""
 
 
 @kept(_text_bytes)
