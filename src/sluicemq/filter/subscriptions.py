@@ -30,8 +30,9 @@ from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscrip
 if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
 
-KEPT_CHARACTERS: Final = 1 << 19
-"""Of long expressions and of others, so that those do not displace these."""
+KEPT_CHARACTERS: Final = 1 << 17
+"""Of long expressions, and as many of others, so that those do not displace these. A character
+takes about 200 bytes when it is compiled."""
 QUICK_CHARACTERS: Final = 512
 """As many are compiled in half a millisecond."""
 _TIDY_EVERY: Final = 64

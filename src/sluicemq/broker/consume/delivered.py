@@ -129,6 +129,8 @@ class Pace:
 RUNS_MAX: Final = 128
 FILTERS_MAX: Final = 256
 """On queues: a pull may bring another expression each time."""
+FILTERS_WEIGHT_MAX: Final = 1 << 16
+"""Characters of the expressions of different filters. Each takes about 100 bytes of memory."""
 
 
 @dataclass(slots=True)
@@ -157,15 +159,19 @@ class Delivered:
         """
         runs = self.runs.get((message_filter, queue_id))
         if runs is None:
-            if len(self.runs) >= FILTERS_MAX:
-                del self.runs[next(iter(self.runs))]
             self.runs[message_filter, queue_id] = [start, end]
+            while len(self.runs) > FILTERS_MAX or self._weight() > FILTERS_WEIGHT_MAX:
+                del self.runs[next(iter(self.runs))]
         elif runs[-1] == start:
             runs[-1] = end
         else:
             runs += (start, end)
             if len(runs) > RUNS_MAX:
                 del runs[:2]
+
+    def _weight(self) -> int:
+        """Return the number of characters in the expressions of the filters in `runs`."""
+        return sum(getattr(one, "weight", 0) for one in {one for one, _ in self.runs})
 
 
 class Deliveries(dict[tuple[str, str], Delivered]):

@@ -29,11 +29,11 @@ import orjson
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Delivered
-from sluicemq.broker.consume.filters import ConsumerFilters
+from sluicemq.broker.consume.filters import ConsumerFilters, filter_bytes
 from sluicemq.broker.consume.matching import RECORDS_A_STEP, Matching, Tally, Wanted
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
-from sluicemq.broker.lanes.rules import atoms_of
+from sluicemq.broker.lanes.rules import ByteCache, atoms_of
 from sluicemq.broker.lanes.table import show, shown
 from sluicemq.broker.offsets import Offsets, Unfinished
 from sluicemq.broker.topics import Groups, Topics
@@ -68,7 +68,8 @@ EXPLAINED_MAX: Final = 256
 are taken evenly, and their reasons stand for all."""
 EXPLAINED_WEIGHT: Final = 1 << 15
 """Characters of an expression, times as often as it is asked: so much is a millisecond."""
-WANTED_KEPT: Final = 128
+WANTED_BYTES_MAX: Final = 8 << 20
+"""Compiled filters that are kept, in bytes as `filter_bytes` counts them."""
 ROWS_MAX: Final = 1_000_000
 ROWS_A_STEP: Final = 8192
 ROWS_A_JOB: Final = 1024
@@ -134,6 +135,14 @@ class QueueMatches(NamedTuple):
     extra: int = 0
 
 
+def _compiled(kind: str, expression: str) -> Wanted | None:
+    """Return the compiled filter of an expression on any topic, None if it does not compile."""
+    try:
+        return Wanted(Subscription("", expression, kind))
+    except FilterError:
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class FilterWatch:
     """The request family of filters and lanes, which knows what the filters of all groups do.
@@ -155,7 +164,9 @@ class FilterWatch:
     matching: Matching = field(init=False)
     _survey_s: float = field(init=False)
     _is_surveying: bool = False
-    _wanted: dict[tuple[str, str], Wanted | None] = field(default_factory=dict)
+    _wanted: ByteCache[Wanted | None] = field(
+        default_factory=lambda: ByteCache(_compiled, filter_bytes, WANTED_BYTES_MAX)
+    )
 
     def __post_init__(self) -> None:
         self.matching = Matching(self.store)
@@ -184,16 +195,8 @@ class FilterWatch:
 
     def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
         """Compiled, and kept for a while; None when it does not compile."""
-        key = (subscription.kind, subscription.expression)
         yield from preparation(subscription.expression, subscription.kind)
-        if key not in self._wanted:
-            if len(self._wanted) >= WANTED_KEPT:
-                self._wanted.clear()
-            try:
-                self._wanted[key] = Wanted(subscription)
-            except FilterError:
-                self._wanted[key] = None
-        return self._wanted[key]
+        return self._wanted(subscription.kind, subscription.expression)
 
     # --- lag
 
