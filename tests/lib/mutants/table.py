@@ -35,7 +35,7 @@ STORE: Final = (
         "CommitLog._sync_segment",
         "            self.fail(error)\n",
         "            pass\n",
-        "tests/unit/store/test_disk_errors.py",
+        "tests/unit/store/test_store_visibility.py",
     ),
     _store(
         "an fsync covers what came later",
@@ -44,7 +44,7 @@ STORE: Final = (
         "CommitLog.sync",
         "self.synced_offset = target",
         "self.synced_offset = self.written_offset",
-        "tests/unit/store/test_store_promises.py tests/unit/store/test_store_append.py",
+        "tests/unit/store/test_store_visibility.py",
     ),
     _store(
         "half of a turn stays",
@@ -107,7 +107,7 @@ STORE: Final = (
         "SegmentFiles.cut",
         ".zero_from(offset)",
         ".zero_from(offset + 1)",
-        "tests/unit/store/test_store_follow.py",
+        "tests/unit/store/test_store_recovery.py::test_torn_tail_is_cut_and_zeroed",
     ),
     _store(
         "turns are shown before their fsync",
@@ -134,7 +134,7 @@ STORE: Final = (
         "Store.hide",
         "queue.visible_offset = shown",
         "queue.visible_offset = queue.next_offset",
-        "tests/unit/store/test_store_visibility.py",
+        "tests/unit/store/test_store_follow.py::test_a_start_hides_what_was_not_confirmed",
     ),
     _store(
         "a foreign derived file is trusted",
@@ -191,8 +191,8 @@ STORE: Final = (
         "tests/unit/store/test_store_retention.py",
     ),
     _store(
-        "units behind the log survive a crash",
-        "a queue points at records that are not there",
+        "units behind the mark survive a crash",
+        "the start takes the queues for damaged and builds all of them anew",
         "sluicemq.store.queues",
         "Queue.load",
         "before is None or unit.is_blank or unit.physical_offset < before",
