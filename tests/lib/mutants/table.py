@@ -995,7 +995,7 @@ ENGINE: Final = (
         "lay_out",
         "crc32(body, body_size) & 0x7FFFFFFF",
         "crc32(body, body_size) & 0x3FFFFFFF",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine repeats a queue offset",
@@ -1004,7 +1004,7 @@ ENGINE: Final = (
         "add_unit",
         "queue.next_offset += 1",
         "queue.next_offset += queue.next_offset != 7",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine takes a batch that is too large",
@@ -1022,7 +1022,7 @@ ENGINE: Final = (
         "single",
         "self.turn.position + size > self.turn.room_end",
         "self.turn.position > self.turn.room_end",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine touches no queue",
@@ -1031,7 +1031,7 @@ ENGINE: Final = (
         "add_unit",
         "if queue.next_offset == queue.committed_offset:",
         "if False:",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine serves a record that is lost",
@@ -1040,7 +1040,7 @@ ENGINE: Final = (
         "laid_out",
         "== self.lost_code",
         "== self.lost_code + 1",
-        "tests/unit/broker/test_pull.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine skips a message",
@@ -1049,7 +1049,7 @@ ENGINE: Final = (
         "choose",
         "count, next_offset = stop, self.offsets[stop]",
         "count, next_offset = stop, self.offsets[stop] + 1",
-        "tests/unit/broker/test_pull.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine serves another record",
@@ -1058,7 +1058,7 @@ ENGINE: Final = (
         "laid_out",
         "if not is_trusted and not is_whole(",
         "if False and not is_whole(",
-        "tests/unit/broker/test_pull.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
 )
 
