@@ -1026,7 +1026,7 @@ ENGINE: Final = (
     ),
     _engine(
         "the compiled engine touches no queue",
-        "a turn that fails keeps its units",
+        "the end of a turn shows none of its messages, and a failed turn keeps its units",
         "sluicemq.engine.sends.pyx",
         "add_unit",
         "if queue.next_offset == queue.committed_offset:",
