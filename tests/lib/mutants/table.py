@@ -35,7 +35,7 @@ STORE: Final = (
         "CommitLog._sync_segment",
         "            self.fail(error)\n",
         "            pass\n",
-        "tests/unit/store/test_disk_errors.py",
+        "tests/unit/store/test_store_visibility.py",
     ),
     _store(
         "an fsync covers what came later",
@@ -44,7 +44,7 @@ STORE: Final = (
         "CommitLog.sync",
         "self.synced_offset = target",
         "self.synced_offset = self.written_offset",
-        "tests/unit/store/test_store_promises.py tests/unit/store/test_store_append.py",
+        "tests/unit/store/test_store_visibility.py",
     ),
     _store(
         "half of a turn stays",
@@ -107,7 +107,7 @@ STORE: Final = (
         "SegmentFiles.cut",
         ".zero_from(offset)",
         ".zero_from(offset + 1)",
-        "tests/unit/store/test_store_follow.py",
+        "tests/unit/store/test_store_recovery.py::test_torn_tail_is_cut_and_zeroed",
     ),
     _store(
         "turns are shown before their fsync",
@@ -134,7 +134,7 @@ STORE: Final = (
         "Store.hide",
         "queue.visible_offset = shown",
         "queue.visible_offset = queue.next_offset",
-        "tests/unit/store/test_store_visibility.py",
+        "tests/unit/store/test_store_follow.py::test_a_start_hides_what_was_not_confirmed",
     ),
     _store(
         "a foreign derived file is trusted",
@@ -191,8 +191,8 @@ STORE: Final = (
         "tests/unit/store/test_store_retention.py",
     ),
     _store(
-        "units behind the log survive a crash",
-        "a queue points at records that are not there",
+        "units behind the mark survive a crash",
+        "the start takes the queues for damaged and builds all of them anew",
         "sluicemq.store.queues",
         "Queue.load",
         "before is None or unit.is_blank or unit.physical_offset < before",
@@ -995,7 +995,7 @@ ENGINE: Final = (
         "lay_out",
         "crc32(body, body_size) & 0x7FFFFFFF",
         "crc32(body, body_size) & 0x3FFFFFFF",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine repeats a queue offset",
@@ -1004,7 +1004,7 @@ ENGINE: Final = (
         "add_unit",
         "queue.next_offset += 1",
         "queue.next_offset += queue.next_offset != 7",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine takes a batch that is too large",
@@ -1022,16 +1022,16 @@ ENGINE: Final = (
         "single",
         "self.turn.position + size > self.turn.room_end",
         "self.turn.position > self.turn.room_end",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine touches no queue",
-        "a turn that fails keeps its units",
+        "the end of a turn shows none of its messages, and a failed turn keeps its units",
         "sluicemq.engine.sends.pyx",
         "add_unit",
         "if queue.next_offset == queue.committed_offset:",
         "if False:",
-        "tests/unit/broker/test_send.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine serves a record that is lost",
@@ -1040,7 +1040,7 @@ ENGINE: Final = (
         "laid_out",
         "== self.lost_code",
         "== self.lost_code + 1",
-        "tests/unit/broker/test_pull.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine skips a message",
@@ -1049,7 +1049,7 @@ ENGINE: Final = (
         "choose",
         "count, next_offset = stop, self.offsets[stop]",
         "count, next_offset = stop, self.offsets[stop] + 1",
-        "tests/unit/broker/test_pull.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
     _engine(
         "the compiled engine serves another record",
@@ -1058,7 +1058,7 @@ ENGINE: Final = (
         "laid_out",
         "if not is_trusted and not is_whole(",
         "if False and not is_whole(",
-        "tests/unit/broker/test_pull.py",
+        "tests/unit/broker/test_compiled_engine.py",
     ),
 )
 

@@ -113,6 +113,22 @@ def test_record_needs_eight_bytes_behind_it(bench: Any, room: int, fits: bool) -
     assert len(bench.bodies()) == 2
 
 
+@pytest.mark.parametrize("room", [8, 9, 64, 65])
+def test_a_file_with_little_room_left_ends_with_a_blank_record_too(bench: Any, room: int) -> None:
+    """Without it RocketMQ and our own recovery would take that place for the end of the log."""
+    bench.open(commit_log_file_bytes=1000)
+    place, _ = bench.append(b"x")
+    at, _ = bench.append(b"y")
+    size = at - place
+    bench.append(b"z" * (1000 - room - 3 * size + 1))
+    assert bench.append(b"next") == (1000, 3)
+    bench.store.commit()
+    blank = struct.pack(">iI", room, 0xCBD43194)
+    assert bench.files.content(LOG)[-room:] == blank + bytes(room - 8)
+    bench.reopen(kill=True)
+    assert [body[:4] for body in bench.bodies()] == [b"x", b"y", b"zzzz", b"next"]
+
+
 def test_turn_over_several_files_is_written_to_each_once(bench: Any) -> None:
     bench.open(commit_log_file_bytes=1000)
     bench.files.operations.clear()

@@ -90,6 +90,25 @@ def test_start_after_a_kill_walks_only_what_lies_behind_the_mark(bench: Any) -> 
     assert bench.reopen(kill=True).recovered.units_added == 0, "the first tick made one"
 
 
+def test_units_behind_the_mark_do_not_make_a_start_rebuild_all(bench: Any) -> None:
+    """Queue files are written more often than marks are made, so a kill leaves such units. They are
+    dropped and put again by the walk; the mark counts only those before it."""
+    store = bench.open()
+    fill(bench)
+    bench.clock.ms += 20_000
+    store.tick()
+    store.sync()
+    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    bench.send(b"1", b"2", b"3", topic="New")
+    bench.clock.ms += 1500
+    store.tick()
+    assert bench.files.content("/store/consumequeue/New/0/" + "0" * 20).strip(b"\0"), "written"
+    assert read_checkpoint(bench.files, "/store/checkpoint").mark == mark
+    store = bench.reopen(kill=True)
+    assert (store.recovered.units_added, store.recovered.is_rebuilt) == (3, False)
+    assert bench.bodies("New") == [b"1", b"2", b"3"]
+
+
 def test_mark_is_made_after_log_and_queues_are_synced(bench: Any) -> None:
     store = bench.open()
     fill(bench)

@@ -296,6 +296,24 @@ def test_only_files_behind_the_durable_mark_go_by_age_or_by_force(
     assert len(names(bench)) == 1
 
 
+@pytest.mark.parametrize("percent", [10, 89])
+def test_files_written_since_the_last_mark_stay(bench: Any, store: Any, percent: float) -> None:
+    """The mark lies in the fifth file. What was written since is synced, but the units of its
+    messages are not: without its file of the log they could not be built again after a crash."""
+    for _ in range(12):
+        bench.send(b"y" * 1200)
+    store.sync()
+    assert names(bench)[-1] == 8 * 4096
+    expire(bench)
+    for _ in range(3):
+        fill(bench, percent)
+        clean(bench)
+    assert names(bench)[0] == 4 * 4096
+    mark(bench)
+    clean(bench)
+    assert names(bench) == [8 * 4096]
+
+
 def test_unpublished_records_keep_their_file(bench: Any) -> None:
     bench.files.clock = bench.clock
     store = bench.open(flush_sync=True)

@@ -1,6 +1,7 @@
 """What is visible is safe: commit, sync and publish in both flush modes, and disk errors."""
 
 import errno
+import random
 import struct
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.store.store import Store
+from sluicemq.testing.files import CrashableFile
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 
@@ -84,6 +86,31 @@ def test_one_sync_covers_all_that_was_committed_when_it_began(bench: Any) -> Non
     bench.files.operations.clear()
     assert store.sync() == store.written_offset
     assert bench.files.operations == [], "nothing new, nothing to wait for"
+
+
+def test_a_sync_does_not_cover_what_is_committed_while_it_runs(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bench.open(flush_sync=True)
+    bench.send(b"1")
+    end = store.written_offset
+
+    def sync_and_commit_a_turn(file: CrashableFile) -> None:
+        monkeypatch.undo()
+        file.sync()
+        bench.send(b"2")
+
+    monkeypatch.setattr(CrashableFile, "sync", sync_and_commit_a_turn)
+    assert store.sync() == store.synced_offset == end < store.written_offset
+    store.publish(store.synced_offset)
+    assert bench.bodies() == [b"1"]
+    store.publish(store.sync())
+    assert bench.bodies() == [b"1", b"2"]
+    running = bench.files
+    for seed in range(10):  # what a power loss leaves is a matter of chance
+        bench.files = running.crash(random.Random(seed))
+        bench.open()
+        assert bench.bodies() == [b"1", b"2"], seed
 
 
 def test_sync_covers_every_file_of_the_range_in_order(bench: Any) -> None:
