@@ -528,7 +528,7 @@ POP: Final = (
 TRANSACTIONS: Final = (
     _transactions(
         "a check goes to a closed connection",
-        "a transaction is never decided",
+        "the question is lost, and the transaction stays undecided until the next check",
         "sluicemq.broker.transactions.transactions",
         "CheckBack.choose",
         "if not member.peer.closed",
@@ -563,12 +563,12 @@ TRANSACTIONS: Final = (
         "tests/unit/broker/test_transactions.py tests/crash/test_crash_transactions.py",
     ),
     _transactions(
-        "the committed message keeps its kind",
-        "consumers never see it: it looks prepared",
+        "a half message is stored with the flag of a prepared message",
+        "RocketMQ, started on this store, gives it no place in the half queue",
         "sluicemq.broker.transactions.prepared",
-        "draft_of",
-        "draft.sys_flag &= ~TRANSACTION_MASK",
-        "pass",
+        "hide",
+        "HALF_TOPIC, 0\n    draft.sys_flag &= ~TRANSACTION_MASK\n",
+        "HALF_TOPIC, 0\n",
         "tests/unit/broker/test_transactions.py",
     ),
     _transactions(
@@ -651,21 +651,21 @@ LANES: Final = (
 REPLICATION: Final = (
     _replication(
         "an old epoch may lead",
-        "a replica with an older log becomes master",
+        "messages that a deposed master wrote and nobody confirmed come back",
         "sluicemq.replication.election",
         "rank",
-        "key = (-me.epoch, -me.end, me.id)",
-        "key = (0, -me.end, me.id)",
-        "tests/unit/replication",
+        "key = (-me.epoch, -me.end, me.id)\n    return sum((-member.epoch, ",
+        "key = (0, -me.end, me.id)\n    return sum((0, ",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "the shorter log leads",
-        "acknowledged messages are cut from the longer one",
+        "the first master of a cluster is one without the messages that another replica has",
         "sluicemq.replication.election",
         "rank",
-        "key = (-me.epoch, -me.end, me.id)",
-        "key = (-me.epoch, me.end, me.id)",
-        "tests/unit/replication",
+        "-me.end, me.id)\n    return sum((-member.epoch, -member.end, ",
+        "me.end, me.id)\n    return sum((-member.epoch, member.end, ",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "a log that was cut leads",
@@ -674,7 +674,7 @@ REPLICATION: Final = (
         "next_step",
         "may_lead = me.end != INCOMPLETE or state.is_unclean",
         "may_lead = True",
-        "tests/unit/replication",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "a replica outside of the set takes over",
@@ -683,7 +683,7 @@ REPLICATION: Final = (
         "_stand_or_elect",
         "if view.is_in_sync(m) and m.end != INCOMPLETE",
         "if m.end != INCOMPLETE",
-        "tests/unit/replication",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "a foreign log is overwritten",
@@ -692,7 +692,7 @@ REPLICATION: Final = (
         "next_step",
         "if me.end > 0 and me.epoch == 0 and not view.is_in_sync(me):",
         "if False:",
-        "tests/unit/replication",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "a later epoch than the record's follows",
@@ -701,7 +701,7 @@ REPLICATION: Final = (
         "next_step",
         "if me.epoch > state.epoch:",
         "if False:",
-        "tests/unit/replication",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "a wiped disk is in sync",
@@ -710,7 +710,7 @@ REPLICATION: Final = (
         "View.is_in_sync",
         "state.in_sync.get(member.id) == member.incarnation",
         "member.id in state.in_sync",
-        "tests/unit/replication",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "a switch goes to a replica that is not whole",
@@ -719,7 +719,7 @@ REPLICATION: Final = (
         "successor",
         "and view.is_in_sync(member) and member.end != INCOMPLETE",
         "and view.is_in_sync(member)",
-        "tests/unit/replication",
+        "tests/unit/replication/test_election.py",
     ),
     _replication(
         "the gate opens at once",
@@ -728,16 +728,16 @@ REPLICATION: Final = (
         "InSync.wait",
         "if end <= self.confirmed:",
         "if True:",
-        "tests/unit/broker/replicas",
+        "tests/unit/broker/replicas/test_insync.py",
     ),
     _replication(
         "a restarted slave counts as before",
-        "what its old life had acknowledged counts",
+        "sends wait for it until its old connection ends, and what its old life had counts again",
         "sluicemq.broker.replicas.insync",
         "InSync.claimed",
         "            self.left(link)\n",
         "",
-        "tests/unit/broker/replicas",
+        "tests/unit/broker/replicas/test_insync.py",
     ),
     _replication(
         "a deposed master still answers",
@@ -746,7 +746,7 @@ REPLICATION: Final = (
         "InSync.wait",
         "if self._failure is not None:",
         "if False:",
-        "tests/unit/broker/replicas",
+        "tests/unit/broker/replicas/test_insync.py",
     ),
 )
 

@@ -133,6 +133,17 @@ def test_a_half_message_is_seen_when_its_transaction_is_committed(broker: Steppe
     assert message.properties["REAL_TOPIC"] == "T"
 
 
+def test_a_half_message_is_stored_without_the_flag_of_a_prepared_message(
+    broker: SteppedBroker,
+) -> None:
+    """RocketMQ, started on this store, gives a message with that flag no place in the half queue:
+    the transaction could neither be committed nor checked any more (spec/delivery.md §3)."""
+    begin(producer(broker))
+    [half] = visible(broker, HALF_TOPIC)
+    assert half.properties["TRAN_MSG"] == "true"
+    assert half.sys_flag & 0xC == 0
+
+
 def test_a_half_message_is_never_seen_when_its_transaction_is_rolled_back(
     broker: SteppedBroker,
 ) -> None:
@@ -403,6 +414,18 @@ def test_another_client_decides_when_the_sender_is_dead(broker: SteppedBroker) -
     run(broker, 60)
     assert len(questions(other)) == 1
     assert bodies_of(broker) == []
+
+
+def test_a_client_whose_connection_is_closing_is_not_asked(broker: SteppedBroker) -> None:
+    """Between the broker's own close of a connection and the end of it the client is still a member
+    of its group. A question that is written there is lost, and with it one of the checks."""
+    closing, live = producer(broker, "closing"), producer(broker, "live")
+    closing.peer.closed = True
+    begin(live, 1)
+    begin(live, 2)
+    run(broker, 7)
+    assert questions(closing) == []
+    assert [decode_record(q.body).body for q in questions(live)] == [b"body-1", b"body-2"]
 
 
 def test_a_message_says_itself_when_it_may_be_asked_about(broker: SteppedBroker) -> None:

@@ -74,6 +74,15 @@ def test_the_longest_goes_first_and_the_others_wait_their_turn() -> None:
     assert isinstance(next_step(seen, second, TURN_S), Elect)
 
 
+def test_the_log_of_the_later_epoch_goes_first_although_it_is_shorter() -> None:
+    """The end of the longer log was written by a master that was deposed, and never confirmed."""
+    newer = TWO._replace(standing=3)
+    older = THREE._replace(standing=3, epoch=2, end=200)
+    seen = view(state(ONE, TWO, THREE), newer, older)
+    assert isinstance(next_step(seen, newer, 0), Elect)
+    assert next_step(seen, older, 0) == Wait(TURN_S, "another one is first")
+
+
 def test_who_has_not_said_how_long_it_is_is_waited_for_but_not_for_ever() -> None:
     standing = TWO._replace(standing=3)
     seen = view(state(ONE, TWO, THREE), standing, THREE)
