@@ -677,8 +677,8 @@ REPLICATION: Final = (
         "tests/unit/replication/test_election.py",
     ),
     _replication(
-        "a replica outside of the set takes over",
-        "it does not have what was acknowledged",
+        "a replica that was left out while it stood comes back into the set",
+        "it does not have what was acknowledged, and may be the next master",
         "sluicemq.replication.election",
         "_stand_or_elect",
         "if view.is_in_sync(m) and m.end != INCOMPLETE",

@@ -102,6 +102,14 @@ def test_others_never_stand(outsider: Member) -> None:
     assert isinstance(next_step(seen, outsider, 1000), Follow)
 
 
+def test_a_replica_that_was_left_out_while_it_stood_does_not_come_back_into_the_set() -> None:
+    """The lease of the master ended and it lived on: it confirmed more without that replica."""
+    standing, left_out = TWO._replace(standing=3), THREE._replace(standing=3)
+    step = next_step(view(state(ONE, TWO), standing, left_out), standing, 0)
+    assert isinstance(step, Elect)
+    assert step.state.in_sync == {2: "disk2"}
+
+
 def test_nobody_waits_for_a_replica_that_is_not_whole() -> None:
     standing = TWO._replace(standing=3)
     seen = view(state(ONE, TWO, THREE), standing, THREE._replace(end=INCOMPLETE))
