@@ -564,7 +564,7 @@ TRANSACTIONS: Final = (
     ),
     _transactions(
         "a half message is stored with the flag of a prepared message",
-        "RocketMQ, started on this store, gives it no place in the half queue",
+        "it gets no place in the half queue, and its transaction cannot be committed",
         "sluicemq.broker.transactions.prepared",
         "hide",
         "HALF_TOPIC, 0\n    draft.sys_flag &= ~TRANSACTION_MASK\n",

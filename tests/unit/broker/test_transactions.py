@@ -133,17 +133,6 @@ def test_a_half_message_is_seen_when_its_transaction_is_committed(broker: Steppe
     assert message.properties["REAL_TOPIC"] == "T"
 
 
-def test_a_half_message_is_stored_without_the_flag_of_a_prepared_message(
-    broker: SteppedBroker,
-) -> None:
-    """RocketMQ, started on this store, gives a message with that flag no place in the half queue:
-    the transaction could neither be committed nor checked any more (spec/delivery.md §3)."""
-    begin(producer(broker))
-    [half] = visible(broker, HALF_TOPIC)
-    assert half.properties["TRAN_MSG"] == "true"
-    assert half.sys_flag & 0xC == 0
-
-
 def test_a_half_message_is_never_seen_when_its_transaction_is_rolled_back(
     broker: SteppedBroker,
 ) -> None:
