@@ -405,6 +405,18 @@ def test_another_client_decides_when_the_sender_is_dead(broker: SteppedBroker) -
     assert bodies_of(broker) == []
 
 
+def test_a_client_whose_connection_is_closing_is_not_asked(broker: SteppedBroker) -> None:
+    """Between the broker's own close of a connection and the end of it the client is still a member
+    of its group. A question that is written there is lost, and with it one of the checks."""
+    closing, live = producer(broker, "closing"), producer(broker, "live")
+    closing.peer.closed = True
+    begin(live, 1)
+    begin(live, 2)
+    run(broker, 7)
+    assert questions(closing) == []
+    assert [decode_record(q.body).body for q in questions(live)] == [b"body-1", b"body-2"]
+
+
 def test_a_message_says_itself_when_it_may_be_asked_about(broker: SteppedBroker) -> None:
     client = producer(broker)
     begin(client, 1, more="CHECK_IMMUNITY_TIME_IN_SECONDS\x0160\x02")

@@ -74,6 +74,15 @@ def test_the_longest_goes_first_and_the_others_wait_their_turn() -> None:
     assert isinstance(next_step(seen, second, TURN_S), Elect)
 
 
+def test_the_log_of_the_later_epoch_goes_first_although_it_is_shorter() -> None:
+    """The end of the longer log was written by a master that was deposed, and never confirmed."""
+    newer = TWO._replace(standing=3)
+    older = THREE._replace(standing=3, epoch=2, end=200)
+    seen = view(state(ONE, TWO, THREE), newer, older)
+    assert isinstance(next_step(seen, newer, 0), Elect)
+    assert next_step(seen, older, 0) == Wait(TURN_S, "another one is first")
+
+
 def test_who_has_not_said_how_long_it_is_is_waited_for_but_not_for_ever() -> None:
     standing = TWO._replace(standing=3)
     seen = view(state(ONE, TWO, THREE), standing, THREE)
@@ -91,6 +100,14 @@ def test_who_has_not_said_how_long_it_is_is_waited_for_but_not_for_ever() -> Non
 def test_others_never_stand(outsider: Member) -> None:
     seen = view(state(ONE, TWO), outsider)
     assert isinstance(next_step(seen, outsider, 1000), Follow)
+
+
+def test_a_replica_that_was_left_out_while_it_stood_does_not_come_back_into_the_set() -> None:
+    """The lease of the master ended and it lived on: it confirmed more without that replica."""
+    standing, left_out = TWO._replace(standing=3), THREE._replace(standing=3)
+    step = next_step(view(state(ONE, TWO), standing, left_out), standing, 0)
+    assert isinstance(step, Elect)
+    assert step.state.in_sync == {2: "disk2"}
 
 
 def test_nobody_waits_for_a_replica_that_is_not_whole() -> None:

@@ -214,6 +214,48 @@ def test_another_disk_or_an_older_life_has_no_word() -> None:
     assert stage.gate.confirmed == 0
 
 
+def test_a_replica_that_restarted_is_left_out_before_its_old_connection_has_ended() -> None:
+    """TCP may take minutes to give up a connection to a machine that lost its power. Sends must not
+    wait for it meanwhile."""
+    stage = Stage({}, term(r2="a"))
+    old = stage.slave(2)
+    stage.gate.acknowledged(old, 1000)
+    stage.end = 2000
+    stage.wait(2000)
+    stage.gate.claimed(2, "a", "2", 1000, 0)
+    assert stage.proposed == [frozenset({1})]
+    assert stage.done == [], "it counts until the consensus has the smaller set"
+    stage.gate.decided(term())
+    assert stage.done == [2000]
+
+
+def test_a_delayed_claim_does_not_bring_back_what_an_older_life_had_acknowledged() -> None:
+    """The restarted replica may have lost what its older life had not on its disk yet. A request of
+    the older life that is read after one of the new life changes nothing of that."""
+    stage = Stage({}, term(r2="a", r3="a"))
+    old, other = stage.slave(2), stage.slave(3)
+    stage.gate.acknowledged(old, 1000)
+    stage.gate.claimed(2, "a", "2", 0, 0)
+    stage.gate.claimed(2, "a", "1", 1000, 0)
+    stage.gate.acknowledged(other, 1000)
+    assert stage.gate.confirmed == 0
+
+
+def test_the_end_of_an_older_connection_does_not_end_a_joining_under_way() -> None:
+    """The connection of the older life ends when that of the new one is already waited for."""
+    stage = Stage({}, term())
+    stage.gate.state_number = lambda: 7
+    old = stage.slave(2)
+    stage.gate.claimed(2, "a", "2", 1000, 0)
+    new = Slave(2)
+    stage.gate.joined(new)
+    stage.gate.acknowledged(new, 1000)
+    stage.gate.run()
+    assert stage.gate.members() == {1, 2}
+    stage.gate.left(old)
+    assert stage.gate.members() == {1, 2}
+
+
 def test_who_has_what_is_confirmed_in_log_and_state_goes_into_the_set() -> None:
     stage = Stage({}, term())
     stage.gate.state_number = lambda: 7
