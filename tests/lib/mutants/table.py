@@ -814,6 +814,33 @@ PROXY: Final = (
         "            handle.start_offset\n",
         "tests/unit/proxy/test_receiving.py",
     ),
+    _proxy(
+        "a message whose forwarding failed is acknowledged",
+        "the broker did not store the dead letter, so the message is lost",
+        "sluicemq.proxy.receiving",
+        "Receiving.forward",
+        "expect_success((yield talks.Call(address, command)), address)",
+        "yield talks.Call(address, command)",
+        "tests/unit/proxy/test_receiving.py",
+    ),
+    _proxy(
+        "messages of one group go to all queues",
+        "FIFO messages of a group are received in another order than they were sent",
+        "sluicemq.proxy.sending",
+        "Sending._queue",
+        "if group:",
+        "if False:",
+        "tests/unit/proxy/test_sending.py",
+    ),
+    _proxy(
+        "a batch may have two message groups",
+        "messages of the second group are stored in the queue of the first one",
+        "sluicemq.proxy.sending",
+        "batch_of",
+        "if len(groups) > 1:",
+        "if False:",
+        "tests/unit/proxy/test_sending.py",
+    ),
 )
 
 CLIENT: Final = (
@@ -889,6 +916,24 @@ CLIENT: Final = (
         "            on_cancel()\n            raise\n",
         "tests/unit/client/test_tasks.py",
     ),
+    _client(
+        "a message that cannot be sent back is dropped",
+        "the broker refuses the request, and the client acknowledges without sending a copy",
+        "sluicemq.client.aio.readers",
+        "SendBack.send_back",
+        "await self.send_copy(record, times_so_far(record), level)",
+        "pass",
+        "tests/unit/client/test_retrying.py",
+    ),
+    _client(
+        "a compressed body may grow without limit",
+        "one small message fills the memory of a consumer",
+        "sluicemq.model.bodies",
+        "_Output.add",
+        "if self.size > self._bytes_max:",
+        "if False:",
+        "tests/unit/model/test_bodies.py",
+    ),
 )
 
 SPARK: Final = (
@@ -955,6 +1000,42 @@ SPARK: Final = (
         "if False:",
         "tests/unit/spark/test_spark_reader.py",
     ),
+    _spark(
+        "a staged row forgets its queue",
+        "rows written exactly once go to any queue of their topic, out of order",
+        "sluicemq.spark.senders",
+        "StagingSender.send",
+        'b"-" if queue is None else b"%d" % queue.queue_id',
+        'b"-"',
+        "tests/unit/spark/test_spark_sink_copies.py",
+    ),
+    _spark(
+        "a staged row forgets its delay",
+        "rows written exactly once are delivered before their time",
+        "sluicemq.spark.senders",
+        "StagingSender._stages",
+        'pa.array([b"-"] * rows.count) if rows.delays is None else (',
+        'pa.array([b"-"] * rows.count) if True else (',
+        "tests/unit/spark/test_spark_sink_copies.py",
+    ),
+    _spark(
+        "an epoch that another broker has recorded is decided again",
+        "the rows of a repeated micro-batch are published twice",
+        "sluicemq.client.core.epochs",
+        "EpochCommitter.commit",
+        "ranges = state.ranges\n",
+        "pass\n",
+        "tests/unit/client/test_epoch_committer.py",
+    ),
+    _spark(
+        "a broker decides while another one still checks",
+        "a part of an epoch is published, and the rest may be refused",
+        "sluicemq.client.core.epochs",
+        "EpochCommitter.commit",
+        "state = self._await(other, epoch, ranges, PREPARE)",
+        "state = self._ask(other, epoch, ranges, PREPARE)",
+        "tests/unit/client/test_epoch_committer.py",
+    ),
 )
 
 ACL: Final = (
@@ -965,7 +1046,7 @@ ACL: Final = (
         "_fields",
         'is_group = "roup" in name',
         "is_group = False",
-        "tests/unit/acl tests/unit/broker/test_access.py tests/unit/broker/test_epochs.py",
+        "tests/unit/broker/test_access.py",
     ),
     _acl(
         "a send asks for SUB",
@@ -974,7 +1055,7 @@ ACL: Final = (
         "_send",
         "SUB if topic.startswith(GROUP_PREFIX) else PUB",
         "SUB",
-        "tests/unit/acl tests/unit/broker/test_access.py tests/unit/broker/test_epochs.py",
+        "tests/unit/broker/test_access.py",
     ),
     _acl(
         "only the first topic of a heartbeat is asked for",
@@ -983,7 +1064,7 @@ ACL: Final = (
         "_in_body",
         "return tuple(Resource(name, SUB) for name in dict.fromkeys(names))",
         "return tuple(Resource(name, SUB) for name in list(dict.fromkeys(names))[:2])",
-        "tests/unit/acl tests/unit/broker/test_access.py tests/unit/broker/test_epochs.py",
+        "tests/unit/broker/test_access.py",
     ),
     _acl(
         "an epoch's topics are free",
@@ -992,7 +1073,43 @@ ACL: Final = (
         "",
         'Resource(name, PUB) for name in fields.get("topics", "").split(",") if name',
         'Resource(name, PUB) for name in "".split(",") if name',
-        "tests/unit/acl tests/unit/broker/test_access.py tests/unit/broker/test_epochs.py",
+        "tests/unit/broker/test_epochs.py",
+    ),
+    _acl(
+        "an acknowledgement of a retry needs its group alone",
+        "an account acknowledges messages of a topic that it may not read",
+        "sluicemq.acl.verdict",
+        "_acknowledged",
+        "_popped([(name, pop_origin(topic, name))])",
+        "_popped([(name, topic)])",
+        "tests/unit/broker/test_access.py",
+    ),
+    _acl(
+        "every account reads the topics that all may write to",
+        "an account reads what another one has staged for an epoch",
+        "sluicemq.acl.verdict",
+        "decide",
+        "if name in FREE_TO_WRITE and need & Permission.PUB:",
+        "if name in FREE_TO_WRITE:",
+        "tests/unit/broker/test_access.py",
+    ),
+    _acl(
+        "sends keep a permission that was taken away",
+        "the fast path of sends goes on with the rules of the last file",
+        "sluicemq.acl.guard",
+        "Guard._adopt",
+        "        self._senders.clear()\n",
+        "        pass\n",
+        "tests/unit/broker/test_access.py",
+    ),
+    _acl(
+        "a signature with a date in the future never expires",
+        "a recorded gRPC call can be sent again for ever",
+        "sluicemq.acl.verdict",
+        "identify_call",
+        "abs(now_ms - date_ms) <= age_s_max * 1000",
+        "now_ms - date_ms <= age_s_max * 1000",
+        "tests/unit/proxy/test_dates.py",
     ),
 )
 
