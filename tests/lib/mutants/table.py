@@ -753,7 +753,7 @@ REPLICATION: Final = (
 PROXY: Final = (
     _proxy(
         "an expired handle acknowledges",
-        "the message that comes again is done unseen",
+        "the message is lost to the client that received it meanwhile",
         "sluicemq.proxy.receiving",
         "Receiving._current",
         "if late_ms >= 0:",
@@ -762,7 +762,7 @@ PROXY: Final = (
     ),
     _proxy(
         "a wrong tag with the right hash is delivered",
-        "a client gets what it did not ask for",
+        "a client receives a message that its filter excludes",
         "sluicemq.proxy.receiving",
         "Receiving._wanted",
         "if not tag_matches(wanted, one.stored.tag):",
@@ -770,7 +770,7 @@ PROXY: Final = (
         "tests/unit/proxy/test_receiving.py",
     ),
     _proxy(
-        "one that failed too often comes again",
+        "a message that failed too often is delivered again",
         "it never becomes a dead letter",
         "sluicemq.proxy.receiving",
         "Receiving._wanted",
@@ -779,8 +779,8 @@ PROXY: Final = (
         "tests/unit/proxy/test_receiving.py",
     ),
     _proxy(
-        "a dead letter is dropped",
-        "it is acknowledged although it was not stored",
+        "a dead letter that was not stored is acknowledged",
+        "the broker refused to store the dead letter, so the message is lost",
         "sluicemq.proxy.receiving",
         "Receiving._wanted",
         "if answer.code == ResponseCode.SUCCESS:",
@@ -788,8 +788,8 @@ PROXY: Final = (
         "tests/unit/proxy/test_receiving.py",
     ),
     _proxy(
-        "messages of a call that is over are kept",
-        "they wait for their invisible time",
+        "messages of a call that was cancelled stay invisible",
+        "other members wait for them until their invisible time is over",
         "sluicemq.proxy.receiving",
         "Receiving.receive",
         "if call.is_over:",
@@ -797,8 +797,8 @@ PROXY: Final = (
         "tests/unit/proxy/test_receiving.py",
     ),
     _proxy(
-        "a failed acknowledgement is not renewed",
-        "the message comes again while it is worked on",
+        "a failed acknowledgement ends the renewal",
+        "the message is delivered again while the client still works on it",
         "sluicemq.proxy.receiving",
         "Receiving.acknowledge",
         "if statuses[number].code not in _SETTLED:",
@@ -806,8 +806,8 @@ PROXY: Final = (
         "tests/unit/proxy/test_renewal.py",
     ),
     _proxy(
-        "a batch of acknowledgements names one of them",
-        "the others come again",
+        "a batch of acknowledgements names its first message only",
+        "the other messages are delivered again",
         "sluicemq.proxy.receiving",
         "batch_request",
         "            handle.offset\n",
@@ -846,7 +846,7 @@ PROXY: Final = (
 CLIENT: Final = (
     _client(
         "a lease is trusted for too long",
-        "two members work on one ordered queue",
+        "two members handle messages of one ordered queue at the same time",
         "sluicemq.client.aio.ordered",
         "Leases.is_held",
         "self._now_s() - asked_s < TRUSTED_S",
@@ -854,8 +854,8 @@ CLIENT: Final = (
         "tests/unit/client/test_ordered.py",
     ),
     _client(
-        "a lease that another one may have had goes on",
-        "messages out of order",
+        "a lease that expired in between is taken for unbroken",
+        "another member may have had the queue, so its messages are handled out of order",
         "sluicemq.client.aio.ordered",
         "Leases._renew",
         "if queue in held and age_s < LEASE_S:",
@@ -869,7 +869,8 @@ CLIENT: Final = (
         "OrderedReader.finish",
         "while self.out:",
         "while False:",
-        "tests/unit/client/test_ordered.py",
+        "tests/unit/client/test_ordered.py::"
+        "test_a_running_handler_keeps_the_lock_until_it_is_done_when_the_queue_goes_away",
     ),
     _client(
         "a failed ordered message comes after those that follow it",
@@ -881,8 +882,8 @@ CLIENT: Final = (
         "tests/unit/client/test_ordered.py",
     ),
     _client(
-        "a cancelled lock stays",
-        "the queue is blocked for the others",
+        "a lock whose request was cancelled is kept",
+        "no other member can have the queue until the lease expires",
         "sluicemq.client.aio.ordered",
         "Leases.acquire",
         "await run_to_end(self._unlock(queue))",
@@ -891,7 +892,7 @@ CLIENT: Final = (
     ),
     _client(
         "a cancelled future ends a worker",
-        "after a few nothing is handled any more",
+        "after a few of them no worker is left to handle messages",
         "sluicemq.client.tasks",
         "failure_of",
         "task is None or task.cancelling() > before",
@@ -900,7 +901,7 @@ CLIENT: Final = (
     ),
     _client(
         "a task that fails is not started again",
-        "a reader is gone for good",
+        "a queue is not read any more until the client is restarted",
         "sluicemq.client.tasks",
         "Tasks._kept_ended",
         "kept.timer = loop.call_later(kept.pause_s, self._run_again, kept, task.cancelled())",
@@ -909,7 +910,7 @@ CLIENT: Final = (
     ),
     _client(
         "a cancelled caller does not wait for its cleanup",
-        "a member stays in the group",
+        "the client stays a member of the group and keeps its queues",
         "sluicemq.client.tasks",
         "run_to_end",
         "            on_cancel()\n",
@@ -923,7 +924,8 @@ CLIENT: Final = (
         "SendBack.send_back",
         "await self.send_copy(record, times_so_far(record), level)",
         "pass",
-        "tests/unit/client/test_retrying.py",
+        "tests/unit/client/test_retrying.py::"
+        "test_rejecting_raises_when_neither_the_broker_nor_the_client_can_store_a_copy",
     ),
     _client(
         "a compressed body may grow without limit",
@@ -939,7 +941,7 @@ CLIENT: Final = (
 SPARK: Final = (
     _spark(
         "lost messages do not fail a read",
-        "failOnDataLoss is not looked at",
+        "the option failOnDataLoss has no effect",
         "sluicemq.spark.sources.reader",
         "_chunks",
         "        except OffsetOutOfRangeError as error:\n            if plan.fail_on_data_loss:",
@@ -947,8 +949,8 @@ SPARK: Final = (
         "tests/unit/spark/test_spark_reader.py",
     ),
     _spark(
-        "a read that is begun again repeats its rows",
-        "it begins at the start of its range",
+        "a read that goes on after a broken connection repeats its rows",
+        "it begins again at the start of its range",
         "sluicemq.spark.sources.reader",
         "_chunks",
         "start = reader.position\n",
@@ -956,8 +958,8 @@ SPARK: Final = (
         "tests/unit/spark/test_spark_reader.py",
     ),
     _spark(
-        "a queue that disappeared is empty",
-        "its messages are missing silently",
+        "messages of a queue that disappeared are not counted as lost",
+        "the rows are missing, and no log line says so",
         "sluicemq.spark.sources.reader",
         "_chunks",
         "tally.lost += partition.end - reader.position",
@@ -974,8 +976,8 @@ SPARK: Final = (
         "tests/unit/spark/test_spark_sink_copies.py",
     ),
     _spark(
-        "a repeated row has another key",
-        "a reader cannot tell that it is repeated",
+        "rows of two batches have the same key",
+        "a reader that removes repeated rows removes a row that was sent once",
         "sluicemq.spark.senders",
         "DirectSender.send",
         "            self._rows += rows.count\n",
@@ -983,8 +985,8 @@ SPARK: Final = (
         "tests/unit/spark/test_spark_sink_copies.py",
     ),
     _spark(
-        "the last chunk is dropped",
-        "the end of a range is missing",
+        "the last chunk of a read is dropped",
+        "the last rows of a range are missing",
         "sluicemq.spark.sources.reader",
         "gathered",
         "    if held:\n        yield held",
@@ -992,8 +994,8 @@ SPARK: Final = (
         "tests/unit/spark/test_spark_reader.py",
     ),
     _spark(
-        "a bad body is an empty one",
-        "badBody=fail lets it pass",
+        "a bad body is read as null",
+        "the option badBody=fail has no effect",
         "sluicemq.spark.sources.reader",
         "_read_bodies",
         "if plan.bad_body == FAIL:",
@@ -1040,8 +1042,8 @@ SPARK: Final = (
 
 ACL: Final = (
     _acl(
-        "a group is a topic",
-        "SUB of a group is not asked for",
+        "a group is looked up as a topic",
+        "a request is allowed without the permission SUB for its group",
         "sluicemq.acl.verdict",
         "_fields",
         'is_group = "roup" in name',
@@ -1049,8 +1051,8 @@ ACL: Final = (
         "tests/unit/broker/test_access.py",
     ),
     _acl(
-        "a send asks for SUB",
-        "an account that may only read may send",
+        "a send needs SUB instead of PUB",
+        "an account that may only read a topic may send to it",
         "sluicemq.acl.verdict",
         "_send",
         "SUB if topic.startswith(GROUP_PREFIX) else PUB",
@@ -1058,8 +1060,8 @@ ACL: Final = (
         "tests/unit/broker/test_access.py",
     ),
     _acl(
-        "only the first topic of a heartbeat is asked for",
-        "a member subscribes to a secret topic",
+        "a heartbeat needs the permission of its first topic only",
+        "an account subscribes to a topic that it may not read",
         "sluicemq.acl.verdict",
         "_in_body",
         "return tuple(Resource(name, SUB) for name in dict.fromkeys(names))",
@@ -1067,8 +1069,8 @@ ACL: Final = (
         "tests/unit/broker/test_access.py",
     ),
     _acl(
-        "an epoch's topics are free",
-        "one account publishes rows to the topics of another",
+        "an epoch needs no permission for its topics",
+        "an account publishes rows to topics that it may not write to",
         "sluicemq.acl.verdict",
         "",
         'Resource(name, PUB) for name in fields.get("topics", "").split(",") if name',
