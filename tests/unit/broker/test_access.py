@@ -14,8 +14,11 @@ from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import overwrite_text
+from sluicemq.model.subscription import Subscription
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.bodies import ConsumerData, Heartbeat, encode_heartbeat
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.popping import Handle
 from sluicemq.wire.signature import sign_command
 
 PATH = "/store/conf/plain_acl.yml"
@@ -187,6 +190,37 @@ def test_a_transaction_ends_by_who_may_send_to_its_topic(broker: SteppedBroker) 
     answer = reader(broker).call(37, end)
     assert "topic:U" in (answer.remark or "")
     assert writer(broker).call(37, end | {"topic": "U"}).code == 0
+
+
+@pytest.mark.parametrize(
+    ("topics", "refused"),
+    [
+        (["T"], ""),
+        (["%RETRY%G", "T"], ""),
+        (["U", "%RETRY%G", "T"], "topic:U"),
+        (["%RETRY%G", "T", "U"], "topic:U"),
+    ],
+)
+def test_a_heartbeat_is_refused_for_any_topic_that_the_account_may_not_read(
+    broker: SteppedBroker, topics: list[str], refused: str
+) -> None:
+    consumer = ConsumerData("G", subscriptions=tuple(map(Subscription, topics)))
+    beat = encode_heartbeat(Heartbeat("c1", (), (consumer,)))
+    answer = reader(broker).call(34, {}, beat)
+    assert answer.code == (1 if refused else 0), answer.remark
+    assert refused in (answer.remark or "")
+    assert ("G" in broker.core.consumers.groups) == (not refused)
+
+
+@pytest.mark.parametrize(("topic", "is_refused"), [("%RETRY%G_T", False), ("%RETRY%G_U", True)])
+def test_acknowledging_a_retry_needs_the_permission_of_the_topic_it_comes_from(
+    broker: SteppedBroker, topic: str, is_refused: bool
+) -> None:
+    fields = {"consumerGroup": "G", "topic": topic, "queueId": 0, "offset": 0,
+              "extraInfo": Handle(0, 1, 60_000, 0, 1, "broker-a", 0, 0, 0).text()}  # fmt: skip
+    remark = reader(broker).call(200051, fields).remark or ""
+    assert ("No default permission for topic:U" in remark) == is_refused
+    assert ("permission" in remark) == is_refused
 
 
 def test_administration_needs_an_admin(broker: SteppedBroker) -> None:

@@ -392,6 +392,18 @@ def test_an_account_does_not_read_the_epochs_of_another() -> None:
     assert messages(guarded.broker, "U") == [b"own"]
 
 
+def test_an_account_publishes_no_row_to_a_topic_that_it_may_not_write_to() -> None:
+    guarded = Guarded()
+    ranges = encode_staged_ranges([guarded.stage("other001", b"forged", "T", 0)])
+    for topics in ("T", "T,U", "U,T"):
+        fields = {"query": "nightly", "epoch": 0, "step": "commit", "topics": topics}
+        for _ in range(5):  # a commit that is taken is published after some of them
+            answer = guarded.call("other001", COMMIT_EPOCH, fields, ranges)
+            assert answer.code == 1
+            assert "No default permission for topic:T" in (answer.remark or "")
+    assert messages(guarded.broker, "T") == []
+
+
 def test_two_accounts_resume_epochs_of_one_name_after_a_crash() -> None:
     guarded = Guarded()
     staged = {

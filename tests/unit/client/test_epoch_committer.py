@@ -72,9 +72,15 @@ def test_all_others_have_prepared_before_the_first_decides() -> None:
     ranges = (staged("a", 0), staged("c", 5))
     known = committer(brokers)
     call = known._call
-    known._call = lambda name, command: (  # type: ignore[method-assign]
-        order.append(f"{name} {(command.fields or {})['step']}") or call(name, command)
-    )
+
+    def noted(name: str, command: Command) -> Command:
+        step = (command.fields or {})["step"]
+        order.append(f"{name} {step}")
+        if step == "commit":
+            assert [brokers[it].left for it in "bc"] == [0, 0], "one of them still checks"
+        return call(name, command)
+
+    known._call = noted  # type: ignore[method-assign]
     assert known.commit(0, ranges) == ranges
     first_decision = order.index("a commit")
     assert all(step.endswith("prepare") for step in order[:first_decision])

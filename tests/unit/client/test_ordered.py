@@ -144,6 +144,26 @@ async def test_giving_up_unlocks_once(locks, leases):
     assert not leases.is_held(QUEUE)
 
 
+async def test_a_lock_whose_request_is_cancelled_is_given_back(locks, leases):
+    """The broker may have given the queue to this client before the answer was lost."""
+    original, may_answer = locks.ask_master, asyncio.Event()
+
+    async def slow_to_lock(queue, command):
+        answer = await original(queue, command)
+        if command.code == 41:
+            await may_answer.wait()
+        return answer
+
+    locks.ask_master = slow_to_lock
+    acquiring = asyncio.ensure_future(leases.acquire(QUEUE))
+    await until(lambda: locks.calls)
+    acquiring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+    assert locks.calls == [(41, (QUEUE,)), (42, (QUEUE,))]
+    assert not leases.is_held(QUEUE)
+
+
 # --- with a broker
 
 

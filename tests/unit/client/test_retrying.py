@@ -10,6 +10,7 @@ import pytest
 
 from sluicemq import ConfigurationError, RetryLaterError, Sluice
 from sluicemq.client.core.consuming import RetryRules, first_topic, retry_copy, times_so_far
+from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.net.dispatch import finish_answer
@@ -206,6 +207,18 @@ async def test_when_nothing_can_be_stored_the_offset_stays_and_the_handler_is_ca
         await until(lambda: len(attempts) >= 3)
     assert attempts[:3] == [1, 2, 3]
     assert fake.broker.committed["g", "t", 0] == 1
+
+
+async def test_rejecting_raises_when_neither_the_broker_nor_the_client_can_store_a_copy(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x")
+    fake.broker.script[36] = refuse
+    fake.broker.script[310] = lambda command, peer: Command(14, remark="the disk is full")
+    async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
+        message = await stream.receive()
+        with pytest.raises(SluiceError, match="the disk is full"):
+            await message.reject()
+        assert mq._members["g"].readers.get(message.queue).in_flight.committable == 0
 
 
 async def test_the_offset_waits_for_the_answer_of_the_send_back(fake):

@@ -31,7 +31,7 @@ from sluicemq.broker.produce.intake import Origin
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
-from sluicemq.model.topic import GroupConfig
+from sluicemq.model.topic import PERM_READ, PERM_WRITE, GroupConfig
 from sluicemq.net.work.background import run_now
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.limits import StatusError
@@ -335,6 +335,42 @@ def test_what_was_tried_too_often_is_a_dead_letter() -> None:
         assert await dead_letters(proxy) == 1
         await proxy.mq.clock.advance(minutes=2)
         assert await receive(client) == []
+
+    play(scene)
+
+
+async def forbid_dead_letters(proxy: Proxied, *, forbidden: bool) -> None:
+    """Let the broker refuse to store dead letters of GROUP, or allow it again."""
+    perm = PERM_READ if forbidden else PERM_READ | PERM_WRITE
+    await proxy.mq.admin.create_topic(f"%DLQ%{GROUP}", queues=1, perm=perm, force=True)
+
+
+def test_a_dead_letter_that_the_broker_refuses_to_store_is_not_acknowledged() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await proxy.mq.admin.create_group(GroupConfig(GROUP, retry_times_max=0))
+        await forbid_dead_letters(proxy, forbidden=True)
+        await proxy.mq.send(TOPIC, b"1")
+        assert len(await receive(client)) == 1
+        await proxy.mq.clock.advance(seconds=31)
+        assert await receive(client) == []
+        assert await dead_letters(proxy) == 0
+        await forbid_dead_letters(proxy, forbidden=False)
+        await proxy.mq.clock.advance(seconds=31)
+        assert await receive(client) == []
+        assert await dead_letters(proxy) == 1
+
+    play(scene)
+
+
+def test_a_message_that_cannot_be_forwarded_to_the_dead_letters_comes_again() -> None:
+    async def scene(proxy: Proxied, client: Speaker) -> None:
+        await forbid_dead_letters(proxy, forbidden=True)
+        await proxy.mq.send(TOPIC, b"1")
+        (handle,) = handles_of(await receive(client))
+        answer = await client.ask("ForwardMessageToDeadLetterQueue", forward_request(handle))
+        assert answer.status.code != Code.OK
+        await proxy.mq.clock.advance(seconds=31)
+        assert bodies(await receive(client)) == {b"1"}
 
     play(scene)
 

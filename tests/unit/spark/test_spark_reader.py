@@ -7,7 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    RequestError,
+    SluiceError,
+)
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record import arrow
@@ -19,6 +25,7 @@ from sluicemq.spark.sources.offsets import RangePartition, ReadPlan, decoding_pl
 from stored_bodies import BAD, GOOD, LIMIT
 
 HOST = encode_host(Host("127.0.0.1", 10911))
+TOPIC_NOT_EXIST = 17
 
 
 def record(offset: int, **properties: str) -> bytes:
@@ -30,10 +37,10 @@ def record(offset: int, **properties: str) -> bytes:
 
 
 class FakeBulk:
-    """Gives records one by one; offsets before `first_left` are gone once `fails_at` is reached."""
+    """Gives records one by one, and raises `error` once when it comes to the offset `fails_at`."""
 
     fails_at: int | None = None
-    first_left = 0
+    error: SluiceError
 
     def __init__(self, _address: str, _topic: str, _queue: int, start: int, end: int, *_: Any,
                  **__: Any) -> None:  # fmt: skip
@@ -49,7 +56,7 @@ class FakeBulk:
         while self.position < self.end:
             if FakeBulk.fails_at == self.position:
                 FakeBulk.fails_at = None
-                raise OffsetOutOfRangeError("offsets are gone.", cure="Somewhere else.")
+                raise FakeBulk.error
             yield record(self.position, n=str(self.position))
             self.position += 1
 
@@ -58,6 +65,8 @@ class FakeBulk:
 def bulk(monkeypatch: pytest.MonkeyPatch) -> type[FakeBulk]:
     monkeypatch.setattr(reader, "BulkReader", FakeBulk)
     monkeypatch.setattr(FakeBulk, "fails_at", None)
+    gone = OffsetOutOfRangeError("offsets are gone.", cure="Somewhere else.")
+    monkeypatch.setattr(FakeBulk, "error", gone, raising=False)
     return FakeBulk
 
 
@@ -109,6 +118,29 @@ def test_messages_that_are_gone_may_be_skipped(
     monkeypatch.setattr(reader, "_first_stored", lambda *_: 9)
     assert offsets(plan(fail_on_data_loss=False), partition(5, 12)) == [5, 6, 9, 10, 11]
     assert "2 offsets of b:0 of 't' are gone" in caplog.text
+
+
+@pytest.mark.parametrize("fails_at", [5, 7, 11])
+def test_a_read_whose_connection_breaks_goes_on_at_the_offset_it_came_to(
+    bulk: type[FakeBulk], monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    monkeypatch.setattr("sluicemq.spark.errors.PAUSE_FIRST_S", 0.0)
+    bulk.fails_at, bulk.error = fails_at, ConnectionLostError("The connection broke.")
+    assert offsets(plan(), partition(5, 12)) == list(range(5, 12))
+
+
+def test_a_queue_that_disappears_while_it_is_read_is_an_error(bulk: type[FakeBulk]) -> None:
+    bulk.fails_at, bulk.error = 7, RequestError(TOPIC_NOT_EXIST, "topic[t] not exist")
+    with pytest.raises(OffsetOutOfRangeError, match=r"disappeared .* offsets 7 to 12 .*not exist"):
+        offsets(plan(), partition(5, 12))
+
+
+def test_a_queue_that_disappears_may_be_skipped_and_what_it_had_is_counted(
+    bulk: type[FakeBulk], caplog: pytest.LogCaptureFixture
+) -> None:
+    bulk.fails_at, bulk.error = 7, RequestError(TOPIC_NOT_EXIST, "topic[t] not exist")
+    assert offsets(plan(fail_on_data_loss=False), partition(5, 12)) == [5, 6]
+    assert "5 offsets of b:0 of 't' are gone" in caplog.text
 
 
 def test_values_that_are_not_of_their_type_are_counted(caplog: pytest.LogCaptureFixture) -> None:

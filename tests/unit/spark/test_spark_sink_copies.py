@@ -17,7 +17,17 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import as_dict, decode_batch
 from sluicemq.spark.rows import as_new, encoded, flag_column, property_column
 from sluicemq.spark.schema import SET_FOR_ALL
-from sluicemq.spark.senders import DirectSender, Place, Rows, StagingSender, Task, queue_with_id
+from sluicemq.spark.senders import (
+    DEDUP_PROPERTY,
+    DirectSender,
+    Place,
+    Rows,
+    StagingSender,
+    Task,
+    queue_with_id,
+    send_all,
+)
+from sluicemq.wire.staging import STAGE_PROPERTY, Owner, Stage, parse_stage
 
 NOW_MS = 1_700_000_000_000
 MAP = pa.map_(pa.string(), pa.string())
@@ -303,3 +313,40 @@ def test_a_row_that_is_too_large_for_a_batch_goes_alone() -> None:
         ((outgoing, _),) = producer.alone
         assert outgoing.body == body
         assert as_dict(outgoing.properties)["UNIQ_KEY"] == outgoing.message_id == "B"
+
+
+def properties_of(batch: bytes) -> list[dict[str, str]]:
+    return [as_dict(properties.decode()) for _, _, properties, _ in decode_batch(batch)]
+
+
+def test_each_row_of_a_task_has_its_own_key_and_the_same_one_when_the_task_runs_again() -> None:
+    def keys(attempt: int) -> list[str]:
+        producer: Any = Producer()
+        sender = DirectSender(producer, 10, Task("q", 3, 1, attempt))
+        columns = [{"body": pa.array([b"a", b"b"])}, {"body": pa.array([b"c", b"d", b"e"])}]
+        batches = [pa.record_batch(column) for column in columns]
+        send_all((Rows(one, {"body": "body"}, "T") for one in batches), sender)
+        return [one[DEDUP_PROPERTY] for batch in producer.batches for one in properties_of(batch)]
+
+    assert keys(attempt=0) == [f"q/3/1/{number}" for number in range(5)]
+    assert keys(attempt=1) == keys(attempt=0)
+
+
+def test_a_staged_row_says_its_topic_its_queue_and_its_delay() -> None:
+    producer: Any = Producer()
+    task = Task("q", 3, 1, 0)
+    sent(
+        StagingSender(producer, 10, task, ("broker-a", "broker-b", "broker-c")),
+        body=pa.array([b"a", b"b", b"c"]),
+        queue_id=pa.array([1, None, 0], pa.int32()),
+        broker=pa.array(["broker-b", None, "broker-b"]),
+        delay_level=pa.array([None, 3, 2], pa.int32()),
+    )
+    stages = {
+        parse_stage(properties[STAGE_PROPERTY].encode())
+        for batch in producer.batches
+        for properties in properties_of(batch)
+    }
+    owner = Owner("q", 3, 1, 0)
+    assert stages == {Stage(owner, "T", 1), Stage(owner, "T", None, "L3"),
+                      Stage(owner, "T", 0, "L2")}  # fmt: skip
