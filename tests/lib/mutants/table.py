@@ -263,7 +263,8 @@ BROKER: Final = (
         "Turns._release",
         "                self.wake(topic, queue_id, end)\n",
         "",
-        "tests/unit/broker/test_longpoll.py",
+        "tests/unit/broker/test_pull.py::"
+        "test_a_waiting_pull_is_answered_in_the_turn_that_brings_its_message",
     ),
     _broker(
         "reserved properties of a batch stay",
@@ -281,7 +282,7 @@ BROKER: Final = (
         "refuse_in_batch",
         'if properties[name] != "0":',
         "if False:",
-        "tests/unit/broker/test_send_batch.py",
+        "tests/unit/broker/test_delaying.py",
     ),
     _broker(
         "offset persistence dropped",
@@ -324,7 +325,7 @@ TIMERS: Final = (
     ),
     _timers(
         "delays of a message that has rolled count again",
-        "it comes as late again as it was sent",
+        "a relative delay beyond the wheel rolls again and again, and is stored each time",
         "sluicemq.store.timers.placing",
         "named_due_ms",
         "value is None or (has_rolled and is_relative)",
@@ -369,12 +370,13 @@ TIMERS: Final = (
     ),
     _timers(
         "the clock does not go on",
-        "after a backward jump a message waits for a time that was",
+        "a broker that is killed and starts with an earlier clock holds messages for too long",
         "sluicemq.broker.waiting.timers",
         "Timers.load",
         "        self._clock.raise_to(self._newest_ms())\n",
         "",
-        "tests/unit/broker/test_clock_jumps.py",
+        "tests/unit/broker/test_clock_jumps.py::"
+        "test_a_message_waits_no_longer_when_a_killed_broker_starts_with_an_earlier_clock",
     ),
     _timers(
         "late messages of a wheel that is built again count as done",
@@ -410,7 +412,7 @@ TIMERS: Final = (
         "DelayLevels._go_back",
         "while offset > low:",
         "while False:",
-        "tests/unit/broker/test_damaged_delays.py",
+        "tests/unit/broker/test_schedule.py",
     ),
     _timers(
         "a cancelled message of a level comes",
@@ -419,7 +421,7 @@ TIMERS: Final = (
         "DelayLevels._load_cancelled",
         "self._level(queue_id).cancelled |= cancelled",
         "pass",
-        "tests/unit/broker/test_delaying.py",
+        "tests/unit/broker/test_pending.py",
     ),
     _timers(
         "the delivery of a level is saved before it is safe",
@@ -467,7 +469,7 @@ POP: Final = (
         "Checkpoints.change",
         "pop_ms = max(self._clock.now_ms(), old.pop_ms + 1)",
         "pop_ms = old.pop_ms",
-        "tests/unit/broker/test_pop.py",
+        "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(
         "the old time counts, too",
@@ -476,7 +478,7 @@ POP: Final = (
         "Checkpoints.change",
         "        self._finish(popped, [offset])\n",
         "",
-        "tests/unit/broker/test_pop.py",
+        "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(
         "pops of a turn that failed stay",
@@ -522,6 +524,16 @@ POP: Final = (
         "if not topic.is_readable:",
         "if False:",
         "tests/unit/broker/test_pop.py",
+    ),
+    _pop(
+        "a pop that is settled when the heap is swept is never planned again",
+        "if the turn that settled it fails, its messages never come back",
+        "sluicemq.broker.pop.popped",
+        "PoppedTable.plan",
+        "                settled.is_planned = bool(settled.waiting)\n",
+        "                pass\n",
+        "tests/unit/broker/test_checkpoints.py::"
+        "test_acknowledgements_of_a_failed_turn_never_were_though_a_pop_has_swept_the_heap",
     ),
 )
 

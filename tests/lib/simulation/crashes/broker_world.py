@@ -231,9 +231,9 @@ class BrokerWorld:
         return str(self.promises.offsets)
 
     def _save_offsets(self) -> None:
+        """Save the table of offsets. What it holds is promised from then on, whether or not the
+        document finds anything to write."""
         core = self.broker.core
-        if not core.offsets.document.changed:
-            return
         table = {key: dict(queues) for key, queues in core.offsets.table.items()}
         self.promises.offsets_now = table
         core.offsets.document.save()
