@@ -321,7 +321,7 @@ TIMERS: Final = (
         "slot_of",
         "(due_ms - 1) // precision_ms * precision_ms",
         "due_ms // precision_ms * precision_ms",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_each_message_comes_in_its_own_millisecond",
     ),
     _timers(
         "delays of a message that has rolled count again",
@@ -330,7 +330,8 @@ TIMERS: Final = (
         "named_due_ms",
         "value is None or (has_rolled and is_relative)",
         "value is None",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::"
+        "test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone",
     ),
     _timers(
         "no roll",
@@ -339,7 +340,7 @@ TIMERS: Final = (
         "Placing.place",
         "if slot_ms - begin_ms >= self._window_ms:",
         "if False:",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_a_time_beyond_the_wheel_is_reached_by_rolling",
     ),
     _timers(
         "a recall is a message",
@@ -348,7 +349,8 @@ TIMERS: Final = (
         "Placing.place",
         "magic |= DELETE",
         "pass",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::"
+        "test_a_recalled_message_is_not_delivered_and_its_neighbours_are",
     ),
     _timers(
         "one of a millisecond is forgotten",
@@ -357,7 +359,7 @@ TIMERS: Final = (
         "DueTable.take",
         "if at == len(places):",
         "if True:",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_thousands_of_one_second_leave_others_their_turn",
     ),
     _timers(
         "what failed is not given back",
@@ -366,7 +368,7 @@ TIMERS: Final = (
         "DueTable.give_back",
         "self.add(due_ms, place)",
         "pass",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_a_full_disk_delays_and_loses_nothing",
     ),
     _timers(
         "the clock does not go on",
@@ -394,7 +396,8 @@ TIMERS: Final = (
         "Timers._begin_doubting",
         "self._known_end = self._store.end_offset(TIMER_TOPIC, 0)",
         "self._known_end = 0",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::"
+        "test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet",
     ),
     _timers(
         "a level starts where its file says",
@@ -430,7 +433,7 @@ TIMERS: Final = (
         "DelayLevels._render",
         "level.saved = level.progress.safe(synced)",
         "level.saved = level.progress.value",
-        "tests/crash/test_crash_delayed.py",
+        "tests/unit/broker/test_schedule.py::test_the_file_says_only_what_is_on_disk",
     ),
 )
 
@@ -442,7 +445,7 @@ POP: Final = (
         "Checkpoints._note_offsets",
         "self._store.first_offset(TIMER_TOPIC, 0, self._store.synced_offset)",
         "self._store.end_offset(TIMER_TOPIC, 0)",
-        "tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_a_power_loss_does_not_make_our_file_doubtful",
     ),
     _pop(
         "pops that fell due count as delivered",
@@ -487,7 +490,7 @@ POP: Final = (
         "Checkpoints.open",
         "        self._turns.own(pending.pop)\n",
         "",
-        "tests/unit/broker/test_pop.py tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_a_pop_whose_turn_fails_never_was",
     ),
     _pop(
         "an acknowledgement of a turn that failed holds",
@@ -496,7 +499,7 @@ POP: Final = (
         "Checkpoints._finish",
         "self._turns.own(lambda: self.table.reopen(popped, done))",
         "self._turns.own()",
-        "tests/unit/broker/test_pop_acks.py tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_an_acknowledgement_whose_turn_fails_never_was",
     ),
     _pop(
         "what is in flight is popped again",
@@ -514,7 +517,7 @@ POP: Final = (
         "Checkpoints.forget",
         "self.table.done(popped, popped.waiting)",
         "pass",
-        "tests/unit/broker/test_pop.py tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_a_deleted_topic_or_group_is_forgotten",
     ),
     _pop(
         "a forbidden topic can be popped",
