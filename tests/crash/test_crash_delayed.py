@@ -59,6 +59,8 @@ class Run:
                 broker.core.delayed.save()
                 broker.store.tick()
             else:
+                if self.rng.random() < 0.5:  # deliveries are written whose fsync has not begun
+                    broker.advance(self.rng.choice((0.7, 3.0)))
                 for document in broker.core.delayed.documents:
                     document.save()
 

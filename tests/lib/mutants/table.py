@@ -263,7 +263,8 @@ BROKER: Final = (
         "Turns._release",
         "                self.wake(topic, queue_id, end)\n",
         "",
-        "tests/unit/broker/test_longpoll.py",
+        "tests/unit/broker/test_pull.py::"
+        "test_a_waiting_pull_is_answered_in_the_turn_that_brings_its_message",
     ),
     _broker(
         "reserved properties of a batch stay",
@@ -281,7 +282,7 @@ BROKER: Final = (
         "refuse_in_batch",
         'if properties[name] != "0":',
         "if False:",
-        "tests/unit/broker/test_send_batch.py",
+        "tests/unit/broker/test_delaying.py",
     ),
     _broker(
         "offset persistence dropped",
@@ -320,16 +321,17 @@ TIMERS: Final = (
         "slot_of",
         "(due_ms - 1) // precision_ms * precision_ms",
         "due_ms // precision_ms * precision_ms",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_each_message_comes_in_its_own_millisecond",
     ),
     _timers(
         "delays of a message that has rolled count again",
-        "it comes as late again as it was sent",
+        "a relative delay beyond the wheel rolls again and again, and is stored each time",
         "sluicemq.store.timers.placing",
         "named_due_ms",
         "value is None or (has_rolled and is_relative)",
         "value is None",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::"
+        "test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone",
     ),
     _timers(
         "no roll",
@@ -338,7 +340,7 @@ TIMERS: Final = (
         "Placing.place",
         "if slot_ms - begin_ms >= self._window_ms:",
         "if False:",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_a_time_beyond_the_wheel_is_reached_by_rolling",
     ),
     _timers(
         "a recall is a message",
@@ -347,7 +349,8 @@ TIMERS: Final = (
         "Placing.place",
         "magic |= DELETE",
         "pass",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::"
+        "test_a_recalled_message_is_not_delivered_and_its_neighbours_are",
     ),
     _timers(
         "one of a millisecond is forgotten",
@@ -356,7 +359,7 @@ TIMERS: Final = (
         "DueTable.take",
         "if at == len(places):",
         "if True:",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_thousands_of_one_second_leave_others_their_turn",
     ),
     _timers(
         "what failed is not given back",
@@ -365,16 +368,17 @@ TIMERS: Final = (
         "DueTable.give_back",
         "self.add(due_ms, place)",
         "pass",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::test_a_full_disk_delays_and_loses_nothing",
     ),
     _timers(
         "the clock does not go on",
-        "after a backward jump a message waits for a time that was",
+        "a broker that is killed and starts with an earlier clock holds messages for too long",
         "sluicemq.broker.waiting.timers",
         "Timers.load",
         "        self._clock.raise_to(self._newest_ms())\n",
         "",
-        "tests/unit/broker/test_clock_jumps.py",
+        "tests/unit/broker/test_clock_jumps.py::"
+        "test_a_message_waits_no_longer_when_a_killed_broker_starts_with_an_earlier_clock",
     ),
     _timers(
         "late messages of a wheel that is built again count as done",
@@ -392,7 +396,8 @@ TIMERS: Final = (
         "Timers._begin_doubting",
         "self._known_end = self._store.end_offset(TIMER_TOPIC, 0)",
         "self._known_end = 0",
-        "tests/unit/broker/test_timers.py",
+        "tests/unit/broker/test_timers.py::"
+        "test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet",
     ),
     _timers(
         "a level starts where its file says",
@@ -410,7 +415,7 @@ TIMERS: Final = (
         "DelayLevels._go_back",
         "while offset > low:",
         "while False:",
-        "tests/unit/broker/test_damaged_delays.py",
+        "tests/unit/broker/test_schedule.py",
     ),
     _timers(
         "a cancelled message of a level comes",
@@ -419,7 +424,7 @@ TIMERS: Final = (
         "DelayLevels._load_cancelled",
         "self._level(queue_id).cancelled |= cancelled",
         "pass",
-        "tests/unit/broker/test_delaying.py",
+        "tests/unit/broker/test_pending.py",
     ),
     _timers(
         "the delivery of a level is saved before it is safe",
@@ -428,7 +433,7 @@ TIMERS: Final = (
         "DelayLevels._render",
         "level.saved = level.progress.safe(synced)",
         "level.saved = level.progress.value",
-        "tests/crash/test_crash_delayed.py",
+        "tests/unit/broker/test_schedule.py::test_the_file_says_only_what_is_on_disk",
     ),
 )
 
@@ -440,7 +445,7 @@ POP: Final = (
         "Checkpoints._note_offsets",
         "self._store.first_offset(TIMER_TOPIC, 0, self._store.synced_offset)",
         "self._store.end_offset(TIMER_TOPIC, 0)",
-        "tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_a_power_loss_does_not_make_our_file_doubtful",
     ),
     _pop(
         "pops that fell due count as delivered",
@@ -467,7 +472,7 @@ POP: Final = (
         "Checkpoints.change",
         "pop_ms = max(self._clock.now_ms(), old.pop_ms + 1)",
         "pop_ms = old.pop_ms",
-        "tests/unit/broker/test_pop.py",
+        "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(
         "the old time counts, too",
@@ -476,7 +481,7 @@ POP: Final = (
         "Checkpoints.change",
         "        self._finish(popped, [offset])\n",
         "",
-        "tests/unit/broker/test_pop.py",
+        "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(
         "pops of a turn that failed stay",
@@ -485,7 +490,7 @@ POP: Final = (
         "Checkpoints.open",
         "        self._turns.own(pending.pop)\n",
         "",
-        "tests/unit/broker/test_pop.py tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_a_pop_whose_turn_fails_never_was",
     ),
     _pop(
         "an acknowledgement of a turn that failed holds",
@@ -494,7 +499,7 @@ POP: Final = (
         "Checkpoints._finish",
         "self._turns.own(lambda: self.table.reopen(popped, done))",
         "self._turns.own()",
-        "tests/unit/broker/test_pop_acks.py tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_an_acknowledgement_whose_turn_fails_never_was",
     ),
     _pop(
         "what is in flight is popped again",
@@ -512,7 +517,7 @@ POP: Final = (
         "Checkpoints.forget",
         "self.table.done(popped, popped.waiting)",
         "pass",
-        "tests/unit/broker/test_pop.py tests/unit/broker/test_checkpoints.py",
+        "tests/unit/broker/test_checkpoints.py::test_a_deleted_topic_or_group_is_forgotten",
     ),
     _pop(
         "a forbidden topic can be popped",
@@ -522,6 +527,16 @@ POP: Final = (
         "if not topic.is_readable:",
         "if False:",
         "tests/unit/broker/test_pop.py",
+    ),
+    _pop(
+        "a pop that is settled when the heap is swept is never planned again",
+        "if the turn that settled it fails, its messages never come back",
+        "sluicemq.broker.pop.popped",
+        "PoppedTable.plan",
+        "                settled.is_planned = bool(settled.waiting)\n",
+        "                pass\n",
+        "tests/unit/broker/test_checkpoints.py::"
+        "test_acknowledgements_of_a_failed_turn_never_were_though_a_pop_has_swept_the_heap",
     ),
 )
 

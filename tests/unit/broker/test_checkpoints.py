@@ -9,6 +9,7 @@ import pytest
 from simulation.popping import Popper, messages_of
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.broker.pop import checkpoints as module
+from sluicemq.broker.pop import popped as popped_module
 from sluicemq.broker.pop.popped import REVIVE_GROUP
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.errors import RequestError
@@ -330,6 +331,24 @@ def test_an_acknowledgement_whose_turn_fails_never_was(
     assert broker.core.checkpoints.in_flight("G", "T", 0) == 2
     broker.run(11.0)
     assert came_back(broker) == [b"b", b"c"]
+
+
+def test_acknowledgements_of_a_failed_turn_never_were_though_a_pop_has_swept_the_heap(
+    broker: SteppedBroker, popper: Popper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heap of deadlines is swept of settled pops when it is long. The failed turn opens them
+    again, so they need a deadline again."""
+    monkeypatch.setattr(popped_module, "SWEEP_MIN", 0)
+    held = [one for _ in range(3) for one in popper.pop(count=1)]
+    send(broker, b"d")
+    for one in held:
+        popper.acknowledge(one)
+    popper.pop()
+    assert len(broker.core.checkpoints.table._heap) == 1, "the pop has swept the heap"
+    fail_the_turn(broker)
+    assert broker.core.checkpoints.in_flight("G", "T", 0) == 3
+    broker.run(11.0)
+    assert sorted(came_back(broker)) == [b"a", b"b", b"c"]
 
 
 def test_a_change_whose_turn_fails_never_was(broker: SteppedBroker, popper: Popper) -> None:

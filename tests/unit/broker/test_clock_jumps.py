@@ -163,6 +163,27 @@ def test_nothing_waits_longer_over_restarts(first: int) -> None:
 STEPS: Final = pytest.mark.parametrize("step_s", [-3600, -30 * 86_400, 3600, 30 * 86_400])
 
 
+@pytest.mark.parametrize("step_s", [-3600, -30 * 86_400])
+@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "DELAY"])
+def test_a_message_waits_no_longer_when_a_killed_broker_starts_with_an_earlier_clock(
+    step_s: float, name: str, broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """Nothing but the message itself says what the clock was: no table was saved before the kill.
+    A minute is delay level 5."""
+    value = 60 if name == "TIMER_DELAY_SEC" else 5
+    properties = f"UNIQ_KEY\x01A\x02{name}\x01{value}\x02"
+    assert client.call(310, send_fields(properties=properties), b"x").code == 0
+    broker.run(1.0, STEP_S)
+    clock = ManualClock(broker.clock.now_ms() + round(step_s * 1000))
+    again = SteppedBroker(
+        files=broker.files.kill(), clock=clock, store_config=broker.settings.store
+    )
+    again.run(58.0, STEP_S)
+    assert again.store.queue_offsets("T", 0) == (0, 0), "it is not early"
+    again.run(4.0, STEP_S)
+    assert again.store.queue_offsets("T", 0) == (0, 1)
+
+
 @STEPS
 def test_a_popped_message_comes_back_after_its_invisible_time(
     step_s: float, broker: SteppedBroker, client: SteppedClient

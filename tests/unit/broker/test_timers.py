@@ -155,6 +155,29 @@ def test_a_time_beyond_the_wheel_is_reached_by_rolling(
     assert lateness_ms(broker) == [0]
 
 
+@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
+def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
+    broker: SteppedBroker, client: SteppedClient, name: str
+) -> None:
+    """The roll stores the message again, with a later store time and the same delay. A delay that
+    counted from there would make the message late, or roll it again and again."""
+    broker.clock.advance(0.345)
+    delay_s = 2 * DAY_S + 10 * HOUR_S
+    value = delay_s * (1000 if name == "TIMER_DELAY_MS" else 1)
+    client.call(310, send_fields(properties=f"UNIQ_KEY\x01A\x02{name}\x01{value}\x02"), b"x")
+    broker.settle()
+    broker.advance(DAY_S + 1)
+    for _ in range(20):
+        broker.step()
+        broker.advance(0.05)
+    assert broker.store.queue_offsets(TIMER_TOPIC, 0) == (0, 2), "it has rolled once"
+    broker.advance(DAY_S + 10 * HOUR_S - 3)
+    broker.settle()
+    broker.run(2.0, step_s=0.001)
+    times = [message.store_time_ms - START_MS for message in delivered(broker)]
+    assert times == [delay_s * 1000 + 345]
+
+
 def slots(broker: SteppedBroker) -> Any:
     timers = broker.core.delayed.timers
     return timers.files.wheel.occupied(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
