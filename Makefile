@@ -143,7 +143,7 @@ simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest -o timeout=0 tests/property/test_recreated_topics.py $(ARGS)
 
 .PHONY: mutants
-mutants: $(NATIVE) ## 112 small wrong patches of the product, each of which a test has to catch within a minute (ARGS="--only timers"); the report is docs/reports/mutants.md
+mutants: $(NATIVE) ## small wrong patches of the product, each of which a test has to catch within a minute (ARGS="--only timers"); the report is docs/reports/mutants.md
 	PYTHONPATH=tests/lib $(BIN)/python -m mutants $(if $(ARGS),,--report docs/reports/mutants.md) $(ARGS)
 
 .PHONY: mutants-sample
