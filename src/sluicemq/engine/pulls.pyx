@@ -15,6 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.string cimport memchr, memcmp, memcpy
 
 from bisect import bisect_left
+from time import monotonic
 
 from sluicemq.engine.sends cimport crc32, get32, get64, put32, put_bytes, put_number
 from sluicemq.record import layout
@@ -25,7 +26,8 @@ cdef enum:
     HEADER_MAX = 2048
     UNIT_BYTES = 20
     BLANK_SIZE = 0x7FFFFFFF
-    PLANS_MAX = 4096
+    PLANS_MAX = 2048  # of a generation
+    PLANS_S = 300  # a generation
     PULL = 11
     CHUNK_UNITS_MIN = 1024  # as `store.bulk`
     CHUNK_UNITS_MAX = 16384
@@ -179,13 +181,15 @@ def are_whole(units, offsets, segment, queue, long long lost_code) -> bool:
 
 cdef class Pulls:
     """What pulls need of a broker: `pull` is its request family, `sends` takes what stands between
-    them. `plans` are by the header that they are for."""
+    them. `plans` and `older` are by the header that they are for: a plan that no pull uses during
+    two generations is forgotten, for it keeps filters and tables of its group."""
 
     cdef object pull, reader, segments, log, sound, settings, sends, put
-    cdef dict groups, topics, members, lanes, resets, queues, plans
+    cdef dict groups, topics, members, lanes, resets, queues, plans, older
     cdef Cut header
     cdef object missed
     cdef long long lost_code
+    cdef double generation_end_s
     cdef byte[COUNT_MAX * UNIT_BYTES] units
     cdef long long[COUNT_MAX] offsets
 
@@ -196,7 +200,12 @@ cdef class Pulls:
         self.groups, self.topics = pull.groups.table, pull.topics.table
         self.members, self.lanes = pull.consumers.groups, pull.consumers.lanes.table
         self.resets, self.put = pull.offsets.resets.table, pull.offsets.put
-        self.plans, self.missed = {}, None
+        self.plans, self.older, self.missed = {}, {}, None
+        self.generation_end_s = monotonic() + PLANS_S
+
+    def __len__(self):
+        """The number of plans."""
+        return len(self.plans) + len(self.older)
 
     def claim(self):
         """The key and the header of the pull that was not taken just now; once."""
@@ -205,8 +214,9 @@ cdef class Pulls:
 
     def remember(self, bytes key, Plan plan):
         """Pulls of this key have this plan."""
-        if len(self.plans) >= PLANS_MAX:
-            self.plans.clear()
+        now_s = monotonic()
+        if len(self.plans) >= PLANS_MAX or now_s >= self.generation_end_s:
+            self.older, self.plans, self.generation_end_s = self.plans, {}, now_s + PLANS_S
         self.plans[key] = plan
 
     def run(self, bytes data, Py_ssize_t position, peer, shares) -> int:
@@ -235,6 +245,10 @@ cdef class Pulls:
                 break
             key = PyBytes_FromStringAndSize(<char *>self.header.key, self.header.size)
             plan = self.plans.get(key)
+            if plan is None and self.older:
+                plan = self.older.pop(key, None)
+                if plan is not None:
+                    self.plans[key] = plan
             answer = None if plan is None else self.answer(<Plan>plan)
             if answer is None:
                 self.missed = key, PyBytes_FromStringAndSize(<char *>frame + 8, header_size)

@@ -5,6 +5,7 @@ thing at a time goes wrong, and each test makes sure that the compiled engine ha
 
 import dataclasses
 import errno
+import time
 import zlib
 from typing import Any
 
@@ -178,3 +179,24 @@ def test_the_next_pull_goes_on_behind_the_last_message_that_had_room(expression:
         pulls += 1
     assert found == list(range(0, 40, 1 if expression == "*" else 2))
     assert watched.taken - before >= pulls - 2 > 2
+
+
+def test_what_is_known_of_pulls_that_nobody_repeats_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Consumers come and go, each with groups and filters of its own."""
+    now_s = [time.monotonic()]
+    monkeypatch.setattr(engine.pulls, "monotonic", lambda: now_s[0])
+    watched = Watched()
+    watched.send(b"x")
+    watched.pull(0)
+    watched.pull(0)
+    plans = watched.broker.core.pull.compiled
+    for number in range(6):
+        watched.pull(0, maxMsgNums=number + 1)
+        watched.pull(0)
+        now_s[0] += 400
+    assert len(plans) <= 3
+    before = watched.taken
+    watched.pull(0)
+    assert watched.taken == before + 1, "the one that is repeated is known"

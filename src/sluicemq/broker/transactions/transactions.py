@@ -83,7 +83,7 @@ log = logging.getLogger(__name__)
 
 GIVEN_UP: Final = -1
 OUTCOMES: Final = {COMMITTED: "committed", ROLLED_BACK: "rolled back", GIVEN_UP: "given up"}
-REMEMBERED: Final = 10_000
+REMEMBERED: Final = 4096
 SLICE_S: Final = 0.004
 SLICE_TRANSACTIONS: Final = 1024
 WINDOW_MESSAGES: Final = 20_000
