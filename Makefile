@@ -203,7 +203,7 @@ bench-catch-up: $(NATIVE) ## an empty slave behind a full master, indexes includ
 	$(BIN)/python -m benchmarks.catchup $(ARGS)
 
 .PHONY: bench-failover
-bench-failover: $(NATIVE) ## 50 kills of the master of two replicas (ARGS="--kills 5"): how long our client and the Java client cannot send; planned switches; nothing acknowledged is lost
+bench-failover: $(NATIVE) ## 50 kills of the master of two replicas (ARGS="--kills 5"): how long our client and the Java client cannot send; planned switches and silent replicas; nothing acknowledged is lost
 	$(BIN)/python -m benchmarks.failover $(ARGS)
 
 .PHONY: bench-backlog

@@ -1,7 +1,7 @@
 """How long nobody can send when the master dies, and that nothing acknowledged is lost with it.
 
-    make bench-failover                        50 kills, 10 planned switches
-    python -m benchmarks.failover --kills 5 --switches 2
+    make bench-failover                        50 kills, 10 planned switches, 10 silent replicas
+    python -m benchmarks.failover --kills 5 --switches 2 --silences 2
 
 `sluice up --replicas 2` runs on this machine with its defaults: brokers answer when the in-sync set
 has a message. Two clients send one message after the other all the time: ours, which asks for a new
@@ -10,8 +10,10 @@ which looks at routes every 30 s.
 
 A round kills the process of the master (kill -9) when all replicas are in sync, and waits until
 both clients send again and all replicas are in sync again. The outage of a client is the time from
-the kill to its next acknowledged send. In a switch (`sluice cluster switch`) no send may fail. At
-the end every acknowledged message has to be in its queue.
+the kill to its next acknowledged send. In a switch (`sluice cluster switch`) no send may fail.
+Then the process of another replica is stopped (SIGSTOP) for SILENT_S, with its connection open: no
+send may fail either, and the longest one says how long the master waits before it goes on without
+that replica. At the end every acknowledged message has to be in its queue.
 """
 
 import argparse
@@ -47,6 +49,7 @@ TOPIC, QUEUES = "Failover", 4
 PAUSE_S = 0.02
 READY_S, RECOVER_S = 90.0, 120.0
 AIM_S = 8.0
+SILENT_S = 6.0
 
 
 @dataclass
@@ -181,6 +184,16 @@ class Trial:
         os.kill(master["said"]["pid"], signal.SIGKILL)
         return time.time()
 
+    @contextlib.contextmanager
+    def silent_slave(self) -> Iterator[None]:
+        """Stop the process of a replica that is not the master, and continue it at the end."""
+        pid = next(row for row in self.status() if row["role"] == "slave")["said"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def close(self) -> int:
         self._process.terminate()
         code = self._process.wait(60)
@@ -245,6 +258,30 @@ def switches(trial: Trial, clients: list[Client], count: int) -> tuple[int, dict
     return failed, longest
 
 
+def silences(trial: Trial, clients: list[Client], count: int) -> tuple[int, list[float]]:
+    """Stop a replica `count` times. Return how many sends failed, and the longest send of each
+    time in seconds."""
+    failed, longest = 0, list[float]()
+    for number in range(1, count + 1):
+        await_that("all replicas in sync", lambda: trial.is_whole)
+        time.sleep(1.0)
+        begin = time.time()
+        with trial.silent_slave():
+            time.sleep(SILENT_S)
+        for client in clients:
+            failures = client.failures(begin, time.time())
+            failed += len(failures)
+            for one in failures:
+                print(f"  {client.name}: {one.body!r} {one.failure}")
+        during = [
+            one.ended - one.began for client in clients for one in client.sends[-2000:]
+            if one.ended > begin
+        ]  # fmt: skip
+        longest.append(max(during))
+        print(f"silent replica {number}: longest send {longest[-1]:.2f} s", flush=True)
+    return failed, longest
+
+
 def stored(name_server: str) -> set[bytes]:
     """All bodies that are in the topic."""
     found: set[bytes] = set()
@@ -280,6 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--switches", type=int, default=10)
+    parser.add_argument("--silences", type=int, default=10)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-java", action="store_true")
@@ -299,6 +337,7 @@ def main() -> None:
         with sending(trial, scratch, java=java) as clients:
             outages = kills(trial, clients, options.kills, random.Random(options.seed))
             failed, longest = switches(trial, clients, options.switches)
+            failed_beside_silent, waits = silences(trial, clients, options.silences)
         await_that("all replicas in sync", lambda: trial.is_whole)
         found = stored(trial.name_server)
         acknowledged = [one.body for client in clients for one in client.sends if not one.failure]
@@ -316,15 +355,21 @@ def main() -> None:
                   f"p99 {percentile(values, 99):.2f} s, longest {max(values):.2f} s")  # fmt: skip
     print(f"{options.switches} switches: {failed} failed sends, longest send "
           + ", ".join(f"{name} {value:.2f} s" for name, value in longest.items()))  # fmt: skip
+    if waits:
+        print(
+            f"{options.silences} silent replicas: {failed_beside_silent} failed sends, longest "
+            f"send median {statistics.median(waits):.2f} s, longest {max(waits):.2f} s"
+        )
     print(f"{len(acknowledged):,} acknowledged messages, {len(lost)} lost; exit code {code}")
     figures |= {
+        "failed_beside_silent_replicas": failed_beside_silent, "longest_beside_silent_s": waits,
         "failed_in_switches": failed, "longest_send_s": longest,
         "acknowledged": len(acknowledged), "lost": len(lost), "exit_code": code,
     }  # fmt: skip
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
     ours = figures.get("ours", {"p99_s": 0.0})
-    sys.exit(bool(lost or failed or code) or ours["p99_s"] > AIM_S)
+    sys.exit(bool(lost or failed or failed_beside_silent or code) or ours["p99_s"] > AIM_S)
 
 
 if __name__ == "__main__":
