@@ -89,7 +89,7 @@ Made = Mapping[str, tuple[Subscription, Watch]]
 """By topic: a subscription and its compiled filter."""
 
 
-class Wanted(NamedTuple):
+class Subscribed(NamedTuple):
     """What a consumer subscribes to in one heartbeat.
 
     `key` is its `subscription_key`, "" for a broadcast consumer; `topics` the subscription of each
@@ -458,7 +458,7 @@ class Consumers:
 
     # ----------------------------------------------------------------------------- heartbeats
 
-    def making(self, data: ConsumerData) -> Steps[Wanted]:
+    def making(self, data: ConsumerData) -> Steps[Subscribed]:
         """Compute, in steps, what `heartbeat` needs of a consumer's subscriptions. Filters are
         compiled where the group does not have them yet."""
         group, made = self.groups.get(data.group), dict[str, tuple[Subscription, Watch]]()
@@ -476,12 +476,12 @@ class Consumers:
         key = key_of(atoms) if data.message_model != BROADCASTING else ""
         by_tags = all(is_tag_kind(item.kind) for item in topics.values())
         yield None
-        return Wanted(key, topics, made, by_tags)
+        return Subscribed(key, topics, made, by_tags)
 
     def heartbeat(
-        self, data: ConsumerData, member: Member, fingerprint: int, wanted: Wanted
+        self, data: ConsumerData, member: Member, fingerprint: int, subscribed: Subscribed
     ) -> bool:
-        """Take in a heartbeat with the subscriptions of which `making` has returned `wanted`.
+        """Take in a heartbeat with the subscriptions of which `making` has returned `subscribed`.
         Return whether the fingerprint was another before.
 
         Raises ContractError when the group takes no such subscription: then the client is not a
@@ -490,7 +490,7 @@ class Consumers:
         group = self.groups.get(data.group) or ConsumerGroup(data.group)
         known = group.members.get(member.peer) or member
         joined = member.peer not in group.members
-        key = wanted.key
+        key = subscribed.key
         if key:
             self._check_contract(group.name, member, key)
         self.contracts.release(group.name, member.client_id)
@@ -501,12 +501,12 @@ class Consumers:
         group.members[member.peer] = known
         said = known.client_id, known.key, known.fingerprint, known.wanted
         known.client_id, known.seen_s = member.client_id, member.seen_s
-        known.wanted = wanted.topics
+        known.wanted = subscribed.topics
         before, known.key = known.key, key
         if joined:
             before = group.replace_connection(known)
-        keys = self._subscribe(group, known, before, wanted.made)
-        if not wanted.by_tags or data.group in self.filters.table:
+        keys = self._subscribe(group, known, before, subscribed.made)
+        if not subscribed.by_tags or data.group in self.filters.table:
             self.filters.subscribed(
                 data.group, [w for m in group.members.values() for w in m.wanted.values()]
             )

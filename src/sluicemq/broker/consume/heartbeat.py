@@ -153,9 +153,9 @@ class Heartbeats:
                 known = short(consumer.group, member(), data.fingerprint)
             else:
                 self.consumers.held.take(peer, (CONSUMER, consumer.group), size)
-                wanted = yield from self.consumers.making(consumer)
+                made = yield from self.consumers.making(consumer)
                 try:
-                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint, wanted)
+                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint, made)
                 except ContractError as error:
                     refusal, known = str(error), False
             changed = changed or known
