@@ -47,8 +47,8 @@ STORE: Final = (
         "tests/unit/store/test_store_visibility.py",
     ),
     _store(
-        "half of a turn stays",
-        "a write that failed leaves bytes behind the end of the log",
+        "the bytes of a write that failed are not zeroed",
+        "recovery may read them as messages",
         "sluicemq.store.log",
         "CommitLog._wipe",
         "segment.zero_from(position, position + size)",
@@ -101,7 +101,7 @@ STORE: Final = (
         "simulation.crashes --world store --seeds 200",
     ),
     _store(
-        "cut(end + 1)",
+        "a log is cut one byte behind its new end",
         "one byte too many stays when a log is cut",
         "sluicemq.store.segments",
         "SegmentFiles.cut",
@@ -164,7 +164,7 @@ STORE: Final = (
         "tests/unit/store/test_identity.py",
     ),
     _store(
-        "retention takes what is not safe",
+        "retention deletes a file that the checkpoint does not cover",
         "a file of the log goes before the mark is behind it",
         "sluicemq.store.retain",
         "Retention.removable_end",
@@ -191,7 +191,7 @@ STORE: Final = (
         "tests/unit/store/test_store_retention.py",
     ),
     _store(
-        "units behind the mark survive a crash",
+        "units of a queue behind the checkpoint stay after a crash",
         "the start takes the queues for damaged and builds all of them anew",
         "sluicemq.store.queues",
         "Queue.load",
@@ -209,7 +209,7 @@ STORE: Final = (
         "simulation.crashes --world store --seeds 200",
     ),
     _store(
-        "a blank is put at the end of no file",
+        "no blank record ends a file with at most 64 bytes left",
         "Java stops at a file that ends without a blank",
         "sluicemq.store.writer",
         "Writer._next_file",
@@ -221,8 +221,8 @@ STORE: Final = (
 
 BROKER: Final = (
     _broker(
-        "a new name of a table is not synced",
-        "a crash leaves the table before",
+        "a directory is not synced after a table was renamed into place",
+        "a power failure brings back the version before",
         "sluicemq.files",
         "replace_text",
         "files.sync_directory(_directory(path))",
@@ -294,8 +294,8 @@ BROKER: Final = (
         "simulation.crashes --world broker --seeds 200",
     ),
     _broker(
-        "a group skips an empty queue's next message",
-        "request 14 answers the end a step too late",
+        "request 14 answers the end + 1 for an empty queue",
+        "a new group skips the first message",
         "sluicemq.broker.admin.queries",
         "Queries.committed_offset",
         "return _offset(high)",
@@ -334,7 +334,7 @@ TIMERS: Final = (
         "test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone",
     ),
     _timers(
-        "no roll",
+        "a message beyond the wheel's window is not rolled",
         "a message beyond the wheel's window falls into a slot that means another time",
         "sluicemq.store.timers.placing",
         "Placing.place",
@@ -353,8 +353,8 @@ TIMERS: Final = (
         "test_a_recalled_message_is_not_delivered_and_its_neighbours_are",
     ),
     _timers(
-        "one of a millisecond is forgotten",
-        "only the first part of a due millisecond is taken",
+        "only the first part of the messages due in a millisecond is delivered",
+        "the others are lost",
         "sluicemq.broker.waiting.timers",
         "DueTable.take",
         "if at == len(places):",
@@ -390,7 +390,7 @@ TIMERS: Final = (
         "tests/unit/broker/test_timer_damage.py",
     ),
     _timers(
-        "recalls behind the visible end are not known",
+        "a new master ignores recalls that its slaves have not confirmed",
         "a new master delivers what was taken back",
         "sluicemq.broker.waiting.timers",
         "Timers._begin_doubting",
@@ -439,7 +439,7 @@ TIMERS: Final = (
 
 POP: Final = (
     _pop(
-        "a file of pops counts what is not on disk",
+        "the file of pops covers records that are not on disk",
         "a power loss makes it look like the file of another store",
         "sluicemq.broker.pop.checkpoints",
         "Checkpoints._note_offsets",
@@ -448,8 +448,8 @@ POP: Final = (
         "tests/unit/broker/test_checkpoints.py::test_a_power_loss_does_not_make_our_file_doubtful",
     ),
     _pop(
-        "pops that fell due count as delivered",
-        "a timer without a checkpoint of its own begins at the present time",
+        "pops that are due count as delivered when the timer has no checkpoint",
+        "their messages never come again",
         "sluicemq.broker.pop.checkpoints",
         "Checkpoints.load",
         "timers.passed_ms",
@@ -475,8 +475,8 @@ POP: Final = (
         "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(
-        "the old time counts, too",
-        "a message whose invisible time was changed comes twice",
+        "a changed invisible time leaves the old deadline",
+        "the message comes at both deadlines",
         "sluicemq.broker.pop.checkpoints",
         "Checkpoints.change",
         "        self._finish(popped, [offset])\n",
@@ -551,7 +551,7 @@ TRANSACTIONS: Final = (
         "tests/unit/broker/test_transactions.py",
     ),
     _transactions(
-        "those who never answer are asked first",
+        "checks still go to producers that left earlier ones unanswered",
         "a producer without a listener blocks the others",
         "sluicemq.broker.transactions.transactions",
         "CheckBack.choose",
@@ -587,8 +587,8 @@ TRANSACTIONS: Final = (
         "tests/unit/broker/test_transactions.py",
     ),
     _transactions(
-        "a copy is a transaction of its own",
-        "its checks begin anew for ever",
+        "a half message that was written again leaves its old offset open",
+        "the transaction is checked for ever",
         "sluicemq.broker.transactions.prepared",
         "OpenTransactions.add",
         "            del self._by_offset[old_offset]\n",
@@ -608,7 +608,7 @@ TRANSACTIONS: Final = (
 
 LANES: Final = (
     _lanes(
-        "what a lane left is offered to nobody",
+        "unread messages of an idle lane are offered to no other lane",
         "messages that only its members wanted are lost",
         "sluicemq.broker.lanes.group",
         "GroupLanes.run",
@@ -653,7 +653,7 @@ LANES: Final = (
         "tests/unit/broker/test_lane_places.py",
     ),
     _lanes(
-        "a member that changes keeps its lane alive",
+        "a lane whose last member changed its subscription never becomes idle",
         "nobody gets what the lane wanted",
         "sluicemq.broker.lanes.group",
         "GroupLanes.leave",
@@ -683,7 +683,7 @@ REPLICATION: Final = (
         "tests/unit/replication/test_election.py",
     ),
     _replication(
-        "a log that was cut leads",
+        "a replica whose log was cut takes the role of the master",
         "a master without all of the state",
         "sluicemq.replication.election",
         "next_step",
@@ -710,8 +710,8 @@ REPLICATION: Final = (
         "tests/unit/replication/test_election.py",
     ),
     _replication(
-        "a later epoch than the record's follows",
-        "the consensus service has lost data",
+        "a replica with a later epoch than the consensus record follows a master",
+        "the consensus service has lost data, and newer messages would be cut off",
         "sluicemq.replication.election",
         "next_step",
         "if me.epoch > state.epoch:",
@@ -737,7 +737,7 @@ REPLICATION: Final = (
         "tests/unit/replication/test_election.py",
     ),
     _replication(
-        "the gate opens at once",
+        "a send is answered before the replicas in sync have it",
         "a send is answered before its replicas have it",
         "sluicemq.broker.replicas.insync",
         "InSync.wait",
