@@ -30,7 +30,7 @@ from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscrip
 if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
 
-KEPT_CHARACTERS: Final = 1 << 17
+KEPT_CHARACTERS: Final = 1 << 19
 """Of long expressions, and as many of others, so that those do not displace these. A character
 takes about 200 bytes when it is compiled."""
 QUICK_CHARACTERS: Final = 512
@@ -77,7 +77,7 @@ class _Kept(dict[str, "Selector | FilterSyntaxError"]):
         self[text] = outcome = try_compile(text)
         if len(text) > QUICK_CHARACTERS or len(self) % _TIDY_EVERY == 0:
             size = sum(map(len, texts := list(self)))
-            for oldest in texts:
+            for oldest in texts[:-1]:  # whoever prepares the newest asks for it next
                 if size <= KEPT_CHARACTERS:
                     break
                 self.pop(oldest, None)

@@ -45,6 +45,15 @@ def test_a_long_expression_is_quick_once_it_is_compiled() -> None:
     assert parser.is_quick("a = 'new'")
 
 
+def test_the_newest_outcome_is_kept_however_long_its_expression_is() -> None:
+    """A request with a long expression is put off until the outcome is known. It would be put off
+    for ever if the outcome, here an error, were forgotten at once."""
+    text = f"a = '{'x' * parser.KEPT_CHARACTERS}'"
+    with pytest.raises(FilterSyntaxError, match="the limit is"):
+        compile_sql92(text)
+    assert parser.is_quick(text)
+
+
 def test_selector_knows_its_text_names_and_ignored_rest() -> None:
     selector = compile_sql92("a = 5 AND b = 6 garbage")
     assert selector.text == "a = 5 AND b = 6 garbage"
