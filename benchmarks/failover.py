@@ -91,6 +91,10 @@ class Client:
     def failures(self, begin: float, end: float) -> list[Send]:
         return [one for one in self.sends if one.failure and begin <= one.ended <= end]
 
+    def longest_s(self, begin: float) -> float:
+        """Return how long the longest send took of those that ended after a moment."""
+        return max(one.ended - one.began for one in self.sends[-2000:] if one.ended > begin)
+
 
 class Ours(Client):
     """Our blocking producer, in a thread."""
@@ -233,6 +237,16 @@ def kills(
     return outages
 
 
+def failures_since(begin: float, clients: list[Client]) -> int:
+    """Print the sends that failed since a moment, and return how many there are."""
+    count = 0
+    for client in clients:
+        for one in client.failures(begin, time.time()):
+            print(f"  {client.name}: {one.body!r} {one.failure}")
+            count += 1
+    return count
+
+
 def switches(trial: Trial, clients: list[Client], count: int) -> tuple[int, dict[str, float]]:
     """Failed sends, and the longest send of each client."""
     failed, longest = 0, dict.fromkeys((client.name for client in clients), 0.0)
@@ -247,13 +261,9 @@ def switches(trial: Trial, clients: list[Client], count: int) -> tuple[int, dict
         )  # fmt: skip
         taken = time.time() - begin
         time.sleep(4.0)
+        failed += failures_since(begin, clients)
         for client in clients:
-            failures = client.failures(begin, time.time())
-            failed += len(failures)
-            for one in failures:
-                print(f"  {client.name}: {one.body!r} {one.failure}")
-            during = [one.ended - one.began for one in client.sends[-2000:] if one.ended > begin]
-            longest[client.name] = max(longest[client.name], *during)
+            longest[client.name] = max(longest[client.name], client.longest_s(begin))
         print(f"switch {number}: {taken:.2f} s", flush=True)
     return failed, longest
 
@@ -268,16 +278,8 @@ def silences(trial: Trial, clients: list[Client], count: int) -> tuple[int, list
         begin = time.time()
         with trial.silent_slave():
             time.sleep(SILENT_S)
-        for client in clients:
-            failures = client.failures(begin, time.time())
-            failed += len(failures)
-            for one in failures:
-                print(f"  {client.name}: {one.body!r} {one.failure}")
-        during = [
-            one.ended - one.began for client in clients for one in client.sends[-2000:]
-            if one.ended > begin
-        ]  # fmt: skip
-        longest.append(max(during))
+        failed += failures_since(begin, clients)
+        longest.append(max(client.longest_s(begin) for client in clients))
         print(f"silent replica {number}: longest send {longest[-1]:.2f} s", flush=True)
     return failed, longest
 

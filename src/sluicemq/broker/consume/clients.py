@@ -45,6 +45,7 @@ from sluicemq.broker.lanes.rules import (
     Atom,
     difference,
     key_of,
+    named_atoms,
     normal_atom,
     parse_key,
     subscription_key,
@@ -55,7 +56,7 @@ from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig
+from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
@@ -90,7 +91,7 @@ Made = Mapping[str, tuple[Subscription, Watch]]
 
 
 class Subscribed(NamedTuple):
-    """What a consumer subscribes to in one heartbeat.
+    """The subscriptions of one consumer, from one heartbeat.
 
     `key` is its `subscription_key`, "" for a broadcast consumer; `topics` the subscription of each
     topic; `made` the filters that its group does not have yet; `by_tags` whether all are tags.
@@ -462,15 +463,16 @@ class Consumers:
         """Compute, in steps, what `heartbeat` needs of a consumer's subscriptions. Filters are
         compiled where the group does not have them yet."""
         group, made = self.groups.get(data.group), dict[str, tuple[Subscription, Watch]]()
-        topics, atoms = dict[str, Subscription](), list[tuple[str, Atom]]()
-        own = RETRY_PREFIX + data.group
+        topics = {item.topic: item for item in data.subscriptions}
         for count, item in enumerate(data.subscriptions, 1):
-            topics[item.topic] = item
-            if item.topic != own:
-                atoms.append((item.topic, normal_atom(item.kind, item.expression)))
             watch = group.watches.get(item.topic) if group is not None else None
             if watch is None or not watch.is_of(item):
                 made[item.topic] = item, Watch(item)
+            if count % MADE_A_STEP == 0:
+                yield None
+        atoms = list[tuple[str, Atom]]()
+        for count, atom in enumerate(named_atoms(data.group, data.subscriptions), 1):
+            atoms.append(atom)
             if count % MADE_A_STEP == 0:
                 yield None
         key = key_of(atoms) if data.message_model != BROADCASTING else ""

@@ -271,15 +271,22 @@ def _begins_one(order: Order, others: Iterable[Order]) -> bool:
 
 
 def subscription_key(group: str, subscriptions: Iterable[Subscription]) -> str:
-    """All topics and expressions but the group's own retry topic, as text; "" without any."""
+    """Return topics and expressions, without the group's own retry topic, as text; "" if none are
+    left."""
+    return key_of(named_atoms(group, subscriptions))
+
+
+def named_atoms(group: str, subscriptions: Iterable[Subscription]) -> Iterator[tuple[str, Atom]]:
+    """Yield the topic and the normal atom of each subscription but that to the group's own retry
+    topic."""
     own = RETRY_PREFIX + group
-    return key_of(
-        [(it.topic, normal_atom(it.kind, it.expression)) for it in subscriptions if it.topic != own]
-    )
+    for item in subscriptions:
+        if item.topic != own:
+            yield item.topic, normal_atom(item.kind, item.expression)
 
 
 def key_of(atoms: Iterable[tuple[str, Atom]]) -> str:
-    """Return the key of subscriptions, each given as its topic and normal atom; "" without any."""
+    """Return the key of subscriptions that are given as `named_atoms` does; "" without any."""
     ordered = sorted(atoms)
     return orjson.dumps([(topic, *atom) for topic, atom in ordered]).decode() if ordered else ""
 
