@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.contenders import ROOT
 from sluicemq import Sluice
-from sluicemq.client.core.operations.topics import masters
+from sluicemq.client.admin.topics import masters
 from sluicemq.client.core.requests import heartbeat
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import SluiceError

@@ -33,7 +33,7 @@ LONG: Final = (
     "integration",
     "house/test_readme.py",
     "unit/broker/test_journal.py",
-    "unit/replication/test_etcd.py",
+    "unit/broker/failover/test_etcd.py",
 )
 SEEDS: Final = "SLUICEMQ_SEEDS"
 SLOW: Final = "took more than half of a limit"

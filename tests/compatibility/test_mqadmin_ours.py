@@ -29,7 +29,7 @@ from peer.toolchain import HERE
 
 from sluicemq.cli import main
 from sluicemq.client.sync.admin import Admin
-from sluicemq.operate.mqadmin.table import COMMANDS as OURS
+from sluicemq.mqadmin.table import COMMANDS as OURS
 from thorough import ALL
 
 QUICK = (

@@ -18,10 +18,10 @@ from sluicemq.client.threaded import PushConsumer
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.spark.pipelines.audit import audit
-from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
-from sluicemq.spark.pipelines.dedup import Written, write_table
-from sluicemq.spark.pipelines.trace import trace
+from sluicemq.pipelines.audit import audit
+from sluicemq.pipelines.deadletters import dead_letters, read_report
+from sluicemq.pipelines.dedup import Written, write_table
+from sluicemq.pipelines.trace import trace
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from waiting import wait_for
 

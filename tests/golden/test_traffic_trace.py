@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluicemq.cli.message import drawn
-from sluicemq.client.core.operations.messages import timeline
+from sluicemq.client.admin.messages import timeline
 from sluicemq.client.core.tracing import Finished, Published, Taken, decode, encode, search_words
 from sluicemq.record.codec import decode_properties
 

@@ -23,7 +23,7 @@ from fences import ALL, DOCUMENTS, LINES, ROOT, SHELL, Fence, Line, fences, spli
 from sluicemq.acl.loading import load_rules
 from sluicemq.cli import main
 from sluicemq.config import load_broker_config
-from sluicemq.spark.pipelines.file import parse_pipeline
+from sluicemq.pipelines.file import parse_pipeline
 
 CHECKED = {*SHELL, "python", "yaml", "toml", "json", "properties", "conf", "ini", "sql", "text"}
 NOT_RUN_MAX = 20

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
+from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.aio.cluster import Admin as AsyncioAdmin
-from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Talk
 from sluicemq.client.sync.admin import Admin as BlockingAdmin

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from served import NEW_TOPIC, call
-from sluicemq.broker.replicas.sides import SlaveSide
+from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer

@@ -12,6 +12,7 @@ pytest.importorskip("google.protobuf")
 
 from proxied import Proxied, Speaker
 from simulation.stepped import send_fields
+from sluicemq.broker.failover.replica import BrokerClosedError, Replica, replicated
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import RequestError, SluiceError, StoreFullError
@@ -19,7 +20,6 @@ from sluicemq.net.channel import dial
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.local import proxy_of
 from sluicemq.record.codec import decode_record
-from sluicemq.replication.replica import BrokerClosedError, Replica, replicated
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

@@ -12,9 +12,9 @@ import pytest
 from certificates import Authority
 from served import NEW_TOPIC, call, running
 from simulation.stepped import pull_fields, send_fields
-from sluicemq.broker.replicas.insync import InSync, Term
-from sluicemq.broker.replicas.sides import INCOMPLETE_NAME, MasterSide, SlaveSide
-from sluicemq.broker.replicas.state import Claim
+from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.sides import INCOMPLETE_NAME, MasterSide, SlaveSide
+from sluicemq.broker.replication.state import Claim
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer

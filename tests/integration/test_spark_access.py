@@ -21,9 +21,9 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message
+from sluicemq.pipelines.file import parse_pipeline
+from sluicemq.pipelines.run import run
 from sluicemq.spark import errors
-from sluicemq.spark.pipelines.file import parse_pipeline
-from sluicemq.spark.pipelines.run import run
 from sluicemq.spark.sources.stream import stream_reader
 from waiting import limit
 

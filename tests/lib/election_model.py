@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluicemq.replication import election
-from sluicemq.replication.election import (
+from sluicemq.broker.failover import election
+from sluicemq.broker.failover.election import (
     Blocked,
     Decline,
     Elect,

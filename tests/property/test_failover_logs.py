@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.broker.replicas.epochs import Epochs
-from sluicemq.broker.replicas.feed import Feed
-from sluicemq.broker.replicas.follower import Follower
+from sluicemq.broker.replication.epochs import Epochs
+from sluicemq.broker.replication.feed import Feed
+from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.ids import Host

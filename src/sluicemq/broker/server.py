@@ -32,12 +32,12 @@ from sluicemq.broker.registration import (
     listening_addresses,
     stored_host,
 )
-from sluicemq.broker.replicas.epochs import Epochs
-from sluicemq.broker.replicas.insync import InSync, Term
-from sluicemq.broker.replicas.mirror import Applier, HeldFiles, Mirror, MirroredFiles
-from sluicemq.broker.replicas.sides import Confirmed, MasterSide, SlaveSide, places_of
-from sluicemq.broker.replicas.state import Claim
-from sluicemq.broker.replicas.status import Steering
+from sluicemq.broker.replication.epochs import Epochs
+from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles
+from sluicemq.broker.replication.sides import Confirmed, MasterSide, SlaveSide, places_of
+from sluicemq.broker.replication.state import Claim
+from sluicemq.broker.replication.status import Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluicemq.broker.replicas.acting import SEND_S, Acting, Escape, StandIn, ask_escaped
+from sluicemq.broker.replication.acting import SEND_S, Acting, Escape, StandIn, ask_escaped
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.errors import SluiceError

@@ -30,8 +30,8 @@ from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.send import Retries, Send
-from sluicemq.broker.replicas.insync import InSync
-from sluicemq.broker.replicas.status import Behind, Steering
+from sluicemq.broker.replication.insync import InSync
+from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions

@@ -29,8 +29,8 @@ from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import Pop
 from sluicemq.broker.produce.relays import Relays, Replies
 from sluicemq.broker.produce.send import Retries, Send
-from sluicemq.broker.replicas.requests import ReplicaRequests, refusals, while_enough
-from sluicemq.broker.replicas.status import ReplicaAdmin
+from sluicemq.broker.replication.requests import ReplicaRequests, refusals, while_enough
+from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests

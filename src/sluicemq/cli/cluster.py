@@ -9,7 +9,7 @@ import click
 
 from sluicemq.cli.ending import undecided
 from sluicemq.cli.output import admin_options, print_json, print_records, print_result
-from sluicemq.client.core.operations.replicas import MASTER
+from sluicemq.client.admin.replicas import MASTER
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, SluiceError

@@ -23,8 +23,8 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.operations.explain import BrokerTrial
-from sluicemq.client.core.operations.rules import Fate, Finding, MessageExplained
+from sluicemq.client.admin.explain import BrokerTrial
+from sluicemq.client.admin.rules import Fate, Finding, MessageExplained
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation

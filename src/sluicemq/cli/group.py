@@ -25,7 +25,7 @@ from sluicemq.cli.output import (
     show_time,
 )
 from sluicemq.cli.servers.serve import print_proxy_clients
-from sluicemq.client.core.operations.groups import (
+from sluicemq.client.admin.groups import (
     EARLIEST_MS,
     LATEST_MS,
     ConsumerClient,
@@ -34,7 +34,7 @@ from sluicemq.client.core.operations.groups import (
     OffsetChange,
     QueueLag,
 )
-from sluicemq.client.core.operations.rules import Code
+from sluicemq.client.admin.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig

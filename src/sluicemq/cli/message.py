@@ -30,8 +30,8 @@ from sluicemq.cli.output import (
     show_time,
 )
 from sluicemq.cli.traffic import parse_start, until_interrupted
+from sluicemq.client.admin.messages import COUNT_MAX, Timeline
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.operations.messages import COUNT_MAX, Timeline
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC, Published, TraceRecord, decode
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin

@@ -21,8 +21,8 @@ def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
     `sluice mqadmin` alone lists the commands, `sluice mqadmin help COMMAND` the flags of one.
     """
     from sluicemq.client.sync.producer import Producer  # noqa: PLC0415 - not for `--help`
-    from sluicemq.operate.mqadmin.commands import Session, run  # noqa: PLC0415
-    from sluicemq.operate.mqadmin.table import COMMANDS  # noqa: PLC0415
+    from sluicemq.mqadmin.commands import Session, run  # noqa: PLC0415
+    from sluicemq.mqadmin.table import COMMANDS  # noqa: PLC0415
 
     def write(text: str) -> None:
         click.echo(text, nl=False)

@@ -107,7 +107,7 @@ def sql(
 
     with _session(master) as (session, asked), _first_line():
         found = asked(topics)
-        from sluicemq.spark.tables import Tables  # noqa: PLC0415 - pyspark
+        from sluicemq.pipelines.tables import Tables  # noqa: PLC0415 - pyspark
 
         tables = Tables(session.result(), connection, found.result, archives=named, **times)
         frame = tables.query(query.rstrip().rstrip(";"))
@@ -187,7 +187,7 @@ def _first_line() -> Iterator[None]:
         is_sparks = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
         if isinstance(error, SluiceError) or not is_sparks:
             raise
-        from sluicemq.spark.pipelines.plan import sentence_of  # noqa: PLC0415 - it is Spark's
+        from sluicemq.pipelines.plan import sentence_of  # noqa: PLC0415 - it is Spark's
 
         raise ConfigurationError(sentence_of(error)) from None
 
@@ -347,7 +347,7 @@ def run_command(
 
     Ctrl-C and SIGTERM let a stream finish its micro-batch; a second one stops at once.
     """
-    from sluicemq.spark.pipelines.__main__ import run_file  # noqa: PLC0415 - pyspark
+    from sluicemq.pipelines.__main__ import run_file  # noqa: PLC0415 - pyspark
 
     wrong = [one for one in settings if "=" not in one]
     if wrong:
@@ -371,7 +371,7 @@ def run_command(
 @click.pass_context
 def check_command(context: click.Context, file: str, as_json: bool) -> None:
     """Say what is wrong in FILE: line, key, cure. Needs no cluster and starts no Spark."""
-    from sluicemq.spark.pipelines.file import check_pipeline  # noqa: PLC0415 - pyspark
+    from sluicemq.pipelines.file import check_pipeline  # noqa: PLC0415 - pyspark
 
     found, problems = check_pipeline(file)
     for one in problems:
@@ -392,7 +392,7 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
 @json_option
 def list_command(as_json: bool) -> None:
     """List the ready pipelines (`use: NAME`) and their fields."""
-    from sluicemq.spark.pipelines.ready import NAMES, REQUIRED, ready  # noqa: PLC0415 - pyspark
+    from sluicemq.pipelines.ready import NAMES, REQUIRED, ready  # noqa: PLC0415 - pyspark
 
     if not as_json:
         for name in NAMES:

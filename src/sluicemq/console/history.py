@@ -16,8 +16,8 @@ from sluicemq.console.shown import kind
 from sluicemq.errors import SluiceError
 
 if TYPE_CHECKING:
+    from sluicemq.client.admin.groups import QueueLag
     from sluicemq.client.aio.cluster import Admin
-    from sluicemq.client.core.operations.groups import QueueLag
 
 STEP_S: Final = 10.0
 POINTS_MAX: Final = 6 * 360

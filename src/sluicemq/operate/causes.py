@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from sluicemq.client.admin.rules import Code, Fate, Finding
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE
-from sluicemq.client.core.operations.rules import Code, Fate, Finding
 from sluicemq.model.topic import MASTER_ID, PERM_WRITE, MessageQueue
 from sluicemq.net.probe import Reach
 from sluicemq.operate.evidence import HOUR_MS, UNSUPPORTED, BrokerSeen, Evidence, ServerSeen

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, TypeVar
 
+from sluicemq.client.admin.groups import ConsumerClient
+from sluicemq.client.admin.messages import read_range
+from sluicemq.client.admin.rules import Fate
 from sluicemq.client.core import requests
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.names import signed
-from sluicemq.client.core.operations.groups import ConsumerClient
-from sluicemq.client.core.operations.messages import read_range
-from sluicemq.client.core.operations.rules import Fate
 from sluicemq.client.sync.admin import Admin
 from sluicemq.config.load import parse_properties
 from sluicemq.errors import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final
 
-from sluicemq.client.core.operations.groups import QueueLag, QueueProgress
-from sluicemq.client.core.operations.rules import GroupExplained, MessageExplained
+from sluicemq.client.admin.groups import QueueLag, QueueProgress
+from sluicemq.client.admin.rules import GroupExplained, MessageExplained
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     MASTER_ID,

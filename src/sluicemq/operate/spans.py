@@ -28,7 +28,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from sluicemq.broker.otlp import NS_PER_MS, SCOPE, resource_of
-from sluicemq.client.core.operations.messages import record_about
+from sluicemq.client.admin.messages import record_about
 from sluicemq.client.core.tracing import (
     Ended,
     Finished,

@@ -24,10 +24,10 @@ from sluicemq.acl.guard import Guard
 from sluicemq.broker.lanes.rules import difference, subscription_key
 from sluicemq.broker.metrics import serve
 from sluicemq.broker.otlp import Push
+from sluicemq.client.admin.topics import masters
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory, no_route
 from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.operations.topics import masters
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
 from sluicemq.client.core.talks import AsyncioShell, Call, Talk, Wait
 from sluicemq.client.tasks import Tasks

@@ -22,8 +22,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from sluicemq.broker.failover.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
 from sluicemq.errors import ConsensusError
-from sluicemq.replication.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
 
 T = TypeVar("T")
 LATENCY_S: Final = 0.001

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from sluicemq.client.admin.rules import Code, Fate, GroupExplained, MessageExplained
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import NAME_SERVERS
-from sluicemq.client.core.operations.rules import Code, Fate, GroupExplained, MessageExplained
 from sluicemq.errors import MessageNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicemq.cli import main
-from sluicemq.client.core.operations.rules import Code, Fate
-from sluicemq.client.core.operations.topics import masters
+from sluicemq.client.admin.rules import Code, Fate
+from sluicemq.client.admin.topics import masters
 from sluicemq.client.core.requests import expect_success, fields_of, heartbeat, request, unregister
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.filter.subscriptions import subscribe

@@ -23,8 +23,8 @@ from sluicemq.console.app import Console
 from sluicemq.console.history import History
 from sluicemq.console.serve import serving
 from sluicemq.model.message import Message
-from sluicemq.spark.pipelines.record import Recorder
-from sluicemq.spark.pipelines.run import Event
+from sluicemq.pipelines.record import Recorder
+from sluicemq.pipelines.run import Event
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from thorough import ALL
 from waiting import limit

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 pytest.importorskip("pyspark")
 
 from sluicemq.client.ledger import blocking_engine
-from sluicemq.spark.pipelines.dedup import Target, insert_new, prepare
+from sluicemq.pipelines.dedup import Target, insert_new, prepare
 from waiting import limit
 
 COUNT = 500

@@ -16,11 +16,11 @@ import pytest
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
-from sluicemq.spark.pipelines.file import load_pipeline
-from sluicemq.spark.pipelines.run import run
+from sluicemq.pipelines.file import load_pipeline
+from sluicemq.pipelines.run import run
 from sluicemq.spark.references import load_where
 from sluicemq.spark.session import fresh
-from sluicemq.spark.tables import Tables
+from sluicemq.pipelines.tables import Tables
 
 pytestmark = pytest.mark.timeout(300)
 

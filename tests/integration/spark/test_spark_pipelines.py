@@ -16,9 +16,9 @@ from pyarrow import dataset
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.file import Pipeline, load_pipeline
-from sluicemq.spark.pipelines.plan import plan
-from sluicemq.spark.pipelines.run import Event, Stop, run, stop_on_signals
+from sluicemq.pipelines.file import Pipeline, load_pipeline
+from sluicemq.pipelines.plan import plan
+from sluicemq.pipelines.run import Event, Stop, run, stop_on_signals
 from waiting import limit
 
 pytestmark = pytest.mark.timeout(300)

@@ -14,7 +14,7 @@ from sluicemq.model.message import Message
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.references import Used
 from sluicemq.spark.report import pushdown
-from sluicemq.spark.tables import Tables, narrowed
+from sluicemq.pipelines.tables import Tables, narrowed
 
 pytestmark = pytest.mark.timeout(300)
 

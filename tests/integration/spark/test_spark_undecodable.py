@@ -12,8 +12,8 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import GroupConfig
-from sluicemq.spark.pipelines.archive import archive, read_archive, replay
-from sluicemq.spark.pipelines.deadletters import dead_letters
+from sluicemq.pipelines.archive import archive, read_archive, replay
+from sluicemq.pipelines.deadletters import dead_letters
 from stored_bodies import BAD, GOOD, send_stored
 
 MIXED = [

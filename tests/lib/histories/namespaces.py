@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from histories.history import TermSeen
+from sluicemq.broker.failover.election import directory, state_key
 from sluicemq.cli.servers.processes import etcd_binary
-from sluicemq.replication.election import directory, state_key
 
 BROKER: Final = "histories"
 CLUSTER: Final = "DefaultCluster"

@@ -45,7 +45,7 @@ AREAS: Final = {
         ("sluicemq.broker.turns",),
         (f"{_BROKER}test_turns.py {_BROKER}test_durability.py {_BROKER}test_send.py "
          f"{_BROKER}test_pull.py {_BROKER}test_longpoll.py",
-         f"{_BROKER}replicas {_BROKER}test_stop.py {_BROKER}test_full_disk.py "
+         f"{_BROKER}replication {_BROKER}test_stop.py {_BROKER}test_full_disk.py "
          f"{_BROKER}test_request_cost.py {_BROKER}test_send_batch.py"),
     ),
     "pop": Area(
@@ -68,10 +68,10 @@ AREAS: Final = {
          "simulation.cluster --kind timed --seeds 20"),
     ),
     "election": Area(
-        ("sluicemq.replication.election", "sluicemq.replication.replica",
-         "sluicemq.broker.replicas.insync"),
-        (f"tests/unit/replication {_BROKER}replicas/test_insync.py",
-         f"{_BROKER}replicas tests/property/test_failover_logs.py",
+        ("sluicemq.broker.failover.election", "sluicemq.broker.failover.replica",
+         "sluicemq.broker.replication.insync"),
+        (f"tests/unit/broker/failover {_BROKER}replication/test_insync.py",
+         f"{_BROKER}replication tests/property/test_failover_logs.py",
          "simulation.cluster --kind replicas --seeds 60"),
     ),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 With `failovers(monkeypatch)` whatever a test does with a stepped broker happens a second time on
 another disk: the log by its bytes (`store/follow.py`), the state by operations on files
-(`broker/replicas/mirror.py`). `files.kill()`, by which tests get what a killed broker leaves, then
+(`broker/replication/mirror.py`). `files.kill()`, by which tests get what a killed broker leaves, then
 is the disk of the slave, so each test of a restart is one of a failover.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker
-from sluicemq.broker.replicas.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
+from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
 from sluicemq.config import StoreConfig
 from sluicemq.files import Access, File
 from sluicemq.store.store import Store

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
-from sluicemq.broker.replicas.mirror import Applier, Mirror, Places
+from sluicemq.broker.replication.mirror import Applier, Mirror, Places
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker.replicas.epochs import Epochs
-from sluicemq.broker.replicas.feed import Admission, Feed, Feeds
-from sluicemq.broker.replicas.follower import (
+from sluicemq.broker.replication.epochs import Epochs
+from sluicemq.broker.replication.feed import Admission, Feed, Feeds
+from sluicemq.broker.replication.follower import (
     BEHIND_BYTES,
     LONG_BYTES,
     READS,
@@ -173,8 +173,8 @@ async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
 async def test_what_lies_far_back_is_read_by_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 10_000)
-    monkeypatch.setattr("sluicemq.broker.replicas.feed.READ_BYTES", 20_000)
+    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replication.feed.READ_BYTES", 20_000)
     master, slave = filled(FILE_BYTES + 5_000), Log()
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
     pair = Pair(master, slave, offload=lambda *job: jobs.append(job))
@@ -191,14 +191,14 @@ async def test_what_lies_far_back_is_read_by_another_thread(
 
 
 async def test_what_was_read_too_late_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
     master, slave = filled(FILE_BYTES), Log()
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
     pair = Pair(master, slave, offload=lambda *job: jobs.append(job))
     pair.follower.master_is_ours = True
     await pair.start()
     ((work, done),) = jobs
-    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 2 * FILE_BYTES)
+    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 2 * FILE_BYTES)
     pair.feeds.grown()
     await settle()
     assert slave.data == master.data
@@ -210,7 +210,7 @@ async def test_what_was_read_too_late_is_not_sent(monkeypatch: pytest.MonkeyPatc
 async def test_a_log_that_cannot_be_read_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replicas.feed.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
     master = filled(FILE_BYTES)
 
     def fetch(position: int, size_max: int) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.broker.replicas.epochs import NONE, Epochs, parse_epochs, render_epochs
+from sluicemq.broker.replication.epochs import NONE, Epochs, parse_epochs, render_epochs
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.wire.ha import Epoch

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.broker.replicas.insync import InSync, Term
+from sluicemq.broker.replication.insync import InSync, Term
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.turns import Turns
 from sluicemq.config import BrokerConfig, StoreConfig

@@ -125,10 +125,10 @@ def test_the_nearest_word_is_found() -> None:
         ("sluicemq.cli.traffic", ["produce", "t", "x", "--count", "5"]),
         ("sluicemq.client.aio.sluice", ["consume", "t"]),
         ("sluicemq.client.sync.admin", ["doctor"]),
-        ("sluicemq.client.core.admin", ["group", "reset", "g", "-t", "t", "--to", "latest"]),
+        ("sluicemq.client.admin.operations", ["group", "reset", "g", "-t", "t", "--to", "latest"]),
         ("sluicemq.store.tools.layout", ["store", "verify", "/nonexistent"]),
         ("sluicemq.store.tools.backup", ["store", "backup", "/nonexistent", "/nonexistent"]),
-        ("sluicemq.spark.pipelines.__main__", ["pipeline", "run", "/nonexistent"]),
+        ("sluicemq.pipelines.__main__", ["pipeline", "run", "/nonexistent"]),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )

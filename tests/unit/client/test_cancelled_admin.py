@@ -12,7 +12,7 @@ import pytest
 
 from cancelling import WAYS, coroutines_of, inject, settled
 from sluicemq import Admin
-from sluicemq.client.core.admin import AdminOperations
+from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig

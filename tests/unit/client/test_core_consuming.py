@@ -4,6 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from sluicemq.client.admin.groups import QueueProgress, group_report
+from sluicemq.client.admin.topics import masters_of
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
     InFlight,
@@ -19,8 +21,6 @@ from sluicemq.client.core.directory import (
     write_queues,
 )
 from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.operations.groups import QueueProgress, group_report
-from sluicemq.client.core.operations.topics import masters_of
 from sluicemq.client.core.requests import (
     PullStatus,
     SendStatus,

@@ -2,10 +2,10 @@
 
 import pytest
 
+from sluicemq.client.admin import explain
+from sluicemq.client.admin import messages as finding
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations import explain
-from sluicemq.client.core.operations import messages as finding
 from sluicemq.client.core.talks import BlockingShell, Call
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.client.core.operations.explain import GroupSubscriptions
-from sluicemq.client.core.operations.letters import (
+from sluicemq.client.admin.explain import GroupSubscriptions
+from sluicemq.client.admin.letters import (
     INVALID,
     RETRY,
     UNCHECKED,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from sluicemq.client.admin.groups import OffsetChange
 from sluicemq.client.core.consuming import Counts
 from sluicemq.client.core.messages import prepare
-from sluicemq.client.core.operations.groups import OffsetChange
 from sluicemq.client.core.replies import as_request, pushed_reply, reply_command
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from sluicemq.client.admin import clients, servers
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations import clients, servers
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import RequestError

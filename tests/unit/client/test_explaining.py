@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 
-from sluicemq.client.core.operations.groups import QueueProgress, TopicMatching
-from sluicemq.client.core.operations.messages import Copy, GroupTrace, MessageFacts
-from sluicemq.client.core.operations.rules import (
+from sluicemq.client.admin.groups import QueueProgress, TopicMatching
+from sluicemq.client.admin.messages import Copy, GroupTrace, MessageFacts
+from sluicemq.client.admin.rules import (
     Code,
     Fate,
     GroupFacts,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from sluicemq.client.admin.replicas import elect_master, replicas, switch_master
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations.replicas import elect_master, replicas, switch_master
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestError

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from sluicemq import ConfigurationError, Message
 from sluicemq.cli.message import drawn
+from sluicemq.client.admin.messages import GroupTrace, record_about, timeline
 from sluicemq.client.core.messages import join, prepare
-from sluicemq.client.core.operations.messages import GroupTrace, record_about, timeline
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.tracing import (
     BYTES_MAX,

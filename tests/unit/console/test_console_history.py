@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sluicemq.client.core.operations.groups import QueueLag, QueueProgress
+from sluicemq.client.admin.groups import QueueLag, QueueProgress
 from sluicemq.console.history import GROUPS_MAX, NAMES_S, POINTS_MAX, History, Ring, lag_of, rate
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from console_app import SECRETS, Browser, browsing
+from sluicemq.client.admin import letters as core
 from sluicemq.client.core import requests
-from sluicemq.client.core.operations import letters as core
 from sluicemq.client.core.talks import Call
 from sluicemq.console.accounts import Role
 from sluicemq.console.pages import letters as pages

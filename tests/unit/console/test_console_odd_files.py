@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from sluicemq.spark.pipelines.record import FILE_BYTES_MAX, runs_of
+from sluicemq.pipelines.record import FILE_BYTES_MAX, runs_of
 
 GOOD = {
     "pipeline": "p", "kind": "k", "file": "f", "state": "running", "error": "", "begun_ms": 1,

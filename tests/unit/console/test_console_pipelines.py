@@ -8,7 +8,7 @@ from typing import Any
 
 from console_app import browsing
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.spark.pipelines.record import Recorder
+from sluicemq.pipelines.record import Recorder
 from waiting import limit
 
 PROBE = "<script>alert(1)</script>"

@@ -20,7 +20,7 @@ import yaml
 
 from sluicemq.broker.metrics import COUNTERS, GAUGES, OF_ACCESS_CONTROL
 from sluicemq.cli import main
-from sluicemq.spark.pipelines.file import check_pipeline
+from sluicemq.pipelines.file import check_pipeline
 from waiting import limit
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.operations.groups import QueueLag, QueueProgress
-from sluicemq.client.core.operations.rules import (
+from sluicemq.client.admin.groups import QueueLag, QueueProgress
+from sluicemq.client.admin.rules import (
     Code,
     Fate,
     Finding,

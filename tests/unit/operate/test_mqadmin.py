@@ -8,8 +8,8 @@ import pytest
 from sluicemq.client.core.requests import request_error
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
-from sluicemq.operate.mqadmin import commands, java
-from sluicemq.operate.mqadmin.commands import (
+from sluicemq.mqadmin import commands, java
+from sluicemq.mqadmin.commands import (
     Command,
     Given,
     Session,
@@ -22,8 +22,8 @@ from sluicemq.operate.mqadmin.commands import (
     run,
     usage,
 )
-from sluicemq.operate.mqadmin.table import COMMANDS
-from sluicemq.operate.mqadmin.topics import parse_attributes
+from sluicemq.mqadmin.table import COMMANDS
+from sluicemq.mqadmin.topics import parse_attributes
 from sluicemq.wire.frames import Command as Frame
 
 ROUTE = Command("topicRoute", parse_flags("t:topic=! l:list"), "", None)

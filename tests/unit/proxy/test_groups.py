@@ -16,9 +16,9 @@ from consuming import (
     tagged,
 )
 from proxied import Proxied, Speaker
-from sluicemq.client.core.operations.groups import popped
-from sluicemq.client.core.operations.rules import Fate
-from sluicemq.client.core.operations.topics import masters
+from sluicemq.client.admin.groups import popped
+from sluicemq.client.admin.rules import Fate
+from sluicemq.client.admin.topics import masters
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code
 

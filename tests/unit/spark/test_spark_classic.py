@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.pipelines.ready import Folder
 from sluicemq.spark import classic, session
-from sluicemq.spark.pipelines.ready import Folder
 from sluicemq.spark.references import StandIn, load_where, predicates_in, translator, used_columns
 from sluicemq.spark.report import pushdown
-from sluicemq.spark.tables import Tables
+from sluicemq.pipelines.tables import Tables
 
 SPARK = Path(classic.__file__).parent
 JVM_MEMBERS = {"_jdf", "_jvm", "_jsparkSession", "_jsc", "_gateway", "sparkContext"}

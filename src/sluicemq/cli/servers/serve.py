@@ -500,8 +500,8 @@ async def start_broker(
     """
     _warn_of_exposure(*key_files(config))
     if config.consensus and not read_only:
-        from sluicemq.replication.etcd import Etcd  # noqa: PLC0415 - few have replicas
-        from sluicemq.replication.replica import replicated  # noqa: PLC0415
+        from sluicemq.broker.failover.etcd import Etcd  # noqa: PLC0415 - few have replicas
+        from sluicemq.broker.failover.replica import replicated  # noqa: PLC0415
 
         consensus = Etcd.of(config)
         _, server = await stack.enter_async_context(replicated(config, store, consensus))

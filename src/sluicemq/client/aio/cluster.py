@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, Final
 
+from sluicemq.client.admin import topics
+from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
-from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.operations import topics
 from sluicemq.client.core.replies import send_reply
 from sluicemq.client.core.sending import FIRST_BITS
 from sluicemq.client.core.talks import AsyncioShell, Call, operation

@@ -1,7 +1,7 @@
 """Blocking administration: the operations of `core.admin`, for the Spark source, the command line
 and scripts."""
 
-from sluicemq.client.core.admin import AdminOperations
+from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.sync.cluster import Cluster
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Final
 from urllib.parse import quote
 
-from sluicemq.client.core.operations.groups import (
+from sluicemq.client.admin.groups import (
     EARLIEST_MS,
     LATEST_MS,
     GroupContract,

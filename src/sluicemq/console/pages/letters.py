@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from sluicemq.client.core.messages import add_properties
-from sluicemq.client.core.operations.letters import (
+from sluicemq.client.admin.letters import (
     RETRY,
     SENDABLE,
     Edit,
@@ -27,6 +26,7 @@ from sluicemq.client.core.operations.letters import (
     origin_of,
     wanted_of,
 )
+from sluicemq.client.core.messages import add_properties
 from sluicemq.console.context import Answer, Context
 from sluicemq.console.pages.messages import address
 from sluicemq.console.parts import parts

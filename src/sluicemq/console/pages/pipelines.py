@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.record import runs_of
+from sluicemq.pipelines.record import runs_of
 
 STEPS_SHOWN: Final = 50
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from sluicemq.client.core.operations.messages import LISTED_MAX
+from sluicemq.client.admin.messages import LISTED_MAX
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.console.context import Answer, Context
 from sluicemq.console.parts import parts

@@ -45,11 +45,11 @@ from typing import Any, Final, Protocol
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from sluicemq.client.admin.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import read_addresses
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import READ_GROUP, BulkReader

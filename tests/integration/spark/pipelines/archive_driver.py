@@ -12,8 +12,8 @@ import signal
 import sys
 from typing import Any
 
-from sluicemq.spark.pipelines.archive import Runs, archive, replay
-from sluicemq.spark.pipelines.ready import Folder, Ledger
+from sluicemq.pipelines.archive import Runs, archive, replay
+from sluicemq.pipelines.ready import Folder, Ledger
 from sluicemq.spark.session import spark_session
 
 SETTINGS = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "1"}

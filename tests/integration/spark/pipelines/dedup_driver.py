@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from sluicemq.spark.pipelines.dedup import stream_table
+from sluicemq.pipelines.dedup import stream_table
 from sluicemq.spark.session import spark_session
 
 

@@ -12,7 +12,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import PushConsumer
 from sluicemq.model.message import Message
-from sluicemq.spark.pipelines.ready import Report, Task, ready
+from sluicemq.pipelines.ready import Report, Task, ready
 from waiting import wait_for
 
 TOPIC = "audited"
@@ -109,7 +109,7 @@ def test_figures_say_how_much_was_found(audited: Any) -> None:
 def test_a_group_alone_shows_the_tags_that_nobody_takes(
     spark: Any, name_server: str, admin: Admin, producer: Producer
 ) -> None:
-    from sluicemq.spark.pipelines.audit import audit
+    from sluicemq.pipelines.audit import audit
 
     admin.create_topic("audited-tags", queues=1)
     with PushConsumer(name_server, "tags-of-one", lambda message: None).subscribe(

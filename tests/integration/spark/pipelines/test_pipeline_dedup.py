@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.dedup import Written, stream_table, write_table
-from sluicemq.spark.pipelines.ready import Task, ready
+from sluicemq.pipelines.dedup import Written, stream_table, write_table
+from sluicemq.pipelines.ready import Task, ready
 from thorough import seeds
 from waiting import limit
 

@@ -19,7 +19,7 @@ from sluicemq.client.core.tracing import (
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
-from sluicemq.spark.pipelines.ready import Task, ready
+from sluicemq.pipelines.ready import Task, ready
 
 START_MS = 1_760_000_400_000  # 2025-10-09 09:00 UTC
 HOUR_MS = 3_600_000

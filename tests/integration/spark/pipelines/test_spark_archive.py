@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
-from sluicemq.spark.pipelines.archive import (
+from sluicemq.pipelines.archive import (
     COLUMNS,
     Run,
     Runs,
@@ -18,7 +18,7 @@ from sluicemq.spark.pipelines.archive import (
     read_archive,
     replay,
 )
-from sluicemq.spark.pipelines.ready import Folder
+from sluicemq.pipelines.ready import Folder
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.spark.pipelines.archive import read_archive
+from sluicemq.pipelines.archive import read_archive
 from thorough import seeds
 from waiting import limit
 

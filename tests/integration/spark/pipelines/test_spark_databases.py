@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from sluicemq.client.sync.admin import Admin
-from sluicemq.spark.pipelines.dedup import Written, write_table
-from sluicemq.spark.pipelines.file import Pipeline, parse_pipeline
-from sluicemq.spark.pipelines.plan import plan
-from sluicemq.spark.pipelines.run import run
+from sluicemq.pipelines.dedup import Written, write_table
+from sluicemq.pipelines.file import Pipeline, parse_pipeline
+from sluicemq.pipelines.plan import plan
+from sluicemq.pipelines.run import run
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sluicemq.client.admin.letters import Edit, edited
 from sluicemq.client.core import requests
-from sluicemq.client.core.operations.letters import Edit, edited
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
@@ -18,7 +18,7 @@ from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
+from sluicemq.pipelines.deadletters import dead_letters, read_report
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from simulation.cluster.processes import Process
 from simulation.replicas.node import ReplicaNode, watch
-from sluicemq.broker.replicas.sides import SlaveSide
+from sluicemq.broker.failover.replica import BrokerClosedError, BrokerSeat, Replica, start_replica
+from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import SWEEP_S, Broker
 from sluicemq.config import load_broker_config
 from sluicemq.errors import SluiceError
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.replication.replica import BrokerClosedError, BrokerSeat, Replica, start_replica
 from sluicemq.store.store import Store
 from sluicemq.testing.embedded import InlineExecutor
 

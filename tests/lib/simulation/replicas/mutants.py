@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from unittest.mock import patch
 
+from sluicemq.broker.failover.election import View
 from sluicemq.broker.registration import Announcements
-from sluicemq.broker.replicas.follower import Follower
-from sluicemq.broker.replicas.insync import InSync
-from sluicemq.broker.replicas.mirror import Applier
+from sluicemq.broker.replication.follower import Follower
+from sluicemq.broker.replication.insync import InSync
+from sluicemq.broker.replication.mirror import Applier
 from sluicemq.broker.table import TABLE
 from sluicemq.broker.turns import Announced
 from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.files.incarnation import Incarnation
-from sluicemq.replication.election import View
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import TimerCheckpoint
 from sluicemq.store.timers.placing import TIMER_TOPIC
@@ -71,7 +71,7 @@ def cuts_at_the_master_s_end() -> Any:
     def end_of(own: Any, end: int, other: Any, other_end: int) -> int:
         return min(end, other_end)
 
-    return patch("sluicemq.broker.replicas.follower.consistent_end", end_of)
+    return patch("sluicemq.broker.replication.follower.consistent_end", end_of)
 
 
 def acknowledges_without_doing() -> Any:

@@ -16,12 +16,14 @@ from typing import Any, Final
 from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.nodes import HOST, SMALL, Node
 from simulation.cluster.processes import Process
-from sluicemq.broker.replicas.epochs import Epochs
-from sluicemq.broker.replicas.feed import Admission, Feeds
-from sluicemq.broker.replicas.follower import Follower, follow
-from sluicemq.broker.replicas.insync import InSync, Term
-from sluicemq.broker.replicas.mirror import Applier, Mirror, MirroredFiles, Places
-from sluicemq.broker.replicas.state import Claim, StateFollower, StateRequests
+from sluicemq.broker.failover.election import INCOMPLETE
+from sluicemq.broker.failover.replica import LogEnd, Replica
+from sluicemq.broker.replication.epochs import Epochs
+from sluicemq.broker.replication.feed import Admission, Feeds
+from sluicemq.broker.replication.follower import Follower, follow
+from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.mirror import Applier, Mirror, MirroredFiles, Places
+from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.turns import Postponed
 from sluicemq.clock import Clock
@@ -33,8 +35,6 @@ from sluicemq.model.ids import encode_host, parse_host
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
 from sluicemq.net.work.background import in_place
-from sluicemq.replication.election import INCOMPLETE
-from sluicemq.replication.replica import LogEnd, Replica
 from sluicemq.store.store import Store
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles

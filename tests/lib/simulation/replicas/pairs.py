@@ -17,7 +17,7 @@ from simulation.cluster.processes import Process
 from simulation.replicas.brokers import BrokerReplica, quieten, stretch
 from simulation.replicas.node import ReplicaNode
 from simulation.replicas.timed import TIMED_WEIGHTS, TimedWorld
-from sluicemq.broker.replicas.sides import MasterSide, SlaveSide
+from sluicemq.broker.replication.sides import MasterSide, SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import load_broker_config
 from sluicemq.testing.embedded import InlineExecutor

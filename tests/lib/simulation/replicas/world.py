@@ -16,6 +16,7 @@ from simulation.cluster.history import World
 from simulation.cluster.nodes import Node
 from simulation.crashes.plan import Violation
 from simulation.replicas.node import BROKER, CLUSTER, ReplicaNode
+from sluicemq.broker.failover import election
 from sluicemq.client.core import requests
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.errors import SluiceError
@@ -23,7 +24,6 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue, TopicConfig
 from sluicemq.net.channel import ChannelPool
 from sluicemq.record.codec import decode_records
-from sluicemq.replication import election
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

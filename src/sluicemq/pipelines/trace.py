@@ -1,0 +1,495 @@
+"""The ready pipeline `trace`: what clients traced, as latency, failures, slow and lost deliveries.
+
+    trace topic -> events (a row a record) -> OUTPUT/events -> tables -> OUTPUT/…, lines, a chart
+
+Reads the traces of Python and of Java clients. Events, sends and deliveries are written first and
+the tables computed from those files, so the topic is read once; only aggregates come to the driver.
+
+    events      one row a record
+    sends       one a message: when it was sent first, or committed
+    deliveries  one a delivery: SubBefore and SubAfter with the same request and message
+    journeys    one for each message and group: when it came first, how often, was it consumed
+
+    latency     journeys by topic, group and hour: from the send to the first delivery
+    failures    sends and deliveries by topic, group and cause
+    consuming   what handlers cost, by topic and group, the slow ones first
+    unconsumed  messages that were sent and never delivered to a group, by topic and group
+
+A trace message holds up to a hundred records (`client.core.tracing`), which are decoded a block of
+messages at a time, in the Python workers of the executors. Java writes one `Pub` for a whole batch,
+with all its ids in one field: it becomes a row for each id. Records that nobody understands are
+rows of the kind `Unread`: they are counted, not hidden.
+
+Clients may tell an event twice (a trace message that was sent again), and Java tells each attempt
+of a send: so everything is grouped by its ids before it is counted. A consumer does not tell the
+topic: it is the one of the message's `Pub`, null when its producer does not trace. Latency leaves
+out delayed messages, which are meant to be late; of a transaction it counts from the commit. Clocks
+of two machines may differ: a delivery before its send is counted as `before_sent`.
+
+    tables = trace(spark, {"nameServers": "127.0.0.1:9876"}, output="out/trace")
+    tables.latency.show()
+"""
+
+import importlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from sluicemq.client.core.tracing import (
+    DEFAULT_TRACE_TOPIC,
+    Ended,
+    Finished,
+    Published,
+    Recalled,
+    Taken,
+    decode,
+)
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
+from sluicemq.filter.subscriptions import is_tag_kind
+from sluicemq.pipelines.audit import SYSTEM_PREFIXES, subscriptions_of
+from sluicemq.pipelines.ready import (
+    DURATION,
+    FLAG,
+    INTEGER,
+    LIST,
+    REQUIRED,
+    TEXT,
+    Field,
+    Ready,
+    Report,
+    Task,
+    load_messages,
+    table_lines,
+)
+from sluicemq.spark.options import parse_options
+from sluicemq.spark.schema import RAW
+from sluicemq.spark.sources.offsets import open_admin
+
+PAIRS_MAX: Final = 1_000
+PANELS_MAX: Final = 6
+HOURS_SHOWN_MAX: Final = 24 * 31
+ROWS_MAX: Final = 50_000
+"""Of a table: all that ever comes to the driver."""
+
+# ---- events
+
+Event = Published | Taken | Finished | Ended | Recalled
+UNREAD: Final = "Unread"
+_WORDS: Final = {Published: "Pub", Taken: "SubBefore", Finished: "SubAfter",
+                 Ended: "EndTransaction", Recalled: "Recall"}  # fmt: skip
+_ARROW: Final = {
+    "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
+}  # fmt: skip
+_FIELDS: Final = {
+    "kind": "string", "time_ms": "bigint", "topic": "string", "group": "string",
+    "message_id": "string", "request_id": "string", "tags": "string", "keys": "string",
+    "message_kind": "string", "success": "boolean", "outcome": "string", "cost_ms": "int",
+    "retry_times": "int", "body_length": "int", "state": "string", "region": "string",
+    "store_host": "string", "client_host": "string", "offset_message_id": "string",
+}  # fmt: skip
+"""`time_ms` is the client's clock; what a kind of event does not say is null."""
+_EVENTS: Final = pa.list_(pa.struct([(name, _ARROW[kind]) for name, kind in _FIELDS.items()]))
+SCHEMA: Final = f"array<struct<{', '.join(f'`{name}`: {kind}' for name, kind in _FIELDS.items())}>>"
+"""What `decoded` gives for each trace message."""
+
+
+def decoded(bodies: pa.Array) -> pa.Array:
+    """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
+    found = []
+    for body in bodies.to_pylist():
+        records, unread = decode(body or b"")
+        rows, events = [], list[Event]()
+        for record in records:
+            if not isinstance(record, Published) or "," not in (record.message_id or ""):
+                events.append(record)
+                continue
+            ids = (record.message_id or "").split(",")  # a Java batch: one for each message
+            places = [*(record.offset_message_id or "").split(","), *(None for _ in ids)]
+            events += [
+                replace(record, message_id=one, offset_message_id=place)
+                for one, place in zip(ids, places, strict=False)
+            ]
+        for event in events:
+            values = {name: getattr(event, name, None) for name in _FIELDS}
+            values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
+            if isinstance(event, Published | Ended):
+                values["message_kind"] = event.kind.name.lower()
+            if isinstance(event, Finished):
+                values["outcome"] = event.outcome.name.lower().replace("_", " ")
+            rows.append(values)
+        found.append(rows + [{"kind": UNREAD}] * unread)
+    return pa.array(found, _EVENTS)
+
+
+def read_events(
+    spark: SparkSession,
+    connection: Mapping[str, str],
+    *,
+    topic: str = DEFAULT_TRACE_TOPIC,
+    begin: str | None = None,
+    end: str | None = None,
+) -> DataFrame:
+    """The events of a trace topic, one row each: `time` is the client's clock, `told` when the
+    broker stored the trace. `begin` and `end` are store times, milliseconds since 1970 or ISO 8601.
+    """
+    options = {"startingTimestamp": begin} if begin else {}
+    options |= {"endingTimestamp": end} if end else {}
+    # A body that cannot be decompressed is counted among the records that cannot be read.
+    options["badBody"] = RAW
+    messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
+    decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
+    events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")
+    return events.selectExpr(
+        "timestamp_millis(event.time_ms) as time", "event.*", "store_time as told"
+    ).drop("time_ms")
+
+
+# ---- tables
+
+_SENDS: Final = """
+select message_id, max(topic) as topic,
+       max(if(kind = 'Pub', `group`, null)) as producer, max(tags) as tags, max(keys) as keys,
+       max(if(kind = 'Pub', message_kind, null)) as message_kind,
+       min(if(kind = 'Pub', time, null)) as sent,
+       max(if(state = 'COMMIT_MESSAGE', time, null)) as committed,
+       coalesce(bool_or(if(kind = 'Pub', success, null)), false) as stored,
+       coalesce(bool_or(kind = 'Recall' and success), false) as recalled,
+       count_if(kind = 'Pub' and not success) as failed_tries
+from {events}
+where kind in ('Pub', 'EndTransaction', 'Recall') and message_id is not null
+group by message_id having sent is not null
+"""
+_DELIVERIES: Final = """
+select d.*, s.topic, s.tags, s.message_kind,
+       if(s.message_kind = 'half', s.committed, s.sent) as sent
+from (
+  select request_id, message_id, max(`group`) as `group`,
+         min(if(kind = 'SubBefore', time, null)) as taken,
+         max(if(kind = 'SubAfter', time, null)) as finished,
+         count_if(kind = 'SubAfter') > 0 as is_finished,
+         max(retry_times) as retry_times, max(cost_ms) as cost_ms,
+         bool_or(success) as success, max(outcome) as outcome
+  from {events}
+  where kind in ('SubBefore', 'SubAfter') and request_id is not null and message_id is not null
+  group by request_id, message_id
+) d left join {sends} s using (message_id)
+"""
+_JOURNEYS: Final = """
+select message_id, `group`, max(topic) as topic, max(tags) as tags,
+       max(message_kind) as message_kind, max(sent) as sent, min(taken) as received,
+       count(*) as deliveries, min(retry_times) as first_round,
+       coalesce(bool_or(success), false) as consumed
+from {deliveries} group by message_id, `group`
+"""
+_LATENCY: Final = """
+select topic, `group`, hour, count(*) as messages,
+       {percentiles}, max(latency_ms) as max_ms, count_if(latency_ms < 0) as before_sent
+from (
+  select topic, `group`, date_trunc('hour', sent) as hour,
+         unix_millis(received) - unix_millis(sent) as latency_ms
+  from {journeys}
+  where sent is not null and received is not null and first_round = 0
+    and message_kind <> 'delayed'
+) group by topic, `group`, hour order by topic, `group`, hour
+"""
+_FAILURES: Final = """
+select topic, `group`, cause, count(*) as failures, approx_count_distinct(message_id) as messages,
+       max(time) as last, max_by(message_id, time) as example
+from (
+  select topic, `group`, message_id, coalesce(finished, taken) as time,
+         if(is_finished, coalesce(outcome, 'failed'), 'no result') as cause
+  from {deliveries}
+  where if(is_finished, not success, unix_millis(taken) <= {until_ms})
+  union all
+  select topic, producer, message_id, sent, if(stored, 'send repeated', 'send failed')
+  from {sends} where failed_tries > 0
+) group by topic, `group`, cause order by failures desc, topic, `group`, cause
+"""
+_CONSUMING: Final = """
+select topic, `group`, count(*) as deliveries, {percentiles}, max(cost_ms) as max_ms,
+       count_if(cost_ms >= {slow_ms}) as slow
+from {deliveries} where is_finished and cost_ms is not null
+group by topic, `group` order by p95_ms desc, topic, `group`
+"""
+_WANTED: Final = """
+select s.message_id, s.topic, p.`group`, s.tags, s.keys, s.sent, p.expression
+from {sends} s join {pairs} p on s.topic = p.topic
+where s.stored and not s.recalled and s.message_kind <> 'delayed'
+  and if(s.message_kind = 'half', s.committed, s.sent) <= timestamp_millis({until_ms})
+  and (size(p.tags) = 0 or array_contains(p.tags, s.tags))
+"""
+_MISSING: Final = """
+select w.* from {wanted} w left anti join {journeys} j
+on w.message_id = j.message_id and w.`group` = j.`group`
+"""
+_UNCONSUMED: Final = """
+select w.topic, w.`group`, max(w.expression) as filter, count(*) as sent,
+       count(j.message_id) as delivered, count_if(j.consumed) as consumed,
+       count(*) - count(j.message_id) as never,
+       min(if(j.message_id is null, w.message_id, null)) as example
+from {wanted} w left join {journeys} j
+on w.message_id = j.message_id and w.`group` = j.`group`
+group by w.topic, w.`group` order by never desc, w.topic, w.`group`
+"""
+_ACCURACY: Final = 10_000
+"""Of percentiles: the rank is right to one part in so many, with memory that does not grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTables:
+    """DataFrames; nothing is computed before it is asked for. `missing` has a row for each message
+    and group that `unconsumed` counts under `never`."""
+
+    events: DataFrame
+    sends: DataFrame
+    deliveries: DataFrame
+    journeys: DataFrame
+    latency: DataFrame
+    failures: DataFrame
+    consuming: DataFrame
+    unconsumed: DataFrame
+    missing: DataFrame
+
+
+def trace(
+    spark: SparkSession,
+    connection: Mapping[str, str],
+    *,
+    output: str,
+    topic: str = DEFAULT_TRACE_TOPIC,
+    begin: str | None = None,
+    end: str | None = None,
+    groups: Sequence[str] = (),
+    settle_s: float = 60.0,
+    slow_s: float = 1.0,
+) -> TraceTables:
+    """Writes the events under `output` and gives the tables over them, not computed yet.
+
+    `groups`: only these are asked about unconsumed messages; without, all that traced a delivery.
+    What was sent in the last `settle_s` before the newest event is not counted as unconsumed: it
+    may still be on its way. A handler is slow from `slow_s` on.
+    """
+
+    def kept(frame: DataFrame, name: str) -> DataFrame:
+        path = f"{output.rstrip('/')}/{name}"
+        frame.write.mode("overwrite").parquet(path)
+        return spark.read.schema(frame.schema).parquet(path)
+
+    def ranked(query: str, column: str, **values: Any) -> DataFrame:
+        texts = ", ".join(
+            f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
+            for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
+        )
+        return spark.sql(query.replace("{percentiles}", texts), **values)
+
+    events = kept(read_events(spark, connection, topic=topic, begin=begin, end=end), "events")
+    sends = kept(spark.sql(_SENDS, events=events), "sends")
+    deliveries = kept(spark.sql(_DELIVERIES, events=events, sends=sends), "deliveries")
+    newest = events.selectExpr("max(unix_millis(time))").collect()[0][0]
+    until_ms = (newest or 0) - int(settle_s * 1000)
+    both = deliveries.where("topic is not null and `group` is not null").select("topic", "group")
+    found = both.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
+    chosen = [(row[0], row[1]) for row in found if not groups or row[1] in groups]
+    pairs = spark.createDataFrame(
+        _with_filters(connection, chosen),
+        "topic string, `group` string, tags array<string>, expression string",
+    )
+    journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
+    wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
+    return TraceTables(
+        events, sends, deliveries, journeys,
+        latency=ranked(_LATENCY, "latency_ms", journeys=journeys),
+        failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
+        consuming=ranked(_CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=int(slow_s * 1000)),
+        unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
+        missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
+    )  # fmt: skip
+
+
+def _with_filters(
+    connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+) -> list[tuple[str, str, list[str], str | None]]:
+    """Topic and group with what the group wants now, as far as brokers know it: its tags (none when
+    it wants all, or it is not known from the tags), and its filter as text."""
+    with open_admin(parse_options(connection)) as admin:
+        known = {
+            one.group: one for one in subscriptions_of(admin, sorted({group for _, group in pairs}))
+        }
+    found = []
+    for topic, group in pairs:
+        said = known[group].wanted(topic)
+        tags = {tag for one in said for tag in one.tags}
+        is_by_tags = bool(said) and all(is_tag_kind(one.kind) and one.tags for one in said)
+        expression = "; ".join(one.expression for one in said) or None
+        found.append((topic, group, sorted(tags) if is_by_tags else [], expression))
+    return found
+
+
+# ---- the ready pipeline
+
+_TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "latency": ("Delivery latency by topic, group and hour", {}),
+    "failures": ("Failures by topic, group and cause", {"failures": "failed"}),
+    "consuming": ("Cost of handlers by topic and group, the slow ones first",
+                  {"slow": "slow_deliveries"}),
+    "unconsumed": ("Sent and never delivered to the group", {"never": "never_delivered"}),
+}  # fmt: skip
+"""What is shown: title, and columns whose sums are figures."""
+
+
+def _table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
+    """Computes a table, writes and shows it; its rows, which are aggregates."""
+    rows: list[Any] = frame.limit(ROWS_MAX).collect()
+    path, kind = f"{output}/{name}", task.options["format"]
+    written = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
+    (written.option("header", "true") if kind == "csv" else written).format(kind).save(path)
+    report.files.append(path)
+    shown, (title, sums) = task.options["rows"], _TABLES[name]
+    task.tell(report, *table_lines(title, frame.columns, rows, shown, f" in {path}"))
+    report.figures[name] = len(rows)
+    for column, figure in sums.items():
+        report.figures[figure] = sum(row[column] for row in rows)
+    return rows
+
+
+def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
+    """Groups of the traced topics that have traced nothing: nothing can be said of them."""
+    topics = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
+    told = {
+        row[0] for row in tables.deliveries.select("group").distinct().limit(PAIRS_MAX).collect()
+    }
+    with open_admin(parse_options(task.connection)) as admin:
+        for topic in [row[0] for row in topics if row[0]]:
+            try:
+                groups = admin.groups_of_topic(topic)
+            except (RouteNotFoundError, RequestError):
+                continue
+            silent = [
+                name for name in groups
+                if name not in told and not name.startswith(SYSTEM_PREFIXES)
+            ]  # fmt: skip
+            if silent:
+                task.tell(
+                    report,
+                    f"Not known: whether {', '.join(silent)} got messages of {topic}: nothing was "
+                    "traced (trace=True, in Java enableMsgTrace).",
+                )
+
+
+def _chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
+    """Delivery latency as a picture: the percentiles by hour, a panel for each topic and group.
+
+    matplotlib draws into the file alone (Agg): no display. Raises ConfigurationError without it.
+    """
+    if "://" in output:
+        task.tell(report, "The chart is not drawn: it can be written to a local path alone.")
+        return
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        figures, dates = map(importlib.import_module, ("matplotlib.figure", "matplotlib.dates"))
+    except ImportError:
+        raise ConfigurationError(
+            "a chart is asked for and matplotlib is not installed.",
+            cure=f"Set chart: false. {install_extra('spark')}",
+        ) from None
+    panels: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        panels[f"{row['topic']} -> {row['group']}"].append(row)
+    biggest = sorted(panels, key=lambda title: -sum(row["messages"] for row in panels[title]))
+    shown = biggest[:PANELS_MAX]
+    count = max(1, len(shown))
+    figure = figures.Figure(figsize=(9, 1.2 + 2.2 * count), layout="constrained")
+    axes = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axis, title in zip(axes, shown, strict=False):
+        _draw_panel(axis, title, panels[title][-HOURS_SHOWN_MAX:], dates)
+    if not shown:
+        axes[0].text(0.5, 0.5, "no deliveries were traced", ha="center", va="center")
+        axes[0].set_axis_off()
+    figure.suptitle("Delivery latency by hour (from the send to the first delivery)")
+    path = f"{output}/latency.png"
+    figure.savefig(path, dpi=110)
+    report.files.append(path)
+
+
+def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None:
+    times = [row["hour"] for row in hours]
+    for name, color in (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677")):
+        values = [max(row[name], 0.5) for row in hours]
+        axis.plot(times, values, color=color, marker="o", markersize=3, label=name[:3])
+    axis.set_yscale("log")
+    axis.set_ylabel("ms")
+    axis.grid(visible=True, alpha=0.3)
+    axis.set_title(f"{title}  ({sum(row['messages'] for row in hours):,} messages)", fontsize=10)
+    axis.legend(loc="upper right", fontsize=8, ncols=3)
+    locator = dates.AutoDateLocator(minticks=1, maxticks=10)
+    axis.xaxis.set_major_locator(locator)
+    axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+
+
+class Trace(Ready):
+    name = "trace"
+    what = (
+        "Delivery latency, failures, slow consumers and lost messages out of the traces of clients."
+    )
+    fields = (
+        Field("output", TEXT, "Directory of the results; what is there is replaced.", REQUIRED),
+        Field("topic", TEXT, "Topic of the traces.", DEFAULT_TRACE_TOPIC),
+        Field("since", DURATION, "Only what was traced in the last time, such as 24h.", None),
+        Field("begin", TEXT, "First store time: milliseconds or ISO 8601.", None),
+        Field("end", TEXT, "Store time where reading ends, exclusive.", None),
+        Field("groups", LIST, "Only these groups are asked about lost messages.", ()),
+        Field("settle", DURATION, "What was sent so shortly before the end is not lost yet.", 60.0),
+        Field("slow", DURATION, "A handler that takes so long is slow.", 1.0),
+        Field("format", TEXT, "Format of the tables.", "parquet", ("parquet", "csv")),
+        Field("rows", INTEGER, "Rows shown of each table.", 20),
+        Field("chart", FLAG, "Draw latency.png (matplotlib).", True),
+    )  # fmt: skip
+
+    def plan(self, task: Task) -> list[str]:
+        options = task.options
+        with open_admin(parse_options(task.connection)) as admin:
+            queues = admin.queues(options["topic"])
+            stored = sum(high - low for low, high in map(admin.offsets, queues))
+        lines = [
+            f"read {options['topic']}: {stored:,} trace messages in {len(queues)} queues",
+            f"write {options['output']}/events, sends, deliveries, missing (Parquet)",
+            f"write {options['output']}/{', '.join(_TABLES)} ({options['format']})",
+        ]
+        return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
+
+    def run(self, task: Task) -> Report:
+        options, since = task.options, task.options["since"]
+        output = options["output"].rstrip("/")
+        task.say(f"reading {options['topic']}, writing {output}")
+        begin = options["begin"]
+        if since is not None:
+            begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
+        tables = trace(
+            task.spark, task.connection, output=output, topic=options["topic"], begin=begin,
+            end=options["end"], groups=options["groups"], settle_s=options["settle"],
+            slow_s=options["slow"],
+        )  # fmt: skip
+        report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
+        counts = tables.events.groupBy("kind").count().collect()
+        report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
+        if not counts:
+            task.tell(report, f"{options['topic']} has no traces of that time.")
+        for name in _TABLES:
+            if not task.stopping():
+                rows = _table(task, report, name, getattr(tables, name), output)
+                if name == "latency" and options["chart"]:
+                    _chart(task, report, rows, output)
+        if not task.stopping():
+            tables.missing.write.mode("overwrite").parquet(f"{output}/missing")
+            report.files.append(f"{output}/missing")
+            _add_silent(task, report, tables)
+        return report
+
+
+TRACE: Final = Trace()

@@ -1,0 +1,500 @@
+"""The loop that leads a broker through its roles, over a broker of twenty lines."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from sluicemq.broker.failover import election
+from sluicemq.broker.failover.consensus import Entries
+from sluicemq.broker.failover.election import INCOMPLETE, State
+from sluicemq.broker.failover.replica import LEASE_S, LogEnd, Replica
+from sluicemq.broker.replication.insync import Term
+from sluicemq.errors import RequestError, StoreError
+from sluicemq.files.incarnation import Incarnation
+from sluicemq.testing.consensus import MemoryConsensus
+from sluicemq.testing.files import CrashableFiles
+from sluicemq.testing.virtual import VirtualClock
+
+pytestmark = pytest.mark.slow
+
+PREFIX = election.directory("c", "b")
+
+
+class FakeInSync:
+    """What the set has is what a test says."""
+
+    def __init__(self) -> None:
+        self.claims: dict[int, Any] = {}
+        self.replicas: dict[Any, Any] = {}
+        self.propose: Callable[[frozenset[int]], None]
+        self.terms: list[Term] = []
+        self.deposed = ""
+        self.is_settled = True
+
+    def decided(self, term: Term) -> None:
+        self.terms.append(term)
+
+    def depose(self, reason: str) -> None:
+        self.deposed = reason
+
+    def own_end(self) -> int:
+        return 0
+
+    def wait(self, end: int, done: Callable[[Any], None]) -> None:
+        if self.is_settled:
+            done(end)
+
+
+class FakeBroker:
+    """A seat."""
+
+    def __init__(self, number: int, led: list[Term]) -> None:
+        self.number = number
+        self.led = led  # all terms of this replica as master, in any of its lives
+        self.address, self.ha_address = f"h:{number}", f"h:{number}0"
+        self.log_end = LogEnd(0, 0)
+        self.in_sync: Any = None
+        self.is_broken = False
+        self.terms: list[Term] = []
+        self.failures = 0
+        self.is_resting = False
+        self.propose: Callable[[frozenset[int]], None]
+
+    @property
+    def term(self) -> Term:
+        return self.terms[-1]
+
+    @property
+    def is_master(self) -> bool:
+        return bool(self.terms) and self.term.master_id == self.number and not self.in_sync.deposed
+
+    async def become(self, term: Term, life: str) -> None:
+        await asyncio.sleep(0.05)
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("no space left.")
+        self.terms.append(term)
+        self.in_sync = FakeInSync() if term.master_id == self.number else None
+        self.is_resting = False
+        if self.in_sync is not None:
+            self.led.append(term)
+            self.in_sync.propose = self.propose
+            self.log_end = self.log_end._replace(epoch=term.epoch)
+
+    def decided(self, term: Term) -> None:
+        self.in_sync.decided(term)
+
+    def depose(self, reason: str) -> None:
+        if self.in_sync is not None:
+            self.in_sync.depose(reason)
+
+    def rest(self, is_resting: bool) -> None:
+        self.is_resting = is_resting
+
+
+class Node:
+    """A replica that starts, is killed, and starts again on its disk."""
+
+    def __init__(self, service: MemoryConsensus, number: int) -> None:
+        self.service = service
+        self.led: list[Term] = []
+        self.broker = FakeBroker(number, self.led)
+        self.files = CrashableFiles()
+        self.lives = 0
+        self.start()
+
+    def start(self) -> None:
+        number, end = self.broker.number, self.broker.log_end
+        self.lives += 1
+        self.broker = FakeBroker(number, self.led)
+        self.broker.log_end = end
+        self.client = self.service.client()
+        incarnation = Incarnation(self.files, "/s", boot="b")
+        incarnation.open(is_empty=not end.end, is_synced=False)
+        self.replica = Replica(
+            self.broker, self.client, cluster="c", broker="b", replica_id=number,
+            incarnation=incarnation, make_life=self._life,
+        )  # fmt: skip
+        self.broker.propose = self.replica.propose
+        self.task = asyncio.get_running_loop().create_task(self.replica.run())
+
+    def _life(self) -> str:
+        self.lives += 1
+        return f"{self.broker.number}.{self.lives}"
+
+    async def kill(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.client.is_cut = True
+        await self.client.close()
+        if self.broker.terms:
+            self.broker.terms.append(Term(0, 0))
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.replica.close()
+
+
+@pytest.fixture
+async def clock() -> AsyncIterator[VirtualClock]:
+    clock = VirtualClock()
+    clock.drive()
+    yield clock
+    clock.release()
+
+
+@pytest.fixture
+async def service(clock: VirtualClock) -> MemoryConsensus:
+    assert clock.monotonic_s() == 0
+    return MemoryConsensus()
+
+
+@pytest.fixture
+async def nodes(service: MemoryConsensus) -> AsyncIterator[list[Node]]:
+    nodes = [Node(service, number) for number in (1, 2, 3)]
+    yield nodes
+    for node in nodes:
+        await node.kill()
+
+
+def state_of(service: MemoryConsensus) -> State:
+    state = election.parse(PREFIX, service.found(PREFIX)).state
+    assert state is not None
+    return state
+
+
+def masters(nodes: list[Node]) -> list[int]:
+    return [node.broker.number for node in nodes if node.broker.is_master]
+
+
+async def all_in_sync(service: MemoryConsensus, nodes: list[Node]) -> None:
+    """Everybody has caught up with the master, as its connections would say."""
+    await asyncio.sleep(5)
+    (master,) = [node for node in nodes if node.broker.is_master]
+    in_sync = master.broker.in_sync
+    for node in nodes:
+        if node is not master:
+            in_sync.claims[node.broker.number] = node.replica.member
+    in_sync.propose(frozenset(node.broker.number for node in nodes))
+    await asyncio.sleep(1)
+    assert len(state_of(service).in_sync) == len(nodes)
+
+
+async def test_one_is_master_and_the_others_follow(nodes: list[Node]) -> None:
+    await asyncio.sleep(5)
+    assert masters(nodes) == [1]
+    assert [node.broker.term.address for node in nodes] == ["h:1"] * 3
+    assert [node.replica.status()["role"] for node in nodes] == ["master", "slave", "slave"]
+    assert nodes[1].replica.status()["members"] == [1, 2, 3]
+
+
+async def test_the_longest_of_the_set_takes_over(
+    service: MemoryConsensus, nodes: list[Node], clock: VirtualClock
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[1].broker.log_end, nodes[2].broker.log_end = LogEnd(1, 50), LogEnd(1, 70)
+    await nodes[0].kill()
+    killed_s = clock.monotonic_s()
+    while not masters(nodes):
+        await asyncio.sleep(0.05)
+    assert clock.monotonic_s() - killed_s < 4.5
+    assert masters(nodes) == [3]
+    state = state_of(service)
+    assert (state.epoch, set(state.in_sync)) == (2, {2, 3})
+    nodes[0].start()
+    await asyncio.sleep(5)
+    assert [node.broker.term.address for node in nodes] == ["h:3"] * 3
+
+
+async def test_a_master_may_close_while_it_proposes(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].broker.in_sync.propose(frozenset({1, 2}))
+    await nodes[0].stop()
+    assert set(state_of(service).in_sync) == {2}, "it has handed over and left"
+
+
+async def test_who_is_not_in_sync_never_takes_over(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await asyncio.sleep(5)
+    nodes[1].broker.log_end = LogEnd(1, 1000)
+    await nodes[0].kill()
+    await asyncio.sleep(600)
+    assert not masters(nodes)
+    nodes[0].start()
+    await asyncio.sleep(1)
+    assert masters(nodes) == [1]
+    assert state_of(service).epoch == 2
+
+
+async def test_a_wiped_master_waits_for_the_set(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    await nodes[0].kill()
+    nodes[0].files = CrashableFiles()
+    nodes[0].start()
+    await asyncio.sleep(10)
+    assert masters(nodes) == [2]
+    assert 1 not in state_of(service).in_sync
+
+
+async def test_a_master_that_is_cut_off_is_deposed_when_it_hears(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    old = nodes[0].broker.in_sync
+    nodes[0].client.is_cut = True
+    await asyncio.sleep(10)
+    assert masters(nodes) == [1, 2]  # it cannot know, and cannot acknowledge: the set follows 2
+    assert nodes[2].broker.term.master_id == 2
+    nodes[0].client.is_cut = False
+    await asyncio.sleep(5)
+    assert "replica 2" in old.deposed
+    assert masters(nodes) == [2]
+    assert nodes[0].broker.term.master_id == 2
+
+
+async def test_a_dead_slave_leaves_the_set_with_its_lease(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    await nodes[2].kill()
+    await asyncio.sleep(6)
+    assert set(state_of(service).in_sync) == {1, 2}
+    assert set(nodes[0].broker.in_sync.terms[-1].in_sync) == {1, 2}
+
+
+async def test_a_proposal_is_asked_until_it_is_known(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await asyncio.sleep(5)
+    broker, client = nodes[0].broker, nodes[0].client
+    broker.in_sync.claims[2] = nodes[1].replica.member
+    client.is_deaf = True
+    broker.in_sync.propose(frozenset({1, 2}))
+    await asyncio.sleep(1)
+    assert set(state_of(service).in_sync) == {1, 2}  # it happened, and its master does not know
+    assert not any(2 in term.in_sync for term in broker.in_sync.terms)
+    client.is_deaf = False
+    await asyncio.sleep(3)
+    assert set(broker.in_sync.terms[-1].in_sync) == {1, 2}
+
+
+async def test_a_switch_on_purpose(
+    service: MemoryConsensus, nodes: list[Node], clock: VirtualClock
+) -> None:
+    await all_in_sync(service, nodes)
+    begun_s = clock.monotonic_s()
+    nodes[0].replica.switch(3)
+    while masters(nodes) != [3]:
+        await asyncio.sleep(0.01)
+    assert clock.monotonic_s() - begun_s < 0.5
+    await asyncio.sleep(3)
+    state = state_of(service)
+    assert (state.epoch, set(state.in_sync)) == (2, {1, 2, 3})
+    assert nodes[0].broker.term.master_id == 3
+    assert nodes[0].broker.in_sync is None
+
+
+async def test_a_switch_is_given_up_when_the_slaves_lack_something(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].broker.in_sync.is_settled = False
+    nodes[0].replica.switch(None)
+    await asyncio.sleep(1)
+    assert nodes[0].broker.is_resting
+    await asyncio.sleep(5)
+    assert not nodes[0].broker.is_resting
+    assert masters(nodes) == [1]
+    assert state_of(service).epoch == 1
+
+
+async def test_what_a_switch_refuses(service: MemoryConsensus, nodes: list[Node]) -> None:
+    await all_in_sync(service, nodes)
+    for node, to in ((nodes[1], None), (nodes[0], 1), (nodes[0], 9)):
+        with pytest.raises(RequestError):
+            node.replica.switch(to)
+    nodes[1].broker.log_end = nodes[2].broker.log_end = LogEnd(1, INCOMPLETE)
+    await asyncio.sleep(10)
+    with pytest.raises(RequestError, match="in sync"):
+        nodes[0].replica.switch(None)
+
+
+async def test_a_replica_that_cuts_its_log_during_a_switch_gives_the_role_back(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].replica.switch(2)
+    nodes[1].broker.log_end = LogEnd(1, INCOMPLETE)  # its record says otherwise still
+    await asyncio.sleep(2)
+    assert masters(nodes) in ([1], [3])
+    assert state_of(service).epoch > 2, "it was given the role, and gave it back"
+    record = election.parse(PREFIX, service.found(PREFIX)).members[2]
+    assert record.end == INCOMPLETE, "it says so at once"
+
+
+async def test_a_master_that_stops_in_order_hands_over(
+    service: MemoryConsensus, nodes: list[Node], clock: VirtualClock
+) -> None:
+    await all_in_sync(service, nodes)
+    begun_s = clock.monotonic_s()
+    await nodes[0].stop()
+    assert clock.monotonic_s() - begun_s < 0.5
+    await asyncio.sleep(0.2)
+    assert masters(nodes[1:]) == [2]
+    assert set(state_of(service).in_sync) == {2, 3}
+    assert set(election.parse(PREFIX, service.found(PREFIX)).members) == {2, 3}
+
+
+async def test_a_master_whose_disk_fails_resigns(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].broker.is_broken = True
+    nodes[0].broker.log_end = LogEnd(1, INCOMPLETE)
+    await asyncio.sleep(4)
+    assert masters(nodes) == [2]
+    assert nodes[0].broker.term.master_id == 2
+
+
+async def test_an_operator_elects_who_is_left(service: MemoryConsensus, nodes: list[Node]) -> None:
+    await asyncio.sleep(5)
+    await nodes[0].kill()
+    await asyncio.sleep(10)
+    nodes[2].replica.elect()
+    await asyncio.sleep(3)
+    assert masters(nodes) == [3]
+    assert nodes[1].broker.term.is_unclean
+    with pytest.raises(RequestError, match="is the master"):
+        nodes[2].replica.elect()
+    assert state_of(service).is_unclean
+
+
+async def test_a_failed_change_of_role_is_tried_again(nodes: list[Node]) -> None:
+    nodes[0].broker.failures = nodes[1].broker.failures = 3
+    await asyncio.sleep(8)
+    assert masters(nodes) == [1]
+    assert nodes[1].broker.term.master_id == 1
+
+
+async def test_two_with_one_id_do_not_live_together(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await asyncio.sleep(5)
+    twin = Node(service, 2)
+    await asyncio.sleep(30)
+    assert not twin.broker.terms
+    await nodes[1].kill()
+    await asyncio.sleep(10)
+    assert twin.broker.term.master_id == 1
+    await twin.kill()
+
+
+async def test_a_service_that_is_down_changes_nothing(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    service.is_down = True
+    await asyncio.sleep(300)
+    assert masters(nodes) == [1]
+    service.is_down = False
+    await asyncio.sleep(10)
+    assert masters(nodes) == [1]
+    assert state_of(service).epoch == 1
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+async def test_a_service_that_is_set_back_is_said_and_elects_nobody(
+    service: MemoryConsensus, nodes: list[Node], is_empty: bool
+) -> None:
+    def set_to(entries: Entries) -> None:
+        service.entries = dict(entries)
+        service._ring()
+
+    await asyncio.sleep(5)
+    old = {} if is_empty else dict(service.entries)
+    await all_in_sync(service, nodes)
+    newest = dict(service.entries)
+    set_to(old)
+    await asyncio.sleep(8)
+    assert masters(nodes) == [1]
+    assert all("older record" in node.replica.status()["reason"] for node in nodes)
+    set_to(newest)
+    await asyncio.sleep(8)
+    assert masters(nodes) == [1]
+    assert not any(node.replica.status()["reason"] for node in nodes)
+
+
+async def test_a_lease_that_ends_while_its_record_is_made_is_followed_by_another(
+    service: MemoryConsensus, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped for longer than its lease, between two requests."""
+    await all_in_sync(service, nodes)
+    read = nodes[0].client.read
+
+    async def read_late(prefix: str) -> Entries:
+        monkeypatch.undo()
+        for lease in {entry.lease for entry in service.entries.values()}:
+            service.end(lease)
+        await asyncio.sleep(2 * LEASE_S)
+        return await read(prefix)
+
+    monkeypatch.setattr(nodes[0].client, "read", read_late)
+    nodes[0].broker.log_end = LogEnd(1, 70)
+    await asyncio.sleep(6 * LEASE_S)
+    assert not nodes[0].task.done()
+    assert nodes[0].replica.status()["members"] == [1, 2, 3]
+    assert len(masters(nodes)) == 1
+
+
+async def mishap(nodes: list[Node], rng: random.Random) -> None:
+    """Something happens to one of them, to the master most often."""
+    led = [node for node in nodes if node.broker.is_master]
+    node = rng.choice([*nodes, *led, *led])
+    match rng.choice(("kill", "cut", "switch", "propose", "wait")):
+        case "kill":
+            await node.kill()
+            await asyncio.sleep(rng.uniform(0, 6))
+            node.start()
+        case "cut":
+            node.client.is_cut = True
+            await asyncio.sleep(rng.uniform(0, 8))
+            node.client.is_cut = False
+        case "switch":
+            with contextlib.suppress(RequestError):
+                node.replica.switch(None)
+        case "propose" if node.broker.is_master:
+            for one in nodes:
+                node.broker.in_sync.claims[one.broker.number] = one.replica.member
+            node.broker.in_sync.propose(frozenset({1, 2, 3}))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_gets_lost_one_epoch_has_one_master(
+    service: MemoryConsensus, nodes: list[Node], seed: int
+) -> None:
+    rng = random.Random(seed)
+    await all_in_sync(service, nodes)
+    for _ in range(16):
+        for one in nodes:
+            one.client.unlucky = random.Random(rng.random())
+        await mishap(nodes, rng)
+        await asyncio.sleep(rng.uniform(0, 10))
+    led: dict[int, set[str]] = {}
+    for term in (term for one in nodes for term in one.led):
+        led.setdefault(term.epoch, set()).add(term.life)
+    assert len(led) > 1
+    assert all(len(lives) == 1 for lives in led.values())
+    for one in nodes:
+        one.client.unlucky = None
+    await asyncio.sleep(30)
+    assert len(masters(nodes)) == 1

@@ -1,0 +1,95 @@
+"""The door of the HA port: tickets, by whatever pieces they come in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicemq.broker.replication.admission import Doorkeeper
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.ids import Host
+from sluicemq.net.dispatch import Peer
+from sluicemq.wire.ha import (
+    TICKET_BYTES,
+    Greeting,
+    encode_greeting,
+    encode_report,
+    encode_ticket,
+)
+
+TICKET = bytes(range(TICKET_BYTES))
+GREETINGS = [
+    encode_report(0, failover=False), encode_report(-1, failover=False),
+    encode_greeting(Greeting(7)),
+]  # fmt: skip
+
+
+class Nowhere:
+    def write(self, data: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class User:
+    """Who is behind the door."""
+
+    def __init__(self) -> None:
+        self.heard, self.told = b"", list[str]()
+
+    def received(self, data: bytes) -> None:
+        self.heard += data
+
+    def writable(self) -> None:
+        self.told.append("writable")
+
+    def lost(self) -> None:
+        self.told.append("lost")
+
+
+def stream() -> Peer:
+    return Peer(Nowhere(), Host("10.0.0.7", 1), Host("10.0.0.1", 10912))
+
+
+@given(
+    first=st.sampled_from(GREETINGS), needed=st.booleans(), shown=st.booleans(),
+    cuts=st.lists(st.integers(1, 60), max_size=5),
+)  # fmt: skip
+def test_what_comes_behind_a_ticket_is_heard_however_it_is_cut(
+    first: bytes, needed: bool, shown: bool, cuts: list[int]
+) -> None:
+    user, said = User(), first + b"and more"
+    door = Doorkeeper(stream(), lambda _: user, TICKET if needed else b"")
+    data = (encode_ticket(TICKET) if shown else b"") + said
+    ends = sorted({*cuts, len(data)})
+    pieces = [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def say() -> None:
+        for piece in pieces:
+            door.received(piece)
+
+    if needed and not shown:
+        with pytest.raises(ConfigurationError, match="sluiceReplicaPeers"):
+            say()
+        assert not user.heard
+    else:
+        say()
+        assert user.heard == said
+
+
+@pytest.mark.parametrize("shown", [bytes(TICKET_BYTES), TICKET[::-1]])
+def test_another_ticket_opens_nothing(shown: bytes) -> None:
+    user = User()
+    door = Doorkeeper(stream(), lambda _: user, TICKET)
+    with pytest.raises(ConfigurationError):
+        door.received(encode_ticket(shown) + GREETINGS[0])
+    door.writable()
+    door.lost()
+    assert (user.heard, user.told) == (b"", [])
+
+
+def test_who_is_behind_the_door_is_told_the_rest() -> None:
+    user = User()
+    door = Doorkeeper(stream(), lambda _: user, TICKET)
+    door.received(encode_ticket(TICKET) + GREETINGS[0])
+    door.writable()
+    door.lost()
+    assert user.told == ["writable", "lost"]

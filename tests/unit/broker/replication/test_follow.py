@@ -1,0 +1,85 @@
+"""A slave's connection to its master: the late end of an old one does not end the new one."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from sluicemq.broker.replication.follower import follow
+from sluicemq.net.stream import Stream, StreamUser
+from waiting import limit
+
+
+class RecordingFollower:
+    """Notes what its connections tell it."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+        self.told: list[str] = []
+
+    def connected(self, stream: Stream) -> None:
+        self.told.append("connected")
+
+    def received(self, data: bytes) -> None:
+        self.told.append(data.decode())
+
+    def writable(self) -> None:
+        self.told.append("writable")
+
+    def lost(self) -> None:
+        self.told.append("lost")
+
+    def run(self) -> None: ...
+
+
+class OpenStream:
+    """A stream that is closed by its own end alone."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Network:
+    """Hands out streams, and remembers who speaks on them."""
+
+    def __init__(self) -> None:
+        self.streams: list[OpenStream] = []
+        self.users: list[StreamUser] = []
+
+    async def dial_stream(self, address: str, user: StreamUser) -> OpenStream:
+        self.streams.append(OpenStream())
+        self.users.append(user)
+        return self.streams[-1]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(limit(10)):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def test_the_late_end_of_an_old_connection_does_not_end_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluicemq.broker.replication.follower.RETRY_S", 0.0)
+    monkeypatch.setattr("sluicemq.broker.replication.follower.TICK_S", 0.001)
+    follower, network = RecordingFollower(), Network()
+    task = asyncio.create_task(follow(network, follower, lambda: "master:1"))  # type: ignore[arg-type]
+    try:
+        await until(lambda: len(network.users) == 1)
+        network.users[0].received(b"one")
+        network.streams[0].close()
+        await until(lambda: len(network.users) == 2)
+        network.users[1].received(b"two")
+        network.users[0].lost()
+        network.users[0].received(b"late")
+        network.users[0].writable()
+        network.users[1].writable()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert follower.told == [
+        "connected", "one", "lost", "connected", "two", "writable", "lost",
+    ]  # fmt: skip

@@ -1,0 +1,247 @@
+"""The stream of state between two replicas: 900301 over a network in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
+from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests, refresh
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.turns import Postponed
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.errors import RequestError
+from sluicemq.files import replace_text
+from sluicemq.model.topic import TopicConfig
+from sluicemq.net.channel import Channel, ChannelPool
+from sluicemq.net.dispatch import Dispatcher, Peer
+from sluicemq.net.limits import Shares
+from sluicemq.net.network import MemoryNetwork
+from sluicemq.net.work.background import Background
+from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.replicas import FollowStateRequest
+from waiting import limit
+
+FOLLOW = 900301
+ADDRESS = "127.0.0.1:10911"
+MASTER = Places({"config": "/m/config"})
+SLAVE = Places({"config": "/s/config"})
+
+
+class World:
+    """A master that serves its state, and a slave whose log is as long as the test says."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+        self.claims: list[tuple[int, str, str, int, int]] = []
+        self.master, self.slave = CrashableFiles(), CrashableFiles()
+        self.master.make_directory("/m/config")
+        self.log_end = 0
+        self.changed: list[set[str]] = []
+        self.listeners: list[Any] = []
+        self.pool = ChannelPool(connect=self.network.dial)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def claimed(
+        self, replica_id: int, incarnation: str, life: str, log_end: int, state_number: int
+    ) -> None:
+        self.claims.append((replica_id, incarnation, life, log_end, state_number))
+
+    async def serve(self, life: str = "one", *, is_java: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        self.mirror = Mirror(MASTER, life=life, call_soon=loop.call_soon)
+        self.files = MirroredFiles(self.master, self.mirror)
+        self.requests = requests = StateRequests(
+            self.mirror, self, self.master, SYSTEM_CLOCK, lambda: 4096
+        )
+        background = Background(SYSTEM_CLOCK, Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon))
+
+        def handle(command: Command, peer: Peer) -> Any:
+            return requests.follow(decode_header(FollowStateRequest, command.fields), command, peer)
+
+        def deferred(outcome: Any, command: Command, peer: Peer) -> None:
+            assert isinstance(outcome, Postponed)
+            background.run_request(outcome.steps, command, peer)
+
+        dispatcher = Dispatcher({} if is_java else {FOLLOW: handle}, deferred=deferred)
+        listener = self.network.listener(dispatcher)
+        await listener.start("127.0.0.1", [10911])
+        self.listeners.append(listener)
+
+    def follow(self, java: Callable[[Channel], Awaitable[None]] | None = None) -> None:
+        async def in_executor(work: Callable[[], Any]) -> Any:
+            await asyncio.sleep(0)
+            return work()
+
+        self.applier = Applier(self.slave, SLAVE)
+        self.follower = StateFollower(
+            self.applier, Claim(2, "disk", "life"), log_end=lambda: self.log_end,
+            sync=lambda: self.log_end, in_executor=in_executor, on_changed=self.changed.append,
+            java=java,
+        )  # fmt: skip
+        run = self.follower.run(self.pool, lambda: ADDRESS)
+        self.tasks.append(asyncio.get_running_loop().create_task(run))
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(limit(5)):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    def content(self, name: str) -> bytes | None:
+        path = SLAVE.path_of(name)
+        return self.slave.content(path) if self.slave.exists(path) else None
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    await asyncio.gather(*made.tasks, return_exceptions=True)
+    await made.pool.close()
+
+
+async def test_state_comes_and_goes_on_coming(world: World) -> None:
+    await world.serve()
+    replace_text(world.files, "/m/config/topics.json", "one")
+    world.follow()
+    await world.until(lambda: world.content("config/topics.json") == b"one")
+    assert world.claims[0] == (2, "disk", "life", 0, -1)
+    assert world.follower.master_log_start == 4096
+    replace_text(world.files, "/m/config/topics.json", "two")
+    await world.until(lambda: world.content("config/topics.json") == b"two")
+    await world.until(lambda: world.claims[-1][4] == world.mirror.number)
+    assert world.changed[0] == {"config/topics.json"}
+
+
+async def test_what_waits_for_the_log_is_said_to_be_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicemq.broker.replication.state.CLAIM_S", 0.01)
+    await world.serve()
+    world.mirror.log_end = lambda: 100
+    replace_text(world.files, "/m/config/topics.json", "one")
+    world.follow()
+    await world.until(lambda: len(world.claims) > 3)
+    assert world.content("config/topics.json") is None
+    assert {claim[4] for claim in world.claims} == {-1}
+    world.log_end = 100
+    await world.until(lambda: world.content("config/topics.json") == b"one")
+    await world.until(lambda: world.claims[-1][3:] == (100, world.mirror.number))
+
+
+async def test_a_long_poll_ends_without_news(world: World) -> None:
+    await world.serve()
+    world.follow()
+    await world.until(lambda: world.requests._waiting)
+    asked = len(world.claims)
+    world.requests.run(SYSTEM_CLOCK.monotonic_s() + 6)
+    await world.until(lambda: len(world.claims) > asked)
+
+
+async def test_a_master_that_comes_back_has_another_life(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicemq.broker.replication.state.PAUSE_S", 0.01)
+    await world.serve()
+    world.follow()
+    await world.until(lambda: world.applier.is_whole)
+    await world.listeners.pop().close()
+    await world.serve("two")
+    replace_text(world.files, "/m/config/topics.json", "two")
+    await world.until(lambda: world.content("config/topics.json") == b"two")
+    assert world.applier.life == "two"
+
+
+async def test_a_master_of_another_kind_is_asked_in_its_own_way(world: World) -> None:
+    await world.serve(is_java=True)
+    asked = asyncio.Event()
+
+    async def java(channel: Channel) -> None:
+        asked.set()
+        await asyncio.sleep(10)
+
+    world.follow(java)
+    await asyncio.wait_for(asked.wait(), limit(5))
+    assert world.follower.is_java
+
+
+async def test_without_such_a_way_it_is_an_error(world: World) -> None:
+    await world.serve(is_java=True)
+    world.follow()
+    channel = await world.pool.get(ADDRESS)
+    with pytest.raises(RequestError, match="not supported"):
+        await world.follower.follow(channel)
+
+
+async def test_a_disk_that_fails_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicemq.broker.replication.state.PAUSE_S", 0.01)
+    await world.serve()
+    replace_text(world.files, "/m/config/topics.json", "one")
+    world.slave.fail_next("write")
+    world.follow()
+    await world.until(lambda: world.content("config/topics.json") == b"one")
+
+
+# ------------------------------------------------------------------- what a slave serves from
+
+
+def _tables(files: Any) -> tuple[Topics, Groups, Offsets]:
+    settings = Settings(BrokerConfig(), StoreConfig(root="/s"))
+    made = (
+        Topics(settings, files, SYSTEM_CLOCK),
+        Groups(settings, files, SYSTEM_CLOCK),
+        Offsets(settings, files, SYSTEM_CLOCK),
+    )
+    for table in made:
+        table.load()
+    return made
+
+
+def test_a_slave_writes_none_of_its_masters_files() -> None:
+    files = CrashableFiles()
+    files.make_directory("/s/config")
+    topics, groups, offsets = _tables(HeldFiles(files, SLAVE))
+    topics.put(TopicConfig("T", 4, 4))
+    assert "T" in topics
+    for document in (topics.document, groups.document, offsets.document):
+        document.save()
+        sync = document.sync()
+        if sync is not None:
+            sync()
+    assert files.names("/s/config") == []
+    with pytest.raises(FileNotFoundError):
+        HeldFiles(files, SLAVE).open("/s/config/none.json")
+
+
+def test_tables_are_read_again_when_their_files_have_changed() -> None:
+    files = CrashableFiles()
+    topics, _, offsets = _tables(files)
+    topics.put(TopicConfig("T", 4, 4), TopicConfig("gone", 1, 1))
+    offsets.put("G", "T", 0, 7)
+    for document in (topics.document, offsets.document):
+        document.save()
+    slave = _tables(HeldFiles(files, SLAVE))
+    told: list[str] = []
+    slave[0].on_change = told.append
+    assert slave[2].committed("G", "T", 0) == 7
+    topics.remove("gone")
+    topics.put(TopicConfig("T", 8, 8), TopicConfig("new", 1, 1))
+    offsets.put("G", "T", 0, 9)
+    offsets.document.save()
+    refresh(*slave, {"config/topics.json.journal-2"})
+    assert sorted(told) == ["T", "gone", "new"]
+    assert "gone" not in slave[0]
+    assert slave[0].table["T"].config.read_queues == 8
+    assert slave[2].committed("G", "T", 0) == 7
+    refresh(*slave, {"config/consumerOffset.json"})
+    assert slave[2].committed("G", "T", 0) == 9

@@ -1,0 +1,245 @@
+"""What `trace`, `audit` and `dedup` decide without Spark: rows of trace records, findings out of
+counted messages, rows into a database once."""
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("sqlalchemy")
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from sluicemq.client.admin.explain import GroupSubscriptions
+from sluicemq.client.core.tracing import Finished, MessageKind, Outcome, Published, encode
+from sluicemq.client.ledger import blocking_engine
+from sluicemq.errors import ConfigurationError
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.pipelines.audit import (
+    AUDIT,
+    Audit,
+    History,
+    Seen,
+    collisions,
+    failing,
+    loss,
+    unwanted_tags,
+)
+from sluicemq.pipelines.dedup import DEDUP, Target, insert_new, make_table, source_options
+from sluicemq.pipelines.file import check_pipeline
+from sluicemq.pipelines.ready import ready, table_lines
+from sluicemq.pipelines.trace import TRACE, decoded
+
+TESTS = Path(__file__).parents[2]
+TAG_A, TAG_B = subscribe("orders", "A"), subscribe("orders", "B||C")
+DEAR = subscribe("orders", "price > 30", SQL92)
+BIT_A, BIT_B, BIT_DEAR = 1, 2, 4
+
+
+def seen(*rows: tuple[str | None, int, int, int]) -> History:
+    return History("orders", (TAG_A, TAG_B, DEAR), tuple(Seen(*row) for row in rows))
+
+
+def test_the_three_are_found_by_their_names() -> None:
+    assert (ready("trace"), ready("audit"), ready("dedup")) == (TRACE, AUDIT, DEDUP)
+
+
+# ------------------------------------------------------------------------------------- trace
+
+
+def test_records_of_one_message_are_its_list_and_a_java_batch_is_a_row_for_each_message() -> None:
+    batch = Published(
+        5, "r", "g", "orders", "b1,b2", "A", None, "host", 3, 1, MessageKind.ORDERED, "p1,p2", True
+    )
+    cloud = Finished("q", "b1", 3, False, None, Outcome.FAILED)
+    bodies = pa.array([encode([batch, cloud]) + b"Odd\x01\x02", b"", None])
+    first, second, third = decoded(bodies).to_pylist()
+    assert [(e["kind"], e["message_id"], e["offset_message_id"]) for e in first] == [
+        ("Pub", "b1", "p1"), ("Pub", "b2", "p2"), ("SubAfter", "b1", None), ("Unread", None, None),
+    ]  # fmt: skip
+    assert first[0]["message_kind"] == "ordered"
+    assert (first[2]["time_ms"], first[2]["outcome"], first[2]["success"]) == (
+        None, "failed", False,
+    )  # fmt: skip
+    assert second == third == []
+
+
+# ------------------------------------------------------------------------------------- audit
+
+
+def test_tags_that_nobody_takes_are_found_with_their_messages() -> None:
+    found = seen(("A", BIT_A, 0, 5), ("Z", 0, 0, 3), ("Z", BIT_DEAR, 0, 1), ("Y", 0, 0, 7),
+                 (None, 0, 0, 2))  # fmt: skip
+    assert [(one.tag, one.messages) for one in unwanted_tags(found)] == [("Y", 7), (None, 2)]
+
+
+def test_what_unequal_members_lose_depends_on_who_came_last() -> None:
+    """Ten messages for A, twenty for B or C. A broker that has A delivers ten, half of them to the
+    queues of a member that looks at the tag again and drops them: 25 of 30 are lost. With B||C: 20
+    of 30."""
+    found = seen(("A", BIT_A, 0, 10), ("B", BIT_B, 0, 20), ("Z", 0, 0, 4))
+    lost = loss(found, "billing", {"one": TAG_A, "two": TAG_B})
+    assert lost is not None
+    assert (lost.wanted, lost.certain, lost.lost_min, lost.lost_max) == (30, 0, 20, 25)
+    assert lost.members == {"one": "A", "two": "B||C"}
+
+
+def test_a_sql92_member_does_not_look_again_so_the_winner_decides_alone() -> None:
+    found = seen(("A", BIT_A | BIT_DEAR, 0, 10), ("A", BIT_A, 0, 10))
+    lost = loss(found, "billing", {"one": TAG_A, "two": DEAR})
+    assert lost is not None
+    assert (lost.wanted, lost.certain, lost.lost_min, lost.lost_max) == (20, 10, 0, 10)
+
+
+def test_a_member_that_does_not_subscribe_the_topic_makes_a_group_unequal() -> None:
+    found = seen(("A", BIT_A, 0, 10))
+    lost = loss(found, "billing", {"one": TAG_A, "two": None})
+    assert lost is not None
+    assert (lost.certain, lost.lost_min, lost.lost_max) == (0, 5, 5)
+    assert loss(found, "billing", {"one": TAG_A, "two": TAG_A}) is None
+    assert loss(found, "billing", {}) is None
+
+
+def test_tags_with_one_java_hash_collide_also_with_subscribed_ones() -> None:
+    found = History("orders", (subscribe("orders", "BB"),), (Seen("Aa", 0, 0, 4),))
+    (pair,) = collisions(found)
+    assert (pair.tags, pair.code, pair.messages) == (("Aa", "BB"), 2112, 4)
+    assert collisions(seen(("A", 0, 0, 1), (None, 0, 0, 1))) == []
+
+
+def test_expressions_that_fail_are_counted() -> None:
+    found = seen(("A", BIT_A, BIT_DEAR, 3), ("A", BIT_A, 0, 4))
+    (one,) = failing(found)
+    assert (one.expression, one.messages, one.of) == ("price > 30", 3, 7)
+
+
+def test_all_that_anybody_says_of_a_topic_counts_once() -> None:
+    retry = Subscription("%RETRY%g")
+    known = GroupSubscriptions(
+        "g", {"one": {"orders": TAG_A}, "two": {"orders": TAG_B, "%RETRY%g": retry}, "mute": None},
+        {"orders": TAG_B, "%RETRY%g": retry}, {"bills": DEAR},
+    )  # fmt: skip
+    assert known.wanted("orders") == [TAG_A, TAG_B]
+    assert known.topics == {"orders", "bills"}
+    assert known.said("bills") == {"one": None, "two": None}
+
+
+def test_findings_make_figures_and_lag_alone_is_none() -> None:
+    found = Audit(unwanted_tags=unwanted_tags(seen(("Z", 0, 0, 4))))
+    assert found.figures["findings"] == 1
+    assert found.figures["unwanted_messages"] == 4
+    assert "orders  Z           4" in "\n".join(found.lines(10))
+    assert found.record()["unwanted_tags"] == [{"topic": "orders", "tag": "Z", "messages": 4}]
+
+
+# ------------------------------------------------------------------------------------- dedup
+
+
+def rows(*numbers: int | None) -> list[dict[str, Any]]:
+    return [
+        {"sluice_key": None if number is None else f"k{number}", "note": f"n{number}"}
+        for number in numbers
+    ]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> tuple[Any, Target]:
+    target = Target(
+        f"sqlite:///{tmp_path / 'shop.db'}", "orders", ("sluice_key",),
+        (("sluice_key", "string"), ("note", "string")),
+    )  # fmt: skip
+    engine = blocking_engine(target.url)
+    make_table(engine, target)
+    yield engine, target
+    engine.dispose()
+
+
+def keys_of(engine: Any) -> list[str]:
+    with engine.connect() as connection:
+        return sorted(connection.execute(sa.text("select sluice_key from orders")).scalars())
+
+
+def test_rows_that_are_there_are_left_alone(table: tuple[Any, Target]) -> None:
+    engine, target = table
+    assert insert_new(engine, target, [rows(1, 2), rows(2, 3)]) == (4, 3)
+    with engine.begin() as connection:
+        connection.execute(sa.text("update orders set note = 'mine' where sluice_key = 'k1'"))
+    assert insert_new(engine, target, [rows(1, 2, 3, 4)]) == (4, 1)
+    assert keys_of(engine) == ["k1", "k2", "k3", "k4"]
+    with engine.connect() as connection:
+        found = connection.execute(sa.text("select note from orders where sluice_key = 'k1'"))
+        assert found.scalar_one() == "mine"
+
+
+def test_a_task_that_fails_has_written_nothing(table: tuple[Any, Target]) -> None:
+    engine, target = table
+
+    def chunks():
+        yield rows(1, 2)
+        raise OSError("the worker is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        insert_new(engine, target, chunks())
+    with pytest.raises(ConfigurationError, match="no value in the key column"):
+        insert_new(engine, target, [rows(1, 2), rows(None)])
+    assert keys_of(engine) == []
+
+
+def test_the_source_reads_the_columns_that_the_key_needs() -> None:
+    options = source_options({"nameServers": "n"}, "orders", "position", {"columns": "body, topic"})
+    assert options["columns"] == "body,topic,broker,queue_id,queue_offset,store_time"
+    options = source_options({}, "orders", "dedup-key", {})
+    assert options["columns"].endswith("reconsume_times,prop:SLUICE_DEDUP_KEY")
+
+
+# ---------------------------------------------------------------------------------- printing
+
+
+def test_a_table_has_numbers_to_the_right() -> None:
+    assert table_lines("Lag", ("group", "lag"), [("billing", 1200), (None, 3)]) == [
+        "Lag", "  group      lag", "  billing  1,200", "  -            3",
+    ]  # fmt: skip
+    assert table_lines("Lag", ("group", "lag"), []) == ["Lag: none"]
+
+
+# ---------------------------------------------------------------------- Java, and the examples
+
+
+@pytest.mark.parametrize("name", ["java49-trace", "java53-trace"])
+def test_traces_of_java_clients_become_the_same_rows(name: str) -> None:
+    bodies = pa.array(java_traces(name))
+    events = {event["kind"]: event for told in decoded(bodies).to_pylist() for event in told}
+    assert set(events) == {"Pub", "SubBefore", "SubAfter"}
+    assert len({event["message_id"] for event in events.values()}) == 1
+    assert events["SubBefore"]["request_id"] == events["SubAfter"]["request_id"]
+    assert events["Pub"]["topic"].endswith("_trace")
+    assert events["SubBefore"]["time_ms"] > events["Pub"]["time_ms"]
+    assert events["SubAfter"]["outcome"] == "success"
+
+
+def java_traces(name: str) -> list[bytes]:
+    """Bodies of the trace messages that a Java client sent."""
+    with gzip.open(TESTS / f"golden/traffic/{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    return [
+        base64.b64decode(record["body_b64"])
+        for record in records
+        if record["dir"] == ">" and record["header"]["code"] == 310
+        if record["header"]["extFields"]["b"] == "RMQ_SYS_TRACE_TOPIC"
+    ]
+
+
+@pytest.mark.parametrize("name", ["trace", "audit", "dedup"])
+def test_the_example_and_the_page_name_fields_that_there_are(name: str) -> None:
+    pipeline, problems = check_pipeline(str(TESTS.parent / f"examples/pipelines/{name}.yaml"), {})
+    assert problems == []
+    assert pipeline is not None
+    page = (TESTS.parent / f"docs/pipelines-{name}.md").read_text()
+    missing = [field.name for field in ready(name).fields if f"`{field.name}`" not in page]
+    assert not missing, f"docs/pipelines-{name}.md lacks {missing}"

@@ -1,0 +1,48 @@
+"""Steps of a replay and their pace."""
+
+import threading
+
+import pytest
+
+from simulation.stepped import ManualClock
+from sluicemq.pipelines import ready as steps
+from sluicemq.pipelines.ready import WINDOWS_MAX, Pace, Window, step_rows, steps_of
+
+
+def windows(*rows: int) -> list[Window]:
+    return [Window("t", "a", 0, turn * 10, turn * 10 + 10, n) for turn, n in enumerate(rows)]
+
+
+def test_steps_hold_about_the_rows_asked_for_and_every_window_once() -> None:
+    found = list(steps_of(windows(5, 5, 1, 9, 2, 40, 3), 10))
+    assert [[one.rows for one in step] for step in found] == [[5, 5], [1, 9], [2], [40], [3]]
+    many = list(steps_of(windows(*[1] * 150), 1_000))
+    assert [len(step) for step in many] == [WINDOWS_MAX, WINDOWS_MAX, 150 - 2 * WINDOWS_MAX]
+
+
+@pytest.mark.parametrize(
+    ("rate", "asked", "rows"), [(0, 0, 100_000), (50, 0, 100), (0.1, 0, 1), (1e9, 0, 100_000),
+                                (50, 7, 7)],
+)  # fmt: skip
+def test_a_step_is_two_seconds_of_the_rate(rate: float, asked: int, rows: int) -> None:
+    assert step_rows(rate, asked) == rows
+
+
+def test_the_pace_is_kept_over_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 rows at 100 a second take ten seconds, whatever a step itself takes."""
+    clock = ManualClock()
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            clock.advance(timeout or 0)
+            return False
+
+    monkeypatch.setattr(steps.threading, "Event", Waiting)
+    pace = Pace(100.0, clock)
+    for rows in (10, 400, 90, 500):
+        clock.advance(0.2)
+        pace.wait(rows, lambda: False)
+    assert 9.99 <= clock.monotonic_s() <= 11.0
+    before = clock.monotonic_s()
+    pace.wait(10_000, lambda: True)
+    assert clock.monotonic_s() == before, "who stops does not wait"
