@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 # What the compiled engine takes over, and the golden bytes that both engines have to make.
-HOT := $(addprefix tests/unit/broker/test_,send.py send_batch.py pull.py longpoll.py turns.py pacing.py) \
+HOT := $(addprefix tests/unit/broker/test_,send.py send_batch.py pull.py longpoll.py group_commit.py pacing.py) \
 	$(addprefix tests/unit/store/test_,store_append.py store_read.py store_keys.py tagscan.py columns.py) \
 	$(addprefix tests/property/test_,index_columns.py columns_read.py record_roundtrip.py) \
 	tests/unit/net/test_dispatch.py tests/golden/test_traffic_broker.py

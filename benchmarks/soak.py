@@ -39,8 +39,8 @@ from benchmarks import measure
 from benchmarks.contenders import ROOT
 from sluicemq import Sluice
 from sluicemq.client.admin.topics import masters
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import heartbeat
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import SluiceError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
@@ -254,7 +254,7 @@ async def popping(mq: Sluice, traffic: Traffic, is_over: asyncio.Event) -> None:
     data = bodies.ConsumerData(POPS, subscriptions=(wanted,))
     beat = heartbeat(bodies.Heartbeat("soak-popper", (), (data,)))
 
-    def ask(command: Command, broker: str) -> Talk[Command]:
+    def ask(command: Command, broker: str) -> Conversation[Command]:
         address = (yield from masters(mq.admin.directory))[broker]
         return (yield Call(address, command))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
+from sluicemq.broker.group_commit import GroupCommit  # noqa: E402
 from sluicemq.broker.produce.intake import Draft, Intake  # noqa: E402
 from sluicemq.broker.settings import Settings  # noqa: E402
-from sluicemq.broker.turns import Turns  # noqa: E402
 from sluicemq.broker.waiting.delivery import Delayed  # noqa: E402
 from sluicemq.config import BrokerConfig, StoreConfig  # noqa: E402
 from sluicemq.files import SYSTEM_FILES  # noqa: E402
@@ -49,7 +49,7 @@ class Bench:
         settings = Settings(BrokerConfig(broker_name="bench"), StoreConfig(root=root))
         self.store = Store.open(settings.store, files=SYSTEM_FILES, clock=self.clock)
         self._soon: list[object] = []
-        self.turns = Turns(self.store, self.clock, call_soon=self._soon.append)
+        self.turns = GroupCommit(self.store, self.clock, call_soon=self._soon.append)
         self.intake = Intake(settings, self.store, self.turns)
         self.delayed = Delayed(
             settings, self.store, self.intake, self.turns, files=SYSTEM_FILES, clock=self.clock,
@@ -77,8 +77,8 @@ class Bench:
             properties = {"UNIQ_KEY": f"7F00{number:028X}", "TIMER_DELIVER_MS": str(due_ms)}
             self.intake.accept(Draft("T", number % 8, BODY, properties, self.clock.ms, HOST, HOST))
             if number % TURN == TURN - 1:
-                self.turns.end_own()
-        self.turns.end_own()
+                self.turns.commit_now()
+        self.turns.commit_now()
         return (time.perf_counter() - began) / count
 
 

@@ -51,7 +51,7 @@ def _above(kind: type[SluiceError]) -> list[type[SluiceError]]:
 def _body(kind: type[SluiceError]) -> str:
     """The docstring as Markdown: a paragraph for each label, the example as a block."""
     text = re.sub(
-        r"^(When|Then|Cure): ", r"\n**\1:** ", inspect.getdoc(kind) or "", flags=re.MULTILINE
+        r"^(When|Then|Fix): ", r"\n**\1:** ", inspect.getdoc(kind) or "", flags=re.MULTILINE
     )
     return re.sub(r"\n{3,}", "\n\n", text)
 

@@ -87,7 +87,7 @@ def main() -> int:
         with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()):
             made = build(options.into.absolute())
     except ImportError as missing:
-        print(f"the compiled engine is not built: {missing}. Cure: pip install cython setuptools.")
+        print(f"the compiled engine is not built: {missing}. Fix: pip install cython setuptools.")
         return 1
     except Exception as error:  # noqa: BLE001 -- of the compiler, of many kinds
         print(

@@ -80,7 +80,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     """Labels in docstrings of errors begin lines; a pipe in a table needs no escape any more."""
     html = _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
-    return re.sub(r"\n(When|Then|Cure): ", r"<br><strong>\1:</strong> ", html)
+    return re.sub(r"\n(When|Then|Fix): ", r"<br><strong>\1:</strong> ", html)
 
 
 def _commands() -> Iterator[str]:

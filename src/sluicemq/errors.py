@@ -33,7 +33,7 @@
         ├── ClosedError
         └── RetryLaterError   raised by a handler: give me the message again
 
-The text of every error names the value, the limit and the cure; `cure` holds the last part alone.
+The text of every error names the value, the limit and the fix; `fix` holds the last part alone.
 Errors never carry secrets. The docstring of a class is its page: when it comes, what was done and
 what was not, what to do, an example. `sluice explain error NAME` prints it, and a note below the
 text says so (design/0028).
@@ -52,16 +52,16 @@ def install_extra(name: str) -> str:
 
 
 class SluiceError(Exception):
-    """The root of all errors of SluiceMQ: `cure` says what the user can do about it.
+    """The root of all errors of SluiceMQ: `fix` says what the user can do about it.
 
     When: never itself; catch it to catch all of them.
     Then: each class says below what was done and what was not.
-    Cure: the last sentence of the text, which `cure` holds alone.
+    Fix: the last sentence of the text, which `fix` holds alone.
     """
 
-    def __init__(self, text: str, *, cure: str = "") -> None:
-        super().__init__(f"{text} {cure}".rstrip())
-        self.cure = cure
+    def __init__(self, text: str, *, fix: str = "") -> None:
+        super().__init__(f"{text} {fix}".rstrip())
+        self.fix = fix
 
     @functools.cached_property
     def __notes__(self) -> list[str]:  # type: ignore[override]
@@ -69,16 +69,22 @@ class SluiceError(Exception):
         asked for, and what `add_note` adds to."""
         return [f"More: sluice explain error {self.page()}"]
 
+    PAGE = ""
+    """The page of this class alone, where its module has moved since the page was published."""
+
     @classmethod
     def page(cls) -> str:
-        """The name of its page: that of the class, behind its module where this is not `errors`."""
+        """Return the name of the page about this class: `PAGE`, or else the class name, after its
+        module unless that is `errors`."""
+        if published := cls.__dict__.get("PAGE", ""):
+            return str(published)
         name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("sluicemq.")
         return name.removeprefix("errors.")
 
     @property
     def fact(self) -> str:
-        """The text without the cure: for an error that tells of others and has its own cure."""
-        return str(self).removesuffix(self.cure).rstrip().removesuffix(".")
+        """The text without the fix, for errors that quote this one and have a fix of their own."""
+        return str(self).removesuffix(self.fix).rstrip().removesuffix(".")
 
 
 class ConfigurationError(SluiceError):
@@ -87,7 +93,7 @@ class ConfigurationError(SluiceError):
     When: a client, server, pipeline or command is given what it cannot work with: an unknown name,
     a value out of range, a port in use, a package that is not installed.
     Then: nothing was sent, stored or started.
-    Cure: correct what the text names. The same call again fails again.
+    Fix: correct what the text names. The same call again fails again.
 
         Port 9876 is in use already (127.0.0.1:9876). Stop the other process, or configure another
         port.
@@ -101,7 +107,7 @@ class ProtocolError(SluiceError):
     contradicts itself, or a text that should be an address or a message id is none.
     Then: the connection is closed and what waited for an answer on it fails. What an unreadable
     answer was to is not known to be done or not.
-    Cure: check the port: 9876 is the name server, 10911 a broker, 8081 a proxy.
+    Fix: check the port: 9876 is the name server, 10911 a broker, 8081 a proxy.
 
         'broker-a' is not an address. Write host:port, for example 127.0.0.1:10911.
     """
@@ -112,7 +118,7 @@ class FilterError(SluiceError):
 
     When: never itself; it catches both kinds of its faults.
     Then: no message is lost: an expression that does not compile subscribes to nothing.
-    Cure: `sluice filter check 'EXPRESSION'` shows what an expression means and what fails in it.
+    Fix: `sluice filter check 'EXPRESSION'` shows what an expression means and what fails in it.
     """
 
 
@@ -121,15 +127,15 @@ class FilterSyntaxError(FilterError):
 
     When: at `subscribe`, before anything is asked for; or a broker refuses the expression.
     Then: nothing is subscribed and no message is read.
-    Cure: correct it where the text points. `sluice filter check` shows the place and what may
+    Fix: correct it where the text points. `sluice filter check` shows the place and what may
     follow.
 
         The tag expression '||' has separators but no tag. Write TagA || TagB, or * for all
         messages.
     """
 
-    def __init__(self, text: str, *, position: int = 0, cure: str = "") -> None:
-        super().__init__(text, cure=cure)
+    def __init__(self, text: str, *, position: int = 0, fix: str = "") -> None:
+        super().__init__(text, fix=fix)
         self.position = position
 
 
@@ -139,7 +145,7 @@ class FilterEvaluationError(FilterError):
     When: an SQL92 filter takes a property for a number and the message has a text there. It is
     counted and shown (`sluice filter test`, `sluice explain message`), not raised to consumers.
     Then: that message does not match, as with RocketMQ; the others go on.
-    Cure: send the property as the expression takes it, or write the literal so that it takes more
+    Fix: send the property as the expression takes it, or write the literal so that it takes more
     (30.0 instead of 30). `reason` is the fact without the message's value: what errors are counted
     by.
 
@@ -147,8 +153,8 @@ class FilterEvaluationError(FilterError):
         left: a = TRUE.
     """
 
-    def __init__(self, text: str, *, cure: str = "", reason: str = "") -> None:
-        super().__init__(text, cure=cure)
+    def __init__(self, text: str, *, fix: str = "", reason: str = "") -> None:
+        super().__init__(text, fix=fix)
         self.reason = reason or self.fact
 
 
@@ -159,7 +165,7 @@ class StoreError(SluiceError):
     on a store directory (`sluice store`) is given one that it must not touch.
     Then: the request is not carried out; where a write failed half-way the text says what may be
     left of it.
-    Cure: the text has it; look at the disk and the broker's log. Producers see a `RequestError`.
+    Fix: the text has it; look at the disk and the broker's log. Producers see a `RequestError`.
 
         /data/copy is no backup. Name what `sluice store backup` made.
     """
@@ -170,7 +176,7 @@ class StoreLockedError(StoreError):
 
     When: a broker starts, or `sluice store` writes, where a broker runs already.
     Then: nothing was touched. The lock of a dead process never stands in the way.
-    Cure: stop the process that the text names, or give this broker a directory of its own.
+    Fix: stop the process that the text names, or give this broker a directory of its own.
 
         /data/store/lock is locked by process 1, which is running. Stop it, or give this broker a
         storePathRootDir of its own.
@@ -183,7 +189,7 @@ class StoreDamagedError(StoreError):
     When: a start, a bulk read or a check of an archive finds bytes that were safe once and are not
     what was written, or files of another size than the settings say.
     Then: nothing was changed and nothing thrown away: the broker does not start over damage.
-    Cure: restore the file from a backup or a replica; `sluice store verify` lists what is wrong,
+    Fix: restore the file from a backup or a replica; `sluice store verify` lists what is wrong,
     `sluice store repair` says what would be lost before it does anything.
 
         /data/config/topics.json cannot be read (no JSON). Put back a good copy, or remove the file
@@ -196,7 +202,7 @@ class StoreFullError(StoreError):
 
     When: the disk is fuller than diskSpaceWarningLevelRatio, or a new file finds no room.
     Then: the message was not stored; what is stored stays and can be read.
-    Cure: make room, or keep less (fileReservedTime). Sends work again by themselves.
+    Fix: make room, or keep less (fileReservedTime). Sends work again by themselves.
 
         There is no room for the commit log in /data/commitlog: 95 of 100 bytes are used, 5 are
         free. Make room; sending works again at once.
@@ -209,7 +215,7 @@ class StoreTransientError(StoreError):
 
     When: opening or growing a file fails for want of descriptors or memory.
     Then: the request was not carried out and the store is as it was.
-    Cure: raise the limit that the text names; the broker tries again by itself.
+    Fix: raise the limit that the text names; the broker tries again by itself.
 
         The commit log in /data/commitlog cannot be written for the moment: Too many open files.
         Let the process have more open files: `ulimit -n`, LimitNOFILE= of a service, --ulimit
@@ -223,7 +229,7 @@ class StoreUncertainError(StoreError):
     When: a write was cut off, or a master lost its role before its slaves confirmed a message.
     Then: the message may come back after a restart or be with the new master; it is not shown to
     consumers meanwhile. Producers get `SendUnknownError`, or the answer that says so.
-    Cure: look the message up by its key before you send it again.
+    Fix: look the message up by its key before you send it again.
 
         Writing the commit log in /data/commitlog failed half-way: Input/output error. The message
         may come back when the broker is started again. The broker must be able to write there:
@@ -236,7 +242,7 @@ class MessageIllegalError(StoreError):
 
     When: a record would be larger than a file of the log, or is of a kind that the store lacks.
     Then: it was not stored; others are not affected. Clients see code 13.
-    Cure: send less in one message; the text has size and limit.
+    Fix: send less in one message; the text has size and limit.
 
         The record would have 5000000 bytes, the limit is 4194304. Send a smaller message (or
         batch), or raise mappedFileSizeCommitLog.
@@ -248,7 +254,7 @@ class ConsensusError(SluiceError):
 
     When: a broker that fails over cannot reach etcd, or etcd has no leader.
     Then: roles stay as they are until its lease runs out; a master that cannot renew it steps down.
-    Cure: start etcd, or correct sluiceConsensus. Brokers try again by themselves.
+    Fix: start etcd, or correct sluiceConsensus. Brokers try again by themselves.
 
         etcd at http://10.0.0.1:2379 does not answer (no connection). Start it, or correct
         sluiceConsensus; trying again.
@@ -261,16 +267,16 @@ class RequestError(SluiceError):
     When: a broker, name server or proxy refuses a request; `code` and `remark` are its own words,
     `address` is the server, "" where it is this process.
     Then: it was not carried out, unless the remark says otherwise.
-    Cure: behind the remark, for the codes that have one. Code 2 (busy) can be tried again later.
+    Fix: behind the remark, for the codes that have one. Code 2 (busy) can be tried again later.
 
         answered by 127.0.0.1:10911 with code 14: the disk is full. The broker cannot write: look at
         its disk space and its log.
     """
 
-    def __init__(self, code: int, remark: str, *, address: str = "", cure: str = "") -> None:
+    def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
         where = f" by {address}" if address else ""
-        end = "." if cure and not remark.endswith((".", "!", "?")) else ""
-        super().__init__(f"answered{where} with code {code}: {remark}{end}", cure=cure)
+        end = "." if fix and not remark.endswith((".", "!", "?")) else ""
+        super().__init__(f"answered{where} with code {code}: {remark}{end}", fix=fix)
         self.code = code
         self.remark = remark
         self.address = address
@@ -281,7 +287,7 @@ class TopicNotFoundError(RequestError):
 
     When: a broker is asked about, or sent to, a topic that it lacks and may not create.
     Then: nothing was stored or changed.
-    Cure: create the topic, or let brokers create topics: autoCreateTopicEnable.
+    Fix: create the topic, or let brokers create topics: autoCreateTopicEnable.
 
         answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it: sluice topic
         create TOPIC, or set autoCreateTopicEnable=true on the broker.
@@ -293,7 +299,7 @@ class GroupNotFoundError(RequestError):
 
     When: a broker is asked about a consumer group that it does not know.
     Then: nothing was read or changed.
-    Cure: check the name (`sluice group list`); a group exists once a consumer joined, or it was
+    Fix: check the name (`sluice group list`); a group exists once a consumer joined, or it was
     created.
 
         answered by 127.0.0.1:10911 with code 26: no group billing. Create the group on the broker,
@@ -307,7 +313,7 @@ class PermissionDeniedError(RequestError):
     When: topic, group or broker lack the permission to be written or read; or access control (code
     1, AclException) refuses key, signature, address or right.
     Then: nothing was stored, read or changed.
-    Cure: correct credentials or rules: `sluice acl check` says which rule decides.
+    Fix: correct credentials or rules: `sluice acl check` says which rule decides.
 
         answered by 127.0.0.1:10911 with code 16: the topic is not writable. Check the permission of
         topic, group and broker, and the credentials.
@@ -319,7 +325,7 @@ class ClientError(SluiceError):
 
     When: it is the root of what happens on the client's side; raised itself where no class fits.
     Then: the classes below say it.
-    Cure: in the text.
+    Fix: in the text.
 
         no broker is there to check the access key. Start one.
     """
@@ -331,7 +337,7 @@ class NameServerUnreachableError(ClientError):
     When: the first use of a client, or a new topic, and every address failed; the text has each
     reason. Routes that are known stay in use meanwhile.
     Then: nothing was sent.
-    Cure: check host and port, and that a name server runs. `sluice doctor` begins there.
+    Fix: check host and port, and that a name server runs. `sluice doctor` begins there.
 
         no name server answers [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
         refused]. Check host and port, and that the name server runs (sluice nameserver).
@@ -344,7 +350,7 @@ class RouteNotFoundError(ClientError):
     When: the name servers know no such topic and no broker creates one; a broker has gone; or a
     queue was named that the topic lacks.
     Then: nothing was sent or read.
-    Cure: create the topic, start the broker, or correct the name: the text says which name servers
+    Fix: create the topic, start the broker, or correct the name: the text says which name servers
     and brokers were asked.
 
         the broker 'broker-b' is not in the route of 'orders'. See sluice cluster status.
@@ -357,7 +363,7 @@ class ConnectionLostError(ClientError):
     When: a server cannot be reached, refuses TLS, stops, or closes the connection.
     Then: where no connection was made, nothing was sent; where one broke, the request may have been
     carried out. Producers and consumers try again and raise this only from administration.
-    Cure: check address, firewall and TLS; the server's log says why it closed a connection.
+    Fix: check address, firewall and TLS; the server's log says why it closed a connection.
 
         127.0.0.1:8081 cannot be reached: Connection refused. Is a proxy started there, and does it
         want TLS (--tls)?
@@ -369,7 +375,7 @@ class RequestTimeoutError(ClientError):
 
     When: a server is overloaded or cut off, or nobody replied to a `request` in time.
     Then: the request may have been carried out, now or later.
-    Cure: look before you repeat what must not be done twice; raise the timeout where work takes
+    Fix: look before you repeat what must not be done twice; raise the timeout where work takes
     long.
 
         127.0.0.1:10911 did not answer request 310 within 3 s. Is the server overloaded, or the
@@ -383,7 +389,7 @@ class SendError(ClientError):
     When: every attempt of a send was refused or did not leave; the text has each with its reason. A
     single refusal is raised as it is: a `RequestError`.
     Then: the message is on no broker.
-    Cure: send it again once the reason is gone.
+    Fix: send it again once the reason is gone.
 
         the batch is empty. Give at least one message.
     """
@@ -394,7 +400,7 @@ class SendUnknownError(SendError):
 
     When: an attempt left and its answer did not come within the time for all attempts.
     Then: at least one attempt may have been stored, so sending again may make a duplicate.
-    Cure: look the message up by its id or key (`sluice message show ID`), or send again where
+    Fix: look the message up by its id or key (`sluice message show ID`), or send again where
     consumers tolerate duplicates (`@idempotent`).
 
         no answer for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored or
@@ -409,7 +415,7 @@ class SubscriptionConflictError(ClientError):
     When: two consumers of one process, or of one client, ask for different messages of a topic in
     one group; with RocketMQ's brokers each would be handed queues whose messages the other wants.
     Then: the second subscription is not made; the first goes on.
-    Cure: give both one expression, or groups of their own; or let the broker keep lanes
+    Fix: give both one expression, or groups of their own; or let the broker keep lanes
     (`sluice group update GROUP --contract lanes`).
 
         the group 'billing' is read by another client of this process too, with tags 'a'; tags 'b'
@@ -424,7 +430,7 @@ class OffsetOutOfRangeError(ClientError):
     deleted and created again, or that queues disappeared. Consumers move by themselves and say so
     (`OffsetMoved`).
     Then: nothing is skipped before you say so.
-    Cure: go on with what is left (failOnDataLoss=false, on_gap: note), and read more often or keep
+    Fix: go on with what is left (failOnDataLoss=false, on_gap: note), and read more often or keep
     messages longer: `sluice group lag --at-risk`.
 
         retention passed the stream: broker-a/0 of 'orders' begins at 100 now, the stream was at 60:
@@ -437,7 +443,7 @@ class MessageNotFoundError(ClientError):
 
     When: a message is looked up by id and no broker has it.
     Then: nothing was changed.
-    Cure: name its topic; it may be deleted already, or the id be of another cluster.
+    Fix: name its topic; it may be deleted already, or the id be of another cluster.
 
         no message has the id 7F00 in orders. It may be deleted already, or the id is of another
         cluster.
@@ -451,7 +457,7 @@ class UndecodableBodyError(ClientError):
     unknown or whose package is missing, or exceed `body_bytes_max`. A consumer with
     `on_undecodable="raise"` raises it at such a message.
     Then: other messages are not affected. `raw_body` has the stored bytes, `body_error` this error.
-    Cure: in the text; `reason` is why decoding failed.
+    Fix: in the text; `reason` is why decoding failed.
 
         The body of message 7F00 cannot be decoded (topic 'orders', queue 3 of broker-a, offset 17):
         it is not valid zlib data: the data ends too early. Have its producer send it again;
@@ -467,12 +473,12 @@ class UndecodableBodyError(ClientError):
         queue_offset: int,
         *,
         reason: str,
-        cure: str,
+        fix: str,
     ) -> None:
         super().__init__(
             f"The body of message {message_id} cannot be decoded (topic {topic!r}, "
             f"queue {queue_id} of {broker or '-'}, offset {queue_offset}): {reason}.",
-            cure=cure,
+            fix=fix,
         )
         self.message_id = message_id
         self.topic = topic
@@ -487,7 +493,7 @@ class MessageKeyMissingError(ClientError):
 
     When: `@idempotent(…, key="order_id")` gets a message without that property.
     Then: the handler was not called and the message comes again, at last as a dead letter.
-    Cure: send the property with every message, or use a key that all have.
+    Fix: send the property with every message, or use a key that all have.
 
         Message(id='7F00') lacks the property order_id, so nobody can say whether it was consumed
         before. Send it with the property, or use a key that all messages have.
@@ -503,7 +509,7 @@ class RetryLaterError(ClientError):
 
     When: your handler raises it; SluiceMQ never does.
     Then: the message is not acknowledged and comes again after the delay.
-    Cure: none is needed.
+    Fix: none is needed.
     """
 
     def __init__(
@@ -525,7 +531,7 @@ class ClosedError(ClientError):
 
     When: it is used behind its `async with`, after `close` or `shutdown`, or before `start`.
     Then: nothing was sent. What was under way when it closed is in the report of `close`.
-    Cure: make a new one, or do the work inside the block.
+    Fix: make a new one, or do the work inside the block.
 
         this client does not run. Call start() first.
     """

@@ -206,7 +206,7 @@ def test_our_client_is_refused_with_a_cure(
         pytest.raises(PermissionDeniedError, match="AclException") as caught,
     ):
         producer.send(Message(topic, b"x"))
-    assert "plain_acl.yml" in caught.value.cure
+    assert "plain_acl.yml" in caught.value.fix
     assert "12345678" not in str(caught.value)
 
 

@@ -142,7 +142,7 @@ class World:
             node.die(self.rng, power=True)
             raise ConnectionLostError("the broker is gone") from None
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         for node in self.nodes.values():
             try:
                 self.step(node)

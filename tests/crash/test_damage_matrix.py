@@ -84,7 +84,7 @@ def judge(
     try:
         found = look(files)
     except SluiceError as error:
-        is_named = path.rpartition("/")[0] in str(error) and error.cure
+        is_named = path.rpartition("/")[0] in str(error) and error.fix
         return None if is_named else f"refused without path or cure: {error}"
     except Exception as error:  # whatever it is, the cell is red
         return f"{type(error).__name__}: {error}"
@@ -180,7 +180,7 @@ def through_source(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
     try:
         found = source_view(cell.files)
     except SluiceError as error:
-        return None if error.cure else f"refused without a cure: {error}"
+        return None if error.fix else f"refused without a cure: {error}"
     except Exception as error:  # whatever it is, the cell is red
         return f"{type(error).__name__}: {error}"
     changed = [place for place, body in found.items() if cell.whole.pulled.get(place) != body]
@@ -195,7 +195,7 @@ def through_verify(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
     try:
         is_clean = verify(StoreLayout.find("/store", files=cell.files.kill())).findings.is_clean
     except SluiceError as error:
-        return None if error.cure else f"refused without a cure: {error}"
+        return None if error.fix else f"refused without a cure: {error}"
     except Exception as error:  # whatever it is, the cell is red
         return f"{type(error).__name__}: {error}"
     try:
@@ -219,7 +219,7 @@ def through_repair(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
         report = repair("/store", files=cell.files, stamp="now", write=True)
         found = view(cell.files)
     except SluiceError as error:
-        return None if error.cure else f"refused without a cure: {error}"
+        return None if error.fix else f"refused without a cure: {error}"
     except Exception as error:  # whatever it is, the cell is red
         return f"{type(error).__name__}: {error}"
     changed = [place for place, body in found.pulled.items()

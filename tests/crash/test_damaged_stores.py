@@ -300,15 +300,15 @@ def test_damaged_store_is_told_with_path_and_cure_or_opens_with_all_there_is(
 ) -> None:
     case.damage(root)
     before = names_and_sizes(root)
-    cure = ""
+    fix = ""
     try:
         found: list[int] | str = asyncio.run(serve_once(root))
     except SluiceError as error:
         found = str(error)
-        cure = error.cure
+        fix = error.fix
     if isinstance(found, str):
         assert str(root) in found, "it names the path"
-        assert cure, "and a cure"
+        assert fix, "and a cure"
         assert names_and_sizes(root) == before, "a refused start changes nothing"
     if isinstance(case.told, str):
         assert isinstance(found, str), f"it opens, with {found}"
@@ -368,7 +368,7 @@ def test_what_may_not_be_read_or_written_is_named(
     os.seteuid(0)
     assert str(root) in str(raised.value)
     assert "Permission denied" in str(raised.value)
-    assert "change the rights" in raised.value.cure
+    assert "change the rights" in raised.value.fix
 
 
 # --- the command

@@ -128,7 +128,7 @@ def judge(
     try:
         wrong = made.start(files)
     except SluiceError as error:
-        is_named = path.rpartition("/")[0] in str(error) and error.cure
+        is_named = path.rpartition("/")[0] in str(error) and error.fix
         return "" if is_named else f"refused without path or fix: {error}"
     path = path.removesuffix(IDENTITY_SUFFIX)
     unknown = ONLY_SOURCE.get((path.removeprefix("/store/"), kind), ())

@@ -17,10 +17,10 @@ from simulation.crashes.pop_world import POP
 from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
+from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.popped import PoppedTable, Start
 from sluicemq.broker.table import TABLE
-from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
 from sluicemq.store import dispatch, segments
@@ -113,12 +113,12 @@ def a_disk_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Turns.hold
+    original = GroupCommit.send_after_commit
 
-    def hold(turns: Turns, peer: Peer, answer: bytes, waits: bool = True, *rest: Any) -> None:
+    def hold(turns: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any) -> None:
         original(turns, peer, answer, False, *rest)
 
-    monkeypatch.setattr(Turns, "hold", hold)
+    monkeypatch.setattr(GroupCommit, "hold", hold)
     plain = TABLE[RequestCode.SEND_MESSAGE_V2]._replace(quick=None)
     monkeypatch.setitem(TABLE, RequestCode.SEND_MESSAGE_V2, plain)
 

@@ -39,7 +39,7 @@ def test_the_link_in_the_text_of_an_error_reaches_its_page(kind: type[SluiceErro
     text = inspect.getdoc(kind)
     assert text
     assert (told.exit_code, told.output) == (0, f"{kind.__name__}\n\n{text}\n")
-    assert re.findall(r"^(When|Then|Cure): ", text, re.MULTILINE) == ["When", "Then", "Cure"]
+    assert re.findall(r"^(When|Then|Fix): ", text, re.MULTILINE) == ["When", "Then", "Fix"]
     assert PAGE.count(f"\n## {kind.__name__}\n") == 1, "the heading is the anchor on the site"
 
 
@@ -54,7 +54,7 @@ def test_a_command_shows_the_way_below_the_text() -> None:
 
 
 def test_what_compares_texts_sees_the_text_alone() -> None:
-    error = SendError("no answer.", cure="Look.")
+    error = SendError("no answer.", fix="Look.")
     error.add_note("message 7 of 9")
     assert str(error) == "no answer. Look."
     assert error.__notes__ == ["More: sluice explain error SendError", "message 7 of 9"]
@@ -92,11 +92,11 @@ def texts() -> Iterator[str]:
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
-                cure = next((one.value for one in node.keywords if one.arg == "cure"), None)
+                fix = next((one.value for one in node.keywords if one.arg == "fix"), None)
                 for text in node.args[:2]:
                     made = pattern(text)
                     if len(made.replace(".*", "")) >= 12:
-                        yield made if cure is None else f"{made} {pattern(cure)}"
+                        yield made if fix is None else f"{made} {pattern(fix)}"
 
 
 def test_examples_are_what_the_source_says() -> None:

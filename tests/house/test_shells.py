@@ -7,8 +7,8 @@ import pytest
 
 from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.aio.cluster import Admin as AsyncioAdmin
+from sluicemq.client.core.conversations import AsyncioShell, BlockingShell, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Talk
 from sluicemq.client.sync.admin import Admin as BlockingAdmin
 from sluicemq.client.sync.cluster import Cluster as BlockingCluster
 
@@ -65,4 +65,4 @@ def test_an_operation_is_documented_and_typed_once(name: str) -> None:
     first, *parameters = signature.parameters.values()
     assert first.name == "self" or first.annotation is Directory
     assert all(one.annotation is not inspect.Parameter.empty for one in parameters)
-    assert get_args(signature.return_annotation)[:2] == get_args(Talk[int])[:2]
+    assert get_args(signature.return_annotation)[:2] == get_args(Conversation[int])[:2]

@@ -79,7 +79,7 @@ async def test_an_edit_is_in_force_within_a_second(servers: Servers) -> None:
         await asyncio.sleep(1.0)
         with pytest.raises(PermissionDeniedError, match="No permission for topic:T") as caught:
             await mq.send("T", b"2")
-        assert "plain_acl.yml" in caught.value.cure
+        assert "plain_acl.yml" in caught.value.fix
         servers.rules.write_text("accounts: [")
         await asyncio.sleep(1.0)
         with pytest.raises(PermissionDeniedError):

@@ -204,7 +204,7 @@ async def refused(config: BrokerConfig, store: StoreConfig) -> SluiceError:
     broker = Broker(config, store)
     with pytest.raises(SluiceError) as caught:
         await broker.start()
-    assert caught.value.cure
+    assert caught.value.fix
     return caught.value
 
 

@@ -21,8 +21,8 @@ from certificates import Authority
 from histories.namespaces import available, run
 from sluicemq import Message, SendStatus
 from sluicemq.cli import main
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import fields_of, request
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK, SystemClock
@@ -481,7 +481,7 @@ class Popper:
         assert (await self._ask(RequestCode.ACK_MESSAGE, header)).code == 0
 
     async def _ask(self, code: RequestCode, header: Any) -> Command:
-        def talk(directory: object) -> Talk[Command]:
+        def talk(directory: object) -> Conversation[Command]:
             return (yield Call(self._mq.servers.broker.address, request(code, header)))
 
         return await self._mq.admin.run(talk(self._mq.admin.directory))

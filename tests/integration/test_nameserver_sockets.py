@@ -164,7 +164,7 @@ async def test_a_port_in_use_is_an_error_that_names_it_and_the_cure(network: Net
     server = await network.name_server()
     with pytest.raises(ConfigurationError, match=f"{server.port} is in use") as caught:
         await network.name_server(port=server.port)
-    assert caught.value.cure
+    assert caught.value.fix
 
 
 async def test_bytes_that_are_not_the_protocol_close_the_connection_and_nothing_else(

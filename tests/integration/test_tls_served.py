@@ -225,4 +225,4 @@ def test_who_trusts_somebody_else_is_told_which_certificate(
         pytest.raises(NameServerUnreachableError, match="is refused: ") as caught,
     ):
         admin.topics()
-    assert "as ca" in caught.value.cure
+    assert "as ca" in caught.value.fix

@@ -9,7 +9,7 @@ import pytest
 
 import sluicemq
 from sluicemq import GroupConfig, Message, Sluice, Tls, idempotent
-from sluicemq.client.core.talks import operation
+from sluicemq.client.core.conversations import operation
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer

@@ -39,7 +39,7 @@ def test_a_failure_is_logged_once_with_its_traceback_and_counted(
 
 def test_an_error_of_ours_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> None:
-        raise StoreError("full.", cure="Free space.")
+        raise StoreError("full.", fix="Free space.")
 
     Supervisor(ManualClock(), log).run_unless_pausing("a", refuse)
     (record,) = caplog.records

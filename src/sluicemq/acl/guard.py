@@ -163,7 +163,7 @@ class Guard:
         except ConfigurationError as error:
             return error
         except OSError as error:
-            return ConfigurationError(f"{self.source.path} cannot be read: {error}.", cure="")
+            return ConfigurationError(f"{self.source.path} cannot be read: {error}.", fix="")
 
     def settle(self, found: tuple[Texts, Read] | ConfigurationError | None) -> None:
         """What `look` found: new rules are in force from here on; a wrong file changes nothing."""

@@ -84,12 +84,12 @@ def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Read:
     if len(text) > TEXT_BYTES_MAX:
         raise ConfigurationError(
             f"{name} has {len(text)} characters, the limit is {TEXT_BYTES_MAX}.",
-            cure="Split it into several files below conf/acl.",
+            fix="Split it into several files below conf/acl.",
         )
     warnings: list[str] = []
     text = _without_tabs(text, name, warnings)
     if warnings and is_compatible:
-        raise ConfigurationError(warnings[0], cure="Or set sluiceAclCompatible = false.")
+        raise ConfigurationError(warnings[0], fix="Or set sluiceAclCompatible = false.")
     root = _Builder(name, with_aliases=is_compatible).build(text)
     if root is None:
         return Read(Rules(), tuple(warnings))
@@ -97,8 +97,8 @@ def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Read:
     return Read(rules, tuple(warnings))
 
 
-def _wrong(name: str, line: int, why: str, cure: str) -> ConfigurationError:
-    return ConfigurationError(f"{name}:{line}: {why}.", cure=cure)
+def _wrong(name: str, line: int, why: str, fix: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}:{line}: {why}.", fix=fix)
 
 
 def load_credentials(text: str, name: str) -> tuple[str, str] | None:
@@ -113,7 +113,7 @@ def load_credentials(text: str, name: str) -> tuple[str, str] | None:
         return None
     if not all(isinstance(one, str) and one for one in pair):
         raise ConfigurationError(
-            f"{name} has only one of accessKey and secretKey.", cure="Write both."
+            f"{name} has only one of accessKey and secretKey.", fix="Write both."
         )
     return str(pair[0]), str(pair[1])
 
@@ -172,7 +172,7 @@ class _Builder:
             why = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
             raise ConfigurationError(
                 f"{self._name}{line} is no YAML: {why}.",
-                cure='Check the indentation there (blanks, no tabs), and put "*" and text with ": "'
+                fix='Check the indentation there (blanks, no tabs), and put "*" and text with ": "'
                 " or # in quotes.",
             ) from None
         return None if root is None or root.is_empty else root
@@ -231,8 +231,8 @@ class _Builder:
                 return
             yield self._node(event, events, depth + 1)
 
-    def _wrong(self, event: Any, why: str, cure: str) -> ConfigurationError:
-        return _wrong(self._name, event.start_mark.line + 1, why, cure)
+    def _wrong(self, event: Any, why: str, fix: str) -> ConfigurationError:
+        return _wrong(self._name, event.start_mark.line + 1, why, fix)
 
 
 class _Reader:
@@ -363,10 +363,10 @@ class _Reader:
         try:
             return parse(text)
         except ConfigurationError as error:
-            raise self._wrong(node, str(error.fact), error.cure) from None
+            raise self._wrong(node, str(error.fact), error.fix) from None
 
-    def _wrong(self, node: Node, why: str, cure: str) -> ConfigurationError:
-        return _wrong(self._name, node.line, why, cure)
+    def _wrong(self, node: Node, why: str, fix: str) -> ConfigurationError:
+        return _wrong(self._name, node.line, why, fix)
 
 
 DIRECTORY_FILES_MAX: Final = 1000
@@ -402,7 +402,7 @@ class Source:
         raise ConfigurationError(
             "aclEnable=true, and there is no file of accounts "
             f"({', '.join(config.acl_files) or 'none named'}).",
-            cure="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), name"
+            fix="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), name"
             " another file by plainAclFile, or set aclEnable=false.",
         )
 
@@ -412,14 +412,14 @@ class Source:
         if not self._files.exists(self.path):
             raise ConfigurationError(
                 f"{self.path} does not exist, and aclEnable=true refuses who is not in it.",
-                cure="Write it (`accounts:` with accessKey and secretKey), name another by"
+                fix="Write it (`accounts:` with accessKey and secretKey), name another by"
                 " plainAclFile, or set aclEnable=false.",
             )
         paths = [*self._below(self.directory, 0), self.path]
         if len(paths) > DIRECTORY_FILES_MAX:
             raise ConfigurationError(
                 f"{self.directory} holds {len(paths)} files, the limit is {DIRECTORY_FILES_MAX}.",
-                cure="Merge some of them.",
+                fix="Merge some of them.",
             )
         return Texts(tuple((path, self._content(path)) for path in paths))
 
@@ -468,7 +468,7 @@ def decoded(path: str, data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(
-            f"{path}:{line} is no UTF-8 text.", cure="Save the file as UTF-8."
+            f"{path}:{line} is no UTF-8 text.", fix="Save the file as UTF-8."
         ) from None
 
 

@@ -147,12 +147,12 @@ def _split(text: str) -> tuple[list[str], int, int]:
     parts = text.split(":") if is_six else text.split(".")
     count = IPV6_PARTS if is_six else IPV4_PARTS
     if len(parts) != count or "" in parts:
-        cure = (
+        fix = (
             "Write all eight parts of an IPv6 pattern: RocketMQ reads :: before a star as one part."
             if is_six
             else "Write four parts, such as 10.10.103.*."
         )
-        raise refused(text, f"it has not {count} parts", cure)
+        raise refused(text, f"it has not {count} parts", fix)
     return parts, 16 if is_six else 10, 0xFFFF if is_six else 0xFF
 
 
@@ -190,8 +190,8 @@ def _parse_wild(text: str) -> tuple[Ranges, ...]:
             low, _, high = part.partition("-")
             ends = _number(low, base, limit, text), _number(high, base, limit, text)
             if ends[0] > ends[1] or ends == (0, 0):
-                cure = "Write the smaller number first, such as 1-9."
-                raise refused(text, f"{part!r} is no range", cure)
+                fix = "Write the smaller number first, such as 1-9."
+                raise refused(text, f"{part!r} is no range", fix)
             found.append((ends,))
         elif part == "*":
             raise refused(text, "it begins with a star", 'Write "*" for every address.')
@@ -200,9 +200,9 @@ def _parse_wild(text: str) -> tuple[Ranges, ...]:
     return tuple(found)
 
 
-def refused(text: str, why: str, cure: str) -> ConfigurationError:
+def refused(text: str, why: str, fix: str) -> ConfigurationError:
     """The error of a pattern."""
-    return ConfigurationError(f"The address pattern {text!r} is refused: {why}.", cure=cure)
+    return ConfigurationError(f"The address pattern {text!r} is refused: {why}.", fix=fix)
 
 
 # --------------------------------------------------------- as RocketMQ 5 reads them
@@ -336,7 +336,7 @@ def parse_permission(word: str) -> Permission:
     if found is None:
         raise ConfigurationError(
             f"{word!r} is no permission.",
-            cure="Write DENY, PUB, SUB, PUB|SUB or ANY (PUB or SUB), in capitals, without blanks.",
+            fix="Write DENY, PUB, SUB, PUB|SUB or ANY (PUB or SUB), in capitals, without blanks.",
         )
     return found
 
@@ -396,7 +396,7 @@ class Finding(NamedTuple):
 
     place: str
     text: str
-    cure: str
+    fix: str
 
 
 def lint(
@@ -414,8 +414,8 @@ def lint(
         for pattern in rules.white:
             if pattern.is_everybody:
                 text = f"{pattern.text!r} lets everybody do everything"
-                cure = "Name the addresses of your own servers, or none."
-                found.append(Finding("globalWhiteRemoteAddresses", text, cure))
+                fix = "Name the addresses of your own servers, or none."
+                found.append(Finding("globalWhiteRemoteAddresses", text, fix))
         for account in rules.accounts.values():
             first = seen.setdefault(account.access_key, account.origin)
             if first != account.origin:
@@ -423,7 +423,7 @@ def lint(
                 found.append(Finding(account.origin, text, "Remove one of the two."))
                 continue
             said = _said(account, secret_length_min, topics, groups)
-            found += [Finding(account.origin, text, cure) for text, cure in said]
+            found += [Finding(account.origin, text, fix) for text, fix in said]
     return found
 
 

@@ -34,7 +34,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
-from sluicemq.files import File, Files, cure_of, load_text, replace_text
+from sluicemq.files import File, Files, fix_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
 from sluicemq.store.identity import (
     NO_RECORD,
@@ -343,7 +343,7 @@ class Document:
             refusal = failure(
                 f"The change of {names[:200]} cannot be written beside {self.path}: "
                 f"{error.strerror or error}.",
-                cure=cure_of(error),
+                fix=fix_of(error),
             )
             if is_asked:
                 raise refusal from error
@@ -364,7 +364,7 @@ class Document:
                 raise StoreError(
                     f"The change is made, but {self.path} may not have it after a power failure: "
                     f"{error.strerror or error}.",
-                    cure=cure_of(error),
+                    fix=fix_of(error),
                 ) from error
 
         return checked
@@ -422,5 +422,5 @@ class Document:
     def _unreadable(self, error: OSError) -> StoreError:
         return StoreError(
             f"{error.filename or self.path} cannot be read: {error.strerror or error}.",
-            cure=cure_of(error),
+            fix=fix_of(error),
         )

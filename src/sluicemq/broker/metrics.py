@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sluicemq.broker.group_commit import LATENCY_BOUNDS_S
 from sluicemq.broker.registration import Registration
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
-from sluicemq.broker.turns import LATENCY_BOUNDS_S
 from sluicemq.config.keys import MeasuredConfig
 from sluicemq.errors import install_extra
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX

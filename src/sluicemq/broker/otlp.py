@@ -47,12 +47,12 @@ def open_exporter(
         if (protocol := os.environ.get(name) or _PROTOCOL) != _PROTOCOL:
             raise ConfigurationError(
                 f"{name} = {protocol}: OTLP leaves by HTTP with protobuf alone.",
-                cure=f"Set {name}={_PROTOCOL}, and name the collector's port for HTTP "
+                fix=f"Set {name}={_PROTOCOL}, and name the collector's port for HTTP "
                 "(4318 as a rule; 4317 is gRPC's).",
             )
     if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or "//" not in endpoint):
         raise ConfigurationError(
-            f"{endpoint} is no endpoint of OTLP over HTTP.", cure="Write http://HOST:4318."
+            f"{endpoint} is no endpoint of OTLP over HTTP.", fix="Write http://HOST:4318."
         )
     try:
         if signal == "metrics":
@@ -65,7 +65,7 @@ def open_exporter(
             make = trace_exporter.OTLPSpanExporter
     except ImportError as error:
         raise ConfigurationError(
-            "OTLP needs the package of OpenTelemetry.", cure=install_extra("otlp")
+            "OTLP needs the package of OpenTelemetry.", fix=install_extra("otlp")
         ) from error
     path = f"/v1/{signal}"
     url = f"{endpoint.rstrip('/').removesuffix(path)}{path}" if endpoint else None

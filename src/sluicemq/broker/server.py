@@ -86,7 +86,7 @@ def _unkept() -> StoreUncertainError:
     return StoreUncertainError(
         "The change was made here, and this replica is not the master any more before all replicas "
         "had the change: the next master may not know it.",
-        cure="Ask the new master.",
+        fix="Ask the new master.",
     )
 
 
@@ -501,7 +501,7 @@ class Broker:
     async def _let_answers_go(self) -> None:
         """Answers that are held leave before the connections close."""
         turns = self.core.turns
-        turns.end()
+        turns.commit()
         turns.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_S):

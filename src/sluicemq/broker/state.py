@@ -21,6 +21,7 @@ from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
+from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed, RunSync
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.acknowledge import InFlight
@@ -35,7 +36,6 @@ from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
-from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
@@ -116,16 +116,18 @@ class BrokerState:
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
         self.shares = shares or Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
-        self.turns = turns = Turns(
+        self.turns = turns = GroupCommit(
             store, clock, call_soon=call_soon, announce=announce,
             run_sync=run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
         )  # fmt: skip
-        self.shares.before_turn = turns.end
+        self.shares.before_turn = turns.commit
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
-        self.polls = LongPolls(turns.write, turns.hold, turns.flush, polls_max, self.shares)
+        self.polls = LongPolls(
+            turns.queue_frame, turns.send_after_commit, turns.flush, polls_max, self.shares
+        )
         turns.wake = wake = self.polls.wake
         common, waking = (settings, topics, groups, offsets), (files, steady, wake)
         self.order = ConsumerOrder(*common, *waking, call_later)
@@ -175,7 +177,7 @@ class BrokerState:
         settings, store, clock, topics = self.settings, self.store, self.clock, self.topics
         groups, offsets, consumers, turns = self.groups, self.offsets, self.consumers, self.turns
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
-        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
+        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.commit)
         self.filter_watch = FilterWatch(
             store, topics, groups, offsets, consumers, self.filters, self.delivered,
             self.background, clock, self.in_flight.unfinished,
@@ -224,7 +226,7 @@ class BrokerState:
     def _take_up(self) -> None:
         """Settings that others hold copies of."""
         slow_ms = self.settings.broker.slow_request_ms
-        self.shares.slow_s = self.turns.slow_s = slow_ms / 1000 if slow_ms else math.inf
+        self.shares.slow_s = self.turns.slow_commit_s = slow_ms / 1000 if slow_ms else math.inf
 
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
@@ -299,7 +301,7 @@ class BrokerState:
     def deferred(self, outcome: object, command: Command, peer: Peer) -> None:
         """Takes what handlers return besides answers. HOT."""
         if outcome.__class__ is Durable:
-            self.turns.hold(peer, *outcome)
+            self.turns.send_after_commit(peer, *outcome)
         elif isinstance(outcome, Parked):
             if not self.polls.park(outcome, peer):
                 answer = outcome.look(outcome, True)

@@ -194,7 +194,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         TransactionRequests(settings, b.transactions, clock, b.access),
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
-        Metadata(settings, topics, groups, offsets, store, b.turns.end),
+        Metadata(settings, topics, groups, offsets, store, b.turns.commit),
         admin, Refused(),
         Statistics(
             settings, topics, groups, offsets, consumers, b.producers, b.runtime, admin,

@@ -115,7 +115,7 @@ def lint_files(
         with access.admin() as admin:
             topics, groups = frozenset(admin.topics()), frozenset(admin.groups())
     found = lint(several, secret_length_min=secret_length, topics=topics, groups=groups)
-    records = [one._asdict() for one in found]
+    records = [{"place": one.place, "text": one.text, "cure": one.fix} for one in found]
     records += [{"place": texts.items[-1][0], "text": one, "cure": ""} for one in read.warnings]
     print_records(records, as_json=as_json, empty="Nothing to say.")
     if records:
@@ -154,5 +154,5 @@ def _texts(path: str | None) -> Texts:
         return Source(SYSTEM_FILES, path).texts()
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror}.", cure="Name a readable file with --file."
+            f"{path} cannot be read: {error.strerror}.", fix="Name a readable file with --file."
         ) from error

@@ -75,7 +75,7 @@ def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
         if broker not in masters:
             raise ConfigurationError(
                 f"there is no broker {broker!r}.",
-                cure=f"The name server knows: {', '.join(masters) or 'none'}.",
+                fix=f"The name server knows: {', '.join(masters) or 'none'}.",
             )
         address = masters[broker]
     runtime = dict(sorted(admin.runtime(address).items()))
@@ -175,5 +175,5 @@ def _await_master(admin: Admin, before: Mapping[str, Any], *, as_json: bool) -> 
         pause.wait(LOOK_S)
     raise ConfigurationError(
         f"broker {before['broker']} has no new master after {SWITCH_S:g} s.",
-        cure="See `sluice cluster status` and the logs of its replicas.",
+        fix="See `sluice cluster status` and the logs of its replicas.",
     )

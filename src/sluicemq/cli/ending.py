@@ -42,7 +42,7 @@ class OptionError(ConfigurationError):
 
     When: a command is given a value that it cannot read; its exit code is 2.
     Then: nothing was done.
-    Cure: write the value as the text says; `--help` shows the options.
+    Fix: write the value as the text says; `--help` shows the options.
 
         --property 'colour' is not NAME=VALUE. For example: -p origin=JFK.
     """

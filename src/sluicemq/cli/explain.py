@@ -125,9 +125,9 @@ def error(name: str) -> None:
     kind = pydoc.locate(path)
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
         near = difflib.get_close_matches(name, vars(errors), 1)
-        cure = f"Did you mean {near[0]}? " if near else ""
+        fix = f"Did you mean {near[0]}? " if near else ""
         raise errors.ConfigurationError(
-            f"there is no error {name!r}.", cure=f"{cure}sluice explain error shows them all."
+            f"there is no error {name!r}.", fix=f"{fix}sluice explain error shows them all."
         )
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
 
@@ -299,7 +299,9 @@ def doctor(admin: Admin, as_json: bool, **options: Any) -> None:
 
 def _plain(value: Named | Sequence[Named] | None) -> object:
     if isinstance(value, Named):
-        return {name: text for name, text in value._asdict().items() if name != "is_note"}
+        found = value._asdict()
+        found["cure"] = found.pop("fix")  # the key that scripts read
+        return {name: text for name, text in found.items() if name != "is_note"}
     return None if value is None else [_plain(one) for one in value]
 
 
@@ -331,7 +333,7 @@ def _print_diagnosis(found: Diagnosis) -> None:
             *(("note", one) for one in found.notes)]  # fmt: skip
     for word, one in rows:
         click.echo(f"{word:<8} {one.code}: {one.what}")
-        if one.cure:
-            click.echo(f"{'':8} {one.cure}")
+        if one.fix:
+            click.echo(f"{'':8} {one.fix}")
     for text in evidence.unseen:
         click.echo(f"unseen   {text}")

@@ -551,7 +551,7 @@ def _running(
         who = f"no consumer {client_id!r}" if client_id else "no consumer"
         raise ConfigurationError(
             f"{who} of the group {name!r} is online.",
-            cure=f"Online: {online}." if online else "See sluice group show.",
+            fix=f"Online: {online}." if online else "See sluice group show.",
         )
     return [(one, admin.running_info(name, one.client_id, stack=stack)) for one in clients]
 

@@ -95,7 +95,7 @@ class Access:
         if self.access_key or self.secret_key:
             raise ConfigurationError(
                 "only one of access key and secret key is given.",
-                cure="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
+                fix="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
             )
         home = os.environ.get("ROCKETMQ_HOME")
         path = f"{home}/conf/tools.yml"
@@ -139,7 +139,7 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
                 return function(*args, access=access, **options)
             except RouteNotFoundError as error:
                 if hint := _meant(str(error), access, options.values()):
-                    raise RouteNotFoundError(str(error), cure=hint) from None
+                    raise RouteNotFoundError(str(error), fix=hint) from None
                 raise
 
     return with_options(*client_options)(command)  # type: ignore[return-value]
@@ -193,7 +193,7 @@ def parse_time(text: str, where: str = "") -> int:
             unit, time_ms = found
             raise OptionError(
                 f"{where} {text} looks like {unit}, and must be milliseconds.".lstrip(),
-                cure=f"Write {time_ms}.",
+                fix=f"Write {time_ms}.",
             )
         return number
     try:
@@ -201,7 +201,7 @@ def parse_time(text: str, where: str = "") -> int:
     except ValueError:
         raise OptionError(
             f"{where} {text!r} is no time.".lstrip(),
-            cure="Use milliseconds since 1970, or a date: 2013-01-01T00:00.",
+            fix="Use milliseconds since 1970, or a date: 2013-01-01T00:00.",
         ) from None
 
 

@@ -40,19 +40,19 @@ def quickstart(kind: str | None, directory: Path | None) -> None:
         )
         return
     if kind not in KINDS:
-        cure = nearest(kind, KINDS) or f"There are:\n{_kinds()}"
-        raise click.BadParameter(f"{kind!r} is no kind of project. {cure}")
+        fix = nearest(kind, KINDS) or f"There are:\n{_kinds()}"
+        raise click.BadParameter(f"{kind!r} is no kind of project. {fix}")
     directory = directory or Path(kind)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(
             f"{directory} is there and not an empty folder; nothing is written over.",
-            cure="Name a new or an empty one.",
+            fix="Name a new or an empty one.",
         )
     try:
         written = write_project(kind, directory)
     except OSError as error:
         raise ConfigurationError(
-            f"{directory} cannot be written: {error.strerror}.", cure="Name another folder."
+            f"{directory} cannot be written: {error.strerror}.", fix="Name another folder."
         ) from None
     click.echo(f"{', '.join(written)} in {directory}. Next:\n")
     for command in (f"cd {shlex.quote(str(directory))}", *commands(kind)):

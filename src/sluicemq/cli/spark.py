@@ -182,7 +182,7 @@ def _first_line() -> Iterator[None]:
     except ImportError as error:
         if error.name and error.name.partition(".")[0] not in ("pyspark", "py4j"):
             raise
-        raise ConfigurationError("Spark is not installed.", cure=install_extra("spark")) from None
+        raise ConfigurationError("Spark is not installed.", fix=install_extra("spark")) from None
     except Exception as error:
         is_sparks = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
         if isinstance(error, SluiceError) or not is_sparks:
@@ -209,7 +209,7 @@ def moment_ms(text: str | None, option: str) -> int | None:
     except ValueError as error:
         raise OptionError(
             f"{option} {text!r} is no time: {error}.",
-            cure="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
+            fix="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
         ) from None
 
 
@@ -247,11 +247,9 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
 def file_of(form: str, output: str | None) -> str | None:
     """Where to write; None: stdout. Raises OptionError when the format does not go there."""
     if form == PARQUET and output is None:
-        raise OptionError("parquet is no text.", cure="Name a directory with --output.")
+        raise OptionError("parquet is no text.", fix="Name a directory with --output.")
     if form == TABLE and output is not None:
-        raise OptionError(
-            "a table goes to the terminal.", cure="Add --format json, csv or parquet."
-        )
+        raise OptionError("a table goes to the terminal.", fix="Add --format json, csv or parquet.")
     return output
 
 
@@ -378,7 +376,7 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
         if as_json:
             print_json({
                 "file": file, "line": one.line, "key": one.key, "what": one.what,
-                "cure": one.cure, "severity": "error" if one.is_error else "warning",
+                "cure": one.fix, "severity": "error" if one.is_error else "warning",
             })  # fmt: skip
         else:
             click.echo(one.told(file))

@@ -80,7 +80,7 @@ def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
     except OSError as error:
         raise StoreError(
             f"{error.filename or directory} cannot be read: {error.strerror}.",
-            cure="Check its permissions, and the disk.",
+            fix="Check its permissions, and the disk.",
         ) from error
 
 
@@ -240,7 +240,7 @@ def select(
     given["offset_min"], given["offset_max"] = parse_range(offsets)
     if tags is not None and where is not None:
         raise OptionError(
-            "--tags and --where are given.", cure="Write the tags into --where: TAGS IN ('A', 'B')."
+            "--tags and --where are given.", fix="Write the tags into --where: TAGS IN ('A', 'B')."
         )
     if where is not None:
         from sluicemq.filter.subscriptions import compile_whole  # noqa: PLC0415
@@ -263,7 +263,7 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
     low, colon, high = text.partition(":")
     if not all(part.isdecimal() or not part for part in (low, high)) or not (low or high):
         raise OptionError(
-            f"--offsets {text!r} is no range.", cure="Write 10:20, 10: or :20, or one offset."
+            f"--offsets {text!r} is no range.", fix="Write 10:20, 10: or :20, or one offset."
         )
     first = int(low) if low else None
     return first, (first if not colon else int(high) if high else None)
@@ -412,7 +412,7 @@ def _disk_errors() -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"{error.filename or 'The disk'}: {error.strerror}.",
-            cure="Check its permissions, and the disk; running it again begins where it has to.",
+            fix="Check its permissions, and the disk; running it again begins where it has to.",
         ) from error
 
 

@@ -171,7 +171,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise OptionError(
-                f"--property {pair!r} is not NAME=VALUE.", cure="For example: -p origin=JFK."
+                f"--property {pair!r} is not NAME=VALUE.", fix="For example: -p origin=JFK."
             )
         found[name] = value
     return found
@@ -289,7 +289,7 @@ def parse_start(text: str) -> Start:
     except OptionError:
         raise OptionError(
             f"--from {text!r} is no place to begin.",
-            cure="Use first, last, milliseconds since 1970, or a date: 2013-01-01T00:00.",
+            fix="Use first, last, milliseconds since 1970, or a date: 2013-01-01T00:00.",
         ) from None
 
 

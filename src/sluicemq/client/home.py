@@ -50,7 +50,7 @@ class Home:
             raise ConfigurationError(
                 f"this client was made in process {self._pid} and is used after a fork, in process "
                 f"{os.getpid()}: both would use the same connections and message ids.",
-                cure="Make a client in each process, after the fork (in the initializer of a "
+                fix="Make a client in each process, after the fork (in the initializer of a "
                 "worker), or start processes with multiprocessing's 'spawn'.",
             )
 
@@ -67,6 +67,6 @@ class Home:
             raise ConfigurationError(
                 f"this client belongs to another event loop{ended}: what it awaits would never be "
                 "woken here.",
-                cure="Make a client in each event loop (inside each asyncio.run), or run the call "
+                fix="Make a client in each event loop (inside each asyncio.run), or run the call "
                 "in the client's loop with asyncio.run_coroutine_threadsafe.",
             )

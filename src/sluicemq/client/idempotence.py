@@ -83,7 +83,7 @@ def idempotent(
     """
     if key is not None and not callable(key) and not (isinstance(key, str) and key):
         raise ConfigurationError(
-            f"key is {key!r}.", cure="Use the name of a property, or a function of the message."
+            f"key is {key!r}.", fix="Use the name of a property, or a function of the message."
         )
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
@@ -91,7 +91,7 @@ def idempotent(
     if inspect.isroutine(database):
         raise ConfigurationError(
             f"idempotent is given {database!r:.60} for a database.",
-            cure="Write @idempotent('orders.db'), with the database in brackets.",
+            fix="Write @idempotent('orders.db'), with the database in brackets.",
         )
 
     def decorate(handler: Handler) -> Handler:
@@ -129,7 +129,7 @@ def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"idempotent consuming needs SQLAlchemy 2 ({error}).",
-            cure=install_extra("sql"),
+            fix=install_extra("sql"),
         ) from error
     own, other = ledger.KINDS if is_async else ledger.KINDS[::-1]
     if isinstance(database, other):
@@ -137,14 +137,14 @@ def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
             "a coroutine function needs an engine of create_async_engine, not a blocking one."
             if is_async
             else "a plain function needs an engine of create_engine, not an asynchronous one.",
-            cure="Give the URL: the right engine is made from it.",
+            fix="Give the URL: the right engine is made from it.",
         )
     if not isinstance(database, own[0]):
         return own[0](database, **options)
     if options:
         raise ConfigurationError(
             f"{', '.join(sorted(options))}: the ledger that is given has its own.",
-            cure="Say it where the ledger is made.",
+            fix="Say it where the ledger is made.",
         )
     return database
 
@@ -165,7 +165,7 @@ def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, An
         if not name:
             raise ConfigurationError(
                 f"{message} belongs to no consumer group.",
-                cure="Give consumer='…' to idempotent.",
+                fix="Give consumer='…' to idempotent.",
             )
         known.setdefault((name, message.topic, message_key(message, key)), message)
     return known
@@ -202,6 +202,6 @@ def message_key(message: Consumed, key: Key = None) -> str:
         what = f"the property {key!r}" if isinstance(key, str) else "a key: the function gave none"
         raise MessageKeyMissingError(
             f"{message} lacks {what}, so nobody can say whether it was consumed before.",
-            cure="Send it with the property, or use a key that all messages have.",
+            fix="Send it with the property, or use a key that all messages have.",
         )
     return str(found)

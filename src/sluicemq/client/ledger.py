@@ -89,7 +89,7 @@ def _url(database: Database, drivers: dict[str, str]) -> sa.URL:
             url = sa.make_url(database)
         except (sa.exc.ArgumentError, ValueError) as error:
             raise ConfigurationError(
-                f"the database URL cannot be read: {error}.", cure="postgresql://user@host/name"
+                f"the database URL cannot be read: {error}.", fix="postgresql://user@host/name"
             ) from None
     elif isinstance(database, sa.URL):
         url = database
@@ -97,12 +97,12 @@ def _url(database: Database, drivers: dict[str, str]) -> sa.URL:
         url = sa.URL.create("sqlite", database=str(database))
     else:
         raise ConfigurationError(
-            f"{database!r} is no database.", cure="Give a path, a URL or a SQLAlchemy engine."
+            f"{database!r} is no database.", fix="Give a path, a URL or a SQLAlchemy engine."
         )
     backend = url.get_backend_name()
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigurationError(
-            "a SQLite database in memory forgets what was consumed.", cure="Give a path of a file."
+            "a SQLite database in memory forgets what was consumed.", fix="Give a path of a file."
         )
     return url.set(drivername=drivers[backend]) if url.drivername in drivers else url
 
@@ -114,7 +114,7 @@ def _made_clear(url: sa.URL) -> Iterator[None]:
     except ImportError as error:
         raise ConfigurationError(
             f"the driver for {url.drivername!r} is not installed: {error}.",
-            cure="Install it (the extra sql brings those for SQLite), or give an engine that uses "
+            fix="Install it (the extra sql brings those for SQLite), or give an engine that uses "
             "another driver.",
         ) from error
     except sa.exc.SQLAlchemyError as error:
@@ -182,12 +182,12 @@ class _Statements:
         if dialect not in _NOTHING and dialect not in _IGNORING:
             raise ConfigurationError(
                 f"idempotent consuming does not know the database {dialect!r}.",
-                cure="Use SQLite, PostgreSQL, MySQL or MariaDB.",
+                fix="Use SQLite, PostgreSQL, MySQL or MariaDB.",
             )
         if keep is not None and keep <= timedelta(0):
             raise ConfigurationError(
                 f"keep is {keep}: no key would be kept.",
-                cure="Use a timedelta above zero, or None.",
+                fix="Use a timedelta above zero, or None.",
             )
         self.metadata = sa.MetaData()
         self.table = consumed_table(self.metadata, table)
@@ -219,7 +219,7 @@ class _Statements:
         if count not in (0, 1):
             raise ConfigurationError(
                 f"the database driver says that {count} rows were inserted, not 0 or 1.",
-                cure="Use another driver: psycopg, sqlite3, PyMySQL.",
+                fix="Use another driver: psycopg, sqlite3, PyMySQL.",
             )
         return count == 1
 
@@ -248,7 +248,7 @@ class _Statements:
             raise ConfigurationError(
                 "the engine commits every statement by itself (AUTOCOMMIT): a key and the work "
                 "for it could not be one transaction.",
-                cure="Give an engine with the isolation level of its database.",
+                fix="Give an engine with the isolation level of its database.",
             )
         if self._create:
             self.metadata.create_all(connection)
@@ -420,5 +420,5 @@ def _ended_by_handler() -> ConfigurationError:
     return ConfigurationError(
         "the handler has ended the transaction of its message itself: its effects are no longer "
         "exactly once.",
-        cure="Do not call commit or rollback on the connection; raise to roll back.",
+        fix="Do not call commit or rollback on the connection; raise to roll back.",
     )

@@ -246,7 +246,7 @@ class Tasks:
         if self.is_closing:
             coroutine.close()
             raise ClosedError(
-                f"cannot start the task {name!r}: its client is closed.", cure="Make a new client."
+                f"cannot start the task {name!r}: its client is closed.", fix="Make a new client."
             )
         outer = _owner.set(self)
         try:

@@ -221,7 +221,7 @@ class PushedConfig(MeasuredConfig):
             if not (colon and name.strip()):
                 raise ConfigurationError(
                     "sluiceOtlpHeaders has a header without a colon.",
-                    cure="Write name:value,name:value.",
+                    fix="Write name:value,name:value.",
                 )
             found[name.strip()] = value.strip()
         return found or None

@@ -173,7 +173,7 @@ def _unescaped(escape: re.Match[str]) -> str:
     if len(digits) == 4 and set(digits) <= set(hexdigits):
         return chr(int(digits, 16))
     raise ConfigurationError(
-        f"\\u{digits} is not a character.", cure="Write four hex digits, for example \\u4e2d."
+        f"\\u{digits} is not a character.", fix="Write four hex digits, for example \\u4e2d."
     )
 
 
@@ -298,7 +298,7 @@ def load_local_proxy_config(
         raise ConfigurationError(
             "aclEnable (enableACL) = true for the proxy, and the broker has no access control: a "
             "proxy in a broker's process has the broker's rules.",
-            cure="Set aclEnable = true in the broker's file.",
+            fix="Set aclEnable = true in the broker's file.",
         )
     limits = {item.name for item in fields(ProxyLimits)}
     served = {item.name for item in fields(ServerConfig)} - {"acl_files", "acl_compatible"}
@@ -324,13 +324,13 @@ def load_local_proxy_config(
 def parse_json(text: str) -> dict[str, str]:
     """A flat JSON object -> keys and values as a properties file has them. Raises
     ConfigurationError."""
-    cure = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
+    fix = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
     try:
         values = json.loads(text.strip() or "{}")
     except ValueError as error:
-        raise ConfigurationError(f"the settings are no JSON: {error}.", cure=cure) from error
+        raise ConfigurationError(f"the settings are no JSON: {error}.", fix=fix) from error
     if not isinstance(values, dict) or any(isinstance(it, dict | list) for it in values.values()):
-        raise ConfigurationError("the settings are no flat JSON object.", cure=cure)
+        raise ConfigurationError("the settings are no flat JSON object.", fix=fix)
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
@@ -437,7 +437,7 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
         if key is None and name in INERT:
             if name in REFUSED and text.lower() not in ("", "false"):
                 raise ConfigurationError(
-                    f"{name} = {text}: {REFUSED[name]}.", cure=f"Set {name} = false."
+                    f"{name} = {text}: {REFUSED[name]}.", fix=f"Set {name} = false."
                 )
             inert.setdefault(INERT[name], []).append(name)
         elif key is None:
@@ -445,7 +445,7 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
         elif name != key.name and key.name in entries:
             found.warnings.append(f"{name} is ignored because {key.name} is set too.")
         elif any(character < " " for character in text):
-            raise ConfigurationError(f"{name} has control characters.", cure="Leave them out.")
+            raise ConfigurationError(f"{name} has control characters.", fix="Leave them out.")
         elif text != "":
             found.values[key.part, key.field] = _read(key, name, text, path_of)
     found.without_effect.extend(_unknown_keys(unknown, known))
@@ -481,7 +481,7 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
                 if not natural(port, 65_535):
                     raise ConfigurationError(
                         f"{name}: {word} is no address of a server.",
-                        cure="Write host:port;host:port.",
+                        fix="Write host:port;host:port.",
                     )
                 _check_text(Kind.HOST, name, host.strip("[]"), word)
             return words
@@ -493,13 +493,13 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
 
 
 def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
-    pattern, cure = _PATTERNS.get(kind, (None, ""))
+    pattern, fix = _PATTERNS.get(kind, (None, ""))
     if pattern is not None and not pattern.fullmatch(text):
-        raise _not_valid(name, shown, cure)
+        raise _not_valid(name, shown, fix)
 
 
-def _not_valid(name: str, text: str, cure: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} = {text:.80} is not valid.", cure=cure)
+def _not_valid(name: str, text: str, fix: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} = {text:.80} is not valid.", fix=fix)
 
 
 def _read_choice(
@@ -511,8 +511,8 @@ def _read_choice(
     for word, value in choices:
         if word == text:
             return value
-    cure = f"Write {' or '.join(word for word, _value in choices)}."
-    raise _not_valid(name, text, refused.get(text, cure))
+    fix = f"Write {' or '.join(word for word, _value in choices)}."
+    raise _not_valid(name, text, refused.get(text, fix))
 
 
 def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
@@ -528,7 +528,7 @@ def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
         if value is None:
             raise ConfigurationError(
                 f"{name}: the variable {variable!r} in the path is not set.",
-                cure="Set it in the environment or write the path out.",
+                fix="Set it in the environment or write the path out.",
             )
         return value
 
@@ -620,7 +620,7 @@ def change_settings(
     if len(text) > CHANGE_LENGTH_MAX:
         raise ConfigurationError(
             f"The change has {len(text)} characters, the limit is {CHANGE_LENGTH_MAX}.",
-            cure="Send only the keys that change.",
+            fix="Send only the keys that change.",
         )
     entries = with_system_properties(parse_properties(text))
     if (ALWAYS_BLACK | set(black_list)).intersection(entries):
@@ -630,7 +630,7 @@ def change_settings(
     if change.without_effect and not known.intersection(entries):
         raise ConfigurationError(
             f"Nothing was changed. {' '.join(change.without_effect)}",
-            cure="Name a setting that mqadmin getBrokerConfig or getNamesrvConfig lists.",
+            fix="Name a setting that mqadmin getBrokerConfig or getNamesrvConfig lists.",
         )
     return change
 
@@ -660,7 +660,7 @@ def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str
             raise ConfigurationError(
                 f"{name} is set on the command line or in tls.config.file, which win over this "
                 "file.",
-                cure="Change it there and start the server anew.",
+                fix="Change it there and start the server anew.",
             )
         if changes[name] == "":
             default = key.default() if callable(key.default) else key.default
@@ -703,7 +703,7 @@ def _literal(name: str, text: str) -> str:
     if "$" in text or text.startswith("~"):
         raise ConfigurationError(
             f"{name} = {text}: a request cannot use variables, which show the environment.",
-            cure="Write the path out, or write it in the file and start the server anew.",
+            fix="Write the path out, or write it in the file and start the server anew.",
         )
     return text
 

@@ -115,17 +115,17 @@ class ReplicaConfig(PushedConfig):
             if self.is_slave:
                 raise ConfigurationError(
                     "brokerRole = SLAVE with sluiceConsensus: the consensus says who is master.",
-                    cure="Leave brokerRole out, or write how a master answers: SYNC_MASTER.",
+                    fix="Leave brokerRole out, or write how a master answers: SYNC_MASTER.",
                 )
             if not self.broker_id:
                 raise ConfigurationError(
                     "brokerId = 0 with sluiceConsensus: replicas are told apart by it.",
-                    cure="Give each replica an id of its own, 1 or more, for good.",
+                    fix="Give each replica an id of its own, 1 or more, for good.",
                 )
         elif self.is_slave and not self.broker_id:
             raise ConfigurationError(
                 "brokerRole = SLAVE with brokerId = 0, which is the master's.",
-                cure="Write brokerId = 1, or another number that no other slave has.",
+                fix="Write brokerId = 1, or another number that no other slave has.",
             )
         elif not self.is_slave:
             object.__setattr__(self, "broker_id", 0)

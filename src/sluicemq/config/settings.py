@@ -74,7 +74,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 def _wrong(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"messageDelayLevel = {text} is not valid: {why}.",
-        cure="Write whole numbers with s, m, h or d, separated by a blank, as in 1s 5s 10s 1m 2h.",
+        fix="Write whole numbers with s, m, h or d, separated by a blank, as in 1s 5s 10s 1m 2h.",
     )
 
 
@@ -461,13 +461,13 @@ class StoreConfig:
         if "," in self.commit_log_path:
             raise ConfigurationError(
                 f"storePathCommitLog={self.commit_log_path} names several directories.",
-                cure="Name one: a log over several paths is not supported.",
+                fix="Name one: a log over several paths is not supported.",
             )
         if self.checksum_property_required and not self.checksum_property:
             raise ConfigurationError(
                 "forceVerifyPropCRC = true without enabledAppendPropCRC = true: a recovery would"
                 " throw away every message that is stored from now on.",
-                cure="Set enabledAppendPropCRC = true too.",
+                fix="Set enabledAppendPropCRC = true too.",
             )
         put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
         put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
@@ -487,7 +487,7 @@ class StoreConfig:
             if not (hour.isascii() and hour.isdigit() and int(hour) < 24):
                 raise ConfigurationError(
                     f"deleteWhen = {';'.join(self.delete_hours)} is not valid: {hour} is no hour.",
-                    cure="Write hours from 00 to 23, separated by ; as in 04;16.",
+                    fix="Write hours from 00 to 23, separated by ; as in 04;16.",
                 )
 
 

@@ -39,7 +39,7 @@ class Role(IntEnum):
             return cls[name.upper()]
         except KeyError:
             names = ", ".join(role.name.lower() for role in cls)
-            raise ConfigurationError(f"there is no role {name!r}.", cure=f"Use {names}.") from None
+            raise ConfigurationError(f"there is no role {name!r}.", fix=f"Use {names}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Accounts:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(
                     f"{self.path} is no file of accounts: {error!r}.",
-                    cure="Make it again with `sluice console account add`.",
+                    fix="Make it again with `sluice console account add`.",
                 ) from error
             self._read_ms = modified_ms
         return self._known
@@ -85,16 +85,16 @@ class Accounts:
     def add(self, name: str, secret: str, role: Role) -> None:
         """Adds an account, or changes one. Raises ConfigurationError."""
         if not name or not name.isprintable() or name != name.strip():
-            raise ConfigurationError(f"{name!r} is no name of an account.", cure="Use one word.")
+            raise ConfigurationError(f"{name!r} is no name of an account.", fix="Use one word.")
         if len(name) > NAME_LENGTH_MAX:
             raise ConfigurationError(
                 f"the name has {len(name)} characters.",
-                cure=f"It may have {NAME_LENGTH_MAX} at most.",
+                fix=f"It may have {NAME_LENGTH_MAX} at most.",
             )
         if len(secret) < SECRET_LENGTH_MIN:
             raise ConfigurationError(
                 f"the secret has {len(secret)} characters.",
-                cure=f"It needs {SECRET_LENGTH_MIN} or more.",
+                fix=f"It needs {SECRET_LENGTH_MIN} or more.",
             )
         salt = secrets.token_hex(16)
         self._write(self.all() | {name: Account(name, role, salt, _hash(secret, salt))})
@@ -104,7 +104,7 @@ class Accounts:
         known = dict(self.all())
         if known.pop(name, None) is None:
             raise ConfigurationError(
-                f"there is no account {name!r}.", cure=f"There are: {', '.join(known) or 'none'}."
+                f"there is no account {name!r}.", fix=f"There are: {', '.join(known) or 'none'}."
             )
         self._write(known)
 
@@ -136,5 +136,5 @@ def check_listening(accounts: Accounts, host: str, what: str) -> None:
     if host not in LOOPBACKS and not accounts.all():
         raise ConfigurationError(
             f"{what} would listen at {host} without accounts.",
-            cure="Add one with `sluice console account add`, or listen at 127.0.0.1.",
+            fix="Add one with `sluice console account add`, or listen at 127.0.0.1.",
         )

@@ -197,9 +197,7 @@ class Console:
         """A page with the error's sentence and cure."""
         status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
         fact = error.fact
-        return self.render(
-            request, "error.html", status, fact=fact, cure=error.cure, session=session
-        )
+        return self.render(request, "error.html", status, fact=fact, fix=error.fix, session=session)
 
     async def not_found(self, request: Request, error: Exception) -> Response:
         """No page has that address."""

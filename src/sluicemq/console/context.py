@@ -89,7 +89,7 @@ class Context:
         try:
             return int(text) if text else default
         except ValueError:
-            raise ConfigurationError(f"{name} is {text!r}.", cure="Give a number.") from None
+            raise ConfigurationError(f"{name} is {text!r}.", fix="Give a number.") from None
 
     def time(self, name: str, default_ms: int) -> int:
         """Of the query or form: UTC, as browsers write it (2026-11-23T20:04). ms since 1970.
@@ -99,7 +99,7 @@ class Context:
             told = datetime.fromisoformat(text) if text else None
         except ValueError:
             raise ConfigurationError(
-                f"{name} is {text!r}.", cure="Write a time as 2026-11-23T20:04."
+                f"{name} is {text!r}.", fix="Write a time as 2026-11-23T20:04."
             ) from None
         if told is None:
             return default_ms

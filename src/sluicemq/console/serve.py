@@ -68,6 +68,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigurationError(
             f"the console cannot listen at {host}:{port}: {error.strerror or error}.",
-            cure="Choose another port with --port, or 0 for a free one.",
+            fix="Choose another port with --port, or 0 for a free one.",
         ) from error
     return made

@@ -124,7 +124,7 @@ async def _is_taken(console: Console, key: str, secret: str) -> bool:
         return False
     finally:
         await client.close()
-    raise ClientError("no broker is there to check the access key.", cure="Start one.")
+    raise ClientError("no broker is there to check the access key.", fix="Start one.")
 
 
 async def enter(console: Console, request: Request) -> Response:

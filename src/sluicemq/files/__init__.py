@@ -408,7 +408,7 @@ def make_private_directory(path: str, *, below: str) -> None:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ConfigurationError(
                 f"{directory} is a link, or belongs to somebody else.",
-                cure="Remove it, or let its owner remove it: it is made again, for you alone.",
+                fix="Remove it, or let its owner remove it: it is made again, for you alone.",
             )
         os.chmod(directory, 0o700)  # noqa: PTH101 - before what is in it is looked at
 
@@ -426,7 +426,7 @@ def _locked_error(path: str, owner: int | None) -> StoreLockedError:
     who = f"process {owner}" if owner else "another process"
     return StoreLockedError(
         f"{path} is locked by {who}, which is running.",
-        cure="Stop it, or give this broker a storePathRootDir of its own.",
+        fix="Stop it, or give this broker a storePathRootDir of its own.",
     )
 
 
@@ -466,7 +466,7 @@ def memory_bytes() -> int:
         return 4 << 30
 
 
-_CURES: Final = {
+_FIXES: Final = {
     errno.EISDIR: "Move the directory away: a file belongs there.",
     errno.ENOTDIR: "Move the file away: a directory belongs there.",
     errno.ELOOP: "A symbolic link leads in a circle: remove it, or let it lead to the right place.",
@@ -475,15 +475,15 @@ _CURES: Final = {
     errno.EDQUOT: "Make room, or raise the quota.",
     errno.EEXIST: "Move away what has that name: a link that leads nowhere, or a file.",
     errno.EIO: "Check the disk.",
-    errno.EMFILE: descriptors.CURE,
+    errno.EMFILE: descriptors.FIX,
     errno.ENFILE: "Let the machine have more open files: fs.file-max.",
     errno.ENOMEM: "Give the machine more memory, or raise vm.max_map_count.",
 }
 
 
-def cure_of(error: OSError) -> str:
+def fix_of(error: OSError) -> str:
     """What a user can do about an error of the file system in a store."""
-    return _CURES.get(
+    return _FIXES.get(
         error.errno or 0,
         "The broker must be able to write there: change the rights, or set storePathRootDir.",
     )
@@ -611,6 +611,6 @@ def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
     if broken:
         raise StoreDamagedError(
             f"{path} cannot be read ({'; '.join(broken)}).",
-            cure="Put back a good copy, or remove the file and its .bak to start without it.",
+            fix="Put back a good copy, or remove the file and its .bak to start without it.",
         )
     return None

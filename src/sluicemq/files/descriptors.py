@@ -20,7 +20,7 @@ from typing import Final, Protocol
 MAPS_MAX: Final = 1024
 MAPS_MIN: Final = 8
 RESERVE: Final = 64
-CURE: Final = (
+FIX: Final = (
     "Let the process have more open files: `ulimit -n`, LimitNOFILE= of a service, --ulimit nofile="
     " of a container."
 )
@@ -57,7 +57,7 @@ def shortage() -> str:
     """Why a connection is refused."""
     return (
         f"there are {sockets_end()} open files already, and the rest of the {limit()} that the"
-        f" process may have is for the store. {CURE}"
+        f" process may have is for the store. {FIX}"
     )
 
 

@@ -125,7 +125,7 @@ def property_uses(tree: Node) -> list[Use]:
     return sorted(found, key=lambda use: use.position)
 
 
-def float_cure(text: str) -> str:
+def float_fix(text: str) -> str:
     """What to write for a whole number to compare as floats."""
     digits = text.rstrip("lL")
     return _ZERO if digits.lstrip("-") == "0" else f"Write {digits}.0."
@@ -287,16 +287,16 @@ def mixed_warnings(tree: Node) -> Iterator[Finding]:
                     f" {widest.value} beside {other.text}: a value such as {lost} is an error for"
                     " the first, and the message does not match."
                 )
-                cure = f"{float_cure(use.text)} A float takes whole numbers too."
-                yield _warning(use.position, use.length, "mixed-numbers", what, cure)
+                fix = f"{float_fix(use.text)} A float takes whole numbers too."
+                yield _warning(use.position, use.length, "mixed-numbers", what, fix)
             elif is_text and use.text[:1] == "'" and double_or_none(text) is not None:
                 # `a = '5' OR a > 7`: the first compares characters.
                 what = (
                     f"{use.text} is a string: {use.name} is compared with it character by character"
                     " ('5' is not '5.0'), and elsewhere as a number."
                 )
-                cure = f"Write {text} without quotes."
-                yield _warning(use.position, use.length, "number-in-quotes", what, cure)
+                fix = f"Write {text} without quotes."
+                yield _warning(use.position, use.length, "number-in-quotes", what, fix)
     for node in walk(tree):
         if isinstance(node, Or):
             yield from _text_behind_number(node)
@@ -321,8 +321,8 @@ def _text_behind_number(node: Or) -> Iterator[Finding]:
                     f"{name} = '{text}' is never reached: the comparison of {name} with "
                     f"{use.text} stands before it, and '{text}' is an error there."
                 )
-                cure = f"Put {name} = '{text}' first; OR ends at the first TRUE."
-                yield _warning(position, len(text) + 2, "string-behind-number", what, cure)
+                fix = f"Put {name} = '{text}' first; OR ends at the first TRUE."
+                yield _warning(position, len(text) + 2, "string-behind-number", what, fix)
         for use in property_uses(part):
             if use.read_as in _WIDTH:
                 numbers.setdefault(use.name, use)
@@ -375,9 +375,9 @@ def check_types(text: str) -> tuple[TypeNote, ...]:
         accepts, errors = _NOTES[use.read_as]
         because = f"it is compared with {use.text}"
         is_whole = use.read_as in (JavaClass.INTEGER, JavaClass.LONG)
-        cure = f"For values with a fraction: {float_cure(use.text)}" if is_whole else ""
+        fix = f"For values with a fraction: {float_fix(use.text)}" if is_whole else ""
         notes[use.name, use.read_as] = TypeNote(
-            use.name, use.read_as.value, because, accepts, errors, cure
+            use.name, use.read_as.value, because, accepts, errors, fix
         )
     return tuple(notes.values())
 
@@ -397,8 +397,8 @@ def check_tags(expression: str | None) -> list[Finding]:
     for tag in sorted(tags):
         if "|" in tag:
             what = f"A single | belongs to the tag: {tag!r} is one tag."
-            cure = f"Tags are separated by {SEPARATOR}."
-            findings.append(_warning(text.index(tag), len(tag), "single-bar", what, cure))
+            fix = f"Tags are separated by {SEPARATOR}."
+            findings.append(_warning(text.index(tag), len(tag), "single-bar", what, fix))
     return findings
 
 

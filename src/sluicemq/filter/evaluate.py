@@ -368,7 +368,7 @@ def _equal_in_general(left_node: Node, right_node: Node) -> Verdict:
 def _class_cast(flag: bool, text: str) -> bool:
     raise FilterEvaluationError(
         f"a condition on the left cannot be compared with the string {text!r}.",
-        cure="Put the property on the left: a = TRUE.",
+        fix="Put the property on the left: a = TRUE.",
         reason="a condition stands on the left of a string",
     )
 

@@ -87,7 +87,7 @@ def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
         f"The SQL92 expression {wrong} character {finding.position + 1}:\n"
         f"    {line}\n    {carets}\n{finding.what}",
         position=finding.position,
-        cure=finding.instead,
+        fix=finding.instead,
     )
 
 
@@ -182,8 +182,8 @@ def lexical_finding(text: str, position: int) -> Finding:
     character = text[position]
     if character != "`" and (quoted := _QUOTED.match(text, position)):
         what = f"{quoted[0]} stands in typographic quotes; strings need the plain quote ' (U+0027)."
-        cure = f"Write '{quoted[1]}'."
-        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, cure)
+        fix = f"Write '{quoted[1]}'."
+        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, fix)
     if ord(character) in LOOK_ALIKES and character != "`":
         plain = LOOK_ALIKES[ord(character)]
         name = "space" if plain == " " else plain
@@ -245,8 +245,8 @@ def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str,
     if expected == {"OPEN"}:
         return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
     if token.kind == "COMMA" and "AND" in expected:
-        cure = "The bounds are joined by AND: BETWEEN 1 AND 9."
-        return "between", "A comma cannot stand here.", cure
+        fix = "The bounds are joined by AND: BETWEEN 1 AND 9."
+        return "between", "A comma cannot stand here.", fix
     if expected != {"STRING"}:
         return None
     before = text[: token.position].rstrip(" \t\r\n\f")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.check import Use, float_cure, property_uses
+from sluicemq.filter.check import Use, float_fix, property_uses
 from sluicemq.filter.evaluate import NUMBER_OR_NONE, double_or_none
 from sluicemq.filter.nodes import (
     And,
@@ -97,12 +97,12 @@ def cost_of(
             f"{', '.join(unique)} has too many values for a column: the records of "
             f"{share:.1%} of the messages are read."
         )
-        cure = "Put conditions on other properties beside it (AND): they spare the reading."
-        return Cost(CostClass.RECORDS, why, cure, share)
+        fix = "Put conditions on other properties beside it (AND): they spare the reading."
+        return Cost(CostClass.RECORDS, why, fix, share)
     if names == {"TAGS"} and (tags := tags_of(tree)) is not None:
         why = "It only asks for tags."
-        cure = f"Subscribe by tags, {' || '.join(tags)}: the consume queue alone decides."
-        return Cost(CostClass.TAGS, why, cure, share)
+        fix = f"Subscribe by tags, {' || '.join(tags)}: the consume queue alone decides."
+        return Cost(CostClass.TAGS, why, fix, share)
     why = f"Decided in the columns of {', '.join(sorted(names))}; only what matches is read."
     return Cost(CostClass.COLUMNS, why, "", share)
 
@@ -174,11 +174,11 @@ class _ReadAs:
             " messages do not match."
         )
         if self.fractional == self.failing:
-            return ValueFinding("whole-against-fraction", what, float_cure(use.text))
-        cure = f"Compare text as strings ({use.name} = 'x') before it, joined by OR."
+            return ValueFinding("whole-against-fraction", what, float_fix(use.text))
+        fix = f"Compare text as strings ({use.name} = 'x') before it, joined by OR."
         if self.fractional:
-            cure = f"For those that are numbers: {float_cure(use.text)} {cure}"
-        return ValueFinding("text-against-number", what, cure)
+            fix = f"For those that are numbers: {float_fix(use.text)} {fix}"
+        return ValueFinding("text-against-number", what, fix)
 
 
 class _Seen:
@@ -220,10 +220,8 @@ class _Seen:
             close = get_close_matches(self.name, names, 1)
             near = lower.get(self.name.lower()) or next(iter(close), "")
             what = f"None of the {rows} messages has a property {self.name}."
-            cure = (
-                f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
-            )
-            findings = [ValueFinding("never-there", what, cure)]
+            fix = f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
+            findings = [ValueFinding("never-there", what, fix)]
         elif not self.is_excluded and len(self.values) < VALUES_KEPT_MAX:
             findings += filter(None, map(self._other_spelling, self._wanted))
         examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))

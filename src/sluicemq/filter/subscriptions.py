@@ -143,13 +143,13 @@ def split_tags(expression: str) -> frozenset[str]:
     if len(expression) > TAGS_LENGTH_MAX:
         raise FilterSyntaxError(
             f"The tag expression has {len(expression)} characters, the limit is {TAGS_LENGTH_MAX}.",
-            cure="Subscribe to fewer tags, or to * and filter by a property.",
+            fix="Subscribe to fewer tags, or to * and filter by a property.",
         )
     parts = expression.split(SEPARATOR)
     if not any(parts):
         raise FilterSyntaxError(
             f"The tag expression {expression!r} has separators but no tag.",
-            cure="Write TagA || TagB, or * for all messages.",
+            fix="Write TagA || TagB, or * for all messages.",
         )
     return frozenset(tag for part in parts if (tag := part.strip(BLANKS)))
 
@@ -176,7 +176,7 @@ def subscribe(
 
 
 def unknown_kind(kind: str | None) -> FilterSyntaxError:
-    return FilterSyntaxError(f"{kind!r} is not a kind of filter.", cure="Use TAG or SQL92.")
+    return FilterSyntaxError(f"{kind!r} is not a kind of filter.", fix="Use TAG or SQL92.")
 
 
 def tag_matches(subscription: Subscription, tag: str | None) -> bool:

@@ -84,8 +84,8 @@ class Builder:
             and not isinstance(right.value, bool)
         ):
             what = f"{left.text} cannot be compared with the constant {right.text}."
-            cure = "TRUE and FALSE are words of the language: no property can have such a name."
-            raise _rejected(left, "boolean-against-constant", what, cure)
+            fix = "TRUE and FALSE are words of the language: no property can have such a name."
+            raise _rejected(left, "boolean-against-constant", what, fix)
         return Equal(left, right, token.kind == "UNEQUAL", token.position)
 
     def is_null(self, operand: Node, token: Token, *rest: Token) -> Node:
@@ -113,18 +113,18 @@ class Builder:
                 first, last = float(first), float(last)
             if last < first:
                 what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
-                cure = f"Write BETWEEN {high.text} AND {low.text}."
-                raise _rejected(high, "between-order", what, cure)
+                fix = f"Write BETWEEN {high.text} AND {low.text}."
+                raise _rejected(high, "between-order", what, fix)
         return Between(value, low, high, negated, token.position)
 
     def contained(self, operand: Node, token: Token, *rest: Any) -> Node:
         if isinstance(operand, Property):
             return In(operand, tuple(rest[-2]), token.kind == "NOT", token.position)
-        what, cure = "IN needs a property on its left.", "Write a IN ('x', 'y')."
+        what, fix = "IN needs a property on its left.", "Write a IN ('x', 'y')."
         if isinstance(operand, Not):
             what = "NOT belongs to the one word after it, and IN needs a property on its left."
-            cure = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
-        raise _rejected(operand, "in-operand", what, cure)
+            fix = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
+        raise _rejected(operand, "in-operand", what, fix)
 
     def first_string(self, token: Token) -> list[str]:
         return [_unquoted(token)]
@@ -159,22 +159,22 @@ class Builder:
         if len(digits) <= len(str(LONG_MAX)) and int(digits) <= LONG_MAX:
             return Literal(int(digits), token.position, token.text)
         what = f"{token.text} does not fit in 64 bits: the largest number is {LONG_MAX}."
-        cure = f"Write it as a float, {digits}.0, or compare it as a string."
-        raise _rejected(Literal(0, token.position, token.text), "number-too-large", what, cure)
+        fix = f"Write it as a float, {digits}.0, or compare it as a string."
+        raise _rejected(Literal(0, token.position, token.text), "number-too-large", what, fix)
 
     def float_number(self, token: Token) -> Node:
         literal = Literal(float(token.text), token.position, token.text)
         if FLOAT_MIN <= float(token.text) <= FLOAT_MAX:
             return literal
         if float(token.text) > FLOAT_MAX:
-            what, cure = f"The float {token.text} is too large.", f"The largest is {FLOAT_MAX}."
-            raise _rejected(literal, "float-too-large", what, cure)
+            what, fix = f"The float {token.text} is too large.", f"The largest is {FLOAT_MAX}."
+            raise _rejected(literal, "float-too-large", what, fix)
         what = f"RocketMQ refuses the float {token.text}: it must be at least 4.9e-324."
-        cure = (
+        fix = (
             "For whole numbers write 0. For floats write > 0.0 as >= 4.9e-324, "
             ">= 0.0 as > -4.9e-324, < 0.0 as <= -4.9e-324, <= 0.0 as < 4.9e-324."
         )
-        raise _rejected(literal, "float-zero", what, cure)
+        raise _rejected(literal, "float-zero", what, fix)
 
 
 def as_boolean(node: Node) -> Node:
@@ -184,8 +184,8 @@ def as_boolean(node: Node) -> Node:
     if isinstance(node, Property):
         return Truth(node, node.position)
     what = f"{_shown(node)} is a value, not a condition."
-    cure = "Compare it with a property, for example a = 5."
-    raise _rejected(node, "not-a-condition", what, cure)
+    fix = "Compare it with a property, for example a = 5."
+    raise _rejected(node, "not-a-condition", what, fix)
 
 
 def _unquoted(token: Token) -> str:
@@ -196,19 +196,19 @@ def _check_number(node: Node, operator: str) -> None:
     """May the node stand beside an order operator? Numbers, properties and minus may."""
     if isinstance(node, Literal) and isinstance(node.value, str):
         what = f"{operator} compares numbers only, and {node.text} is a string."
-        cure = "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
+        fix = "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
         with suppress(ValueError):
             float(node.value)
-            cure = f"Write the number without quotes: {node.value}."
-        raise _rejected(node, "order-string", what, cure)
+            fix = f"Write the number without quotes: {node.value}."
+        raise _rejected(node, "order-string", what, fix)
     if isinstance(node, Literal) and is_boolean(node):
         what = f"{operator} compares numbers only, and {node.text} is none."
-        cure = "Write a number, or use = TRUE, = FALSE, IS NULL."
-        raise _rejected(node, "order-constant", what, cure)
+        fix = "Write a number, or use = TRUE, = FALSE, IS NULL."
+        raise _rejected(node, "order-constant", what, fix)
     if isinstance(node, Not):
         what = f"NOT belongs to the one word after it, not to the comparison with {operator}."
-        cure = "Put the comparison in parentheses: NOT (a > 5)."
-        raise _rejected(node, "not-binds-tight", what, cure)
+        fix = "Put the comparison in parentheses: NOT (a > 5)."
+        raise _rejected(node, "not-binds-tight", what, fix)
     if is_boolean(node):
         what = f"{operator} compares numbers only, and one side is a condition (TRUE or FALSE)."
         raise _rejected(node, "order-condition", what, "Join conditions: a > 1 AND b > 0.")
@@ -318,8 +318,8 @@ def parse(text: str) -> Parsed:
     """Text -> tree. Raises Rejected with the finding when RocketMQ would not compile it."""
     if len(text) > LENGTH_MAX:
         what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
-        cure = "Give the messages a property or tag that says it shorter."
-        raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, cure))
+        fix = "Give the messages a property or tag that says it shorter."
+        raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, fix))
     _, _, actions, gotos, start, end, _ = tables()
     states: list[int] = [start]
     values: list[Any] = []
@@ -349,8 +349,8 @@ def parse(text: str) -> Parsed:
     # A level costs a character at least, so a short text needs no look.
     if len(text) > NESTING_MAX and len(levels(tree)) > NESTING_MAX:
         what = f"Conditions are nested deeper than {NESTING_MAX} levels."
-        cure = "Write it flatter: chains of AND and OR need no parentheses."
-        raise Rejected(Finding(0, len(text), "too-deep", what, cure))
+        fix = "Write it flatter: chains of AND and OR need no parentheses."
+        raise Rejected(Finding(0, len(text), "too-deep", what, fix))
     return Parsed(tree, refused.position if refused else None)
 
 

@@ -53,15 +53,15 @@ class Undecodable(NamedTuple):
     """The reason why a body cannot be decoded, and what can be done about it."""
 
     reason: str
-    cure: str
+    fix: str
 
 
 class _UndecodableError(Exception):
     """Ends a decoder; `decode_body` returns `found`."""
 
-    def __init__(self, reason: str, cure: str) -> None:
+    def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
-        self.found = Undecodable(reason, cure)
+        self.found = Undecodable(reason, fix)
 
 
 def compress(body: Buffer, kind: int) -> bytes:

@@ -46,12 +46,12 @@ def parse_host(text: str) -> Host:
     address, separator, port = text.strip().rpartition(":")
     if not separator or not port.isdigit():
         raise ProtocolError(
-            f"{text!r} is not an address.", cure="Write host:port, for example 127.0.0.1:10911."
+            f"{text!r} is not an address.", fix="Write host:port, for example 127.0.0.1:10911."
         )
     if len(port) > 5 or int(port) > PORT_MAX:
         raise ProtocolError(
             f"{text[:100]!r} is not an address: a port is at most {PORT_MAX}.",
-            cure="Write host:port, for example 127.0.0.1:10911.",
+            fix="Write host:port, for example 127.0.0.1:10911.",
         )
     return Host(address.removeprefix("[").removesuffix("]"), int(port))
 
@@ -86,7 +86,7 @@ def parse_offset_message_id(text: str) -> tuple[Host, int]:
         data = b""
     if len(data) not in (HOST_BYTES_IPV4 + 8, HOST_BYTES_IPV6 + 8):
         raise ProtocolError(
-            f"{text!r} is not an offset message id.", cure="It has 32 or 56 hex digits."
+            f"{text!r} is not an offset message id.", fix="It has 32 or 56 hex digits."
         )
     return decode_host(data[:-8]), _OFFSET.unpack(data[-8:])[0]
 

@@ -151,7 +151,7 @@ class StoredMessage:
     def _error(self, found: Undecodable) -> UndecodableBodyError:
         return UndecodableBodyError(
             self.message_id, self.topic, self.broker, self.queue_id, self.queue_offset,
-            reason=found.reason, cure=found.cure,
+            reason=found.reason, fix=found.fix,
         )  # fmt: skip
 
     @property

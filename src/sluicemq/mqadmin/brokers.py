@@ -50,7 +50,7 @@ def cluster_list(session: Session, given: Given) -> None:
                     session.say(show(session, cluster, name, (number, address), counts))
         if "interval" not in given:
             return
-        session.admin.pause(given.number("interval"))
+        session.admin.sleep(given.number("interval"))
 
 
 def _more(
@@ -203,7 +203,7 @@ def replication(session: Session, given: Given) -> None:
             _replication(session, address)
         if "interval" not in given:
             return
-        session.admin.pause(given.number("interval", 3))
+        session.admin.sleep(given.number("interval", 3))
 
 
 def _replication(session: Session, address: str) -> None:

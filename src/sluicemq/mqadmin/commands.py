@@ -81,7 +81,7 @@ class Given(dict[str, str]):
         try:
             return int(text)
         except ValueError:
-            raise ConfigurationError(f"{name} is {text!r}.", cure="Give a number.") from None
+            raise ConfigurationError(f"{name} is {text!r}.", fix="Give a number.") from None
 
     def truth(self, name: str, default: bool = False) -> bool:
         """True for `true` alone, in any case."""
@@ -248,8 +248,8 @@ def failure(command: Command, error: SluiceError) -> Iterator[str]:
         yield f"{begin}: CODE: {error.code}  DESC: {error.remark}{where}"
     else:
         yield f"Caused by: {error.fact}"
-    if error.cure:
-        yield f"sluice: {error.cure}"
+    if error.fix:
+        yield f"sluice: {error.fix}"
 
 
 def _refusal(session: Session, flag: Flag, given: Given) -> str:

@@ -74,7 +74,7 @@ def parse_time(text: str) -> int:
     except ValueError:
         raise ConfigurationError(
             f"the time {text!r} cannot be read.",
-            cure="Write milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+            fix="Write milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
         ) from None
 
 

@@ -127,7 +127,7 @@ def query_by_key(session: Session, given: Given) -> None:
     if given.get("keyType", "K") != "K":
         raise ConfigurationError(
             "tags have an index at brokers that keep it in RocksDB.",
-            cure=f"Ask: sluice sql \"SELECT * FROM {topic} WHERE tags = '{key}'\".",
+            fix=f"Ask: sluice sql \"SELECT * FROM {topic} WHERE tags = '{key}'\".",
         )
     found = session.admin.messages_by_key(
         topic, key, begin_ms=given.number("beginTimestamp"),
@@ -423,4 +423,4 @@ def cluster_send_time(session: Session, given: Given) -> None:
                         if as_log
                         else row(cluster, broker, f"{mean:.2f}", good, count - good)
                     )
-            producer.pause(given.number("interval", 10))
+            producer.sleep(given.number("interval", 10))

@@ -31,7 +31,7 @@ def parse_attributes(text: str) -> dict[str, str | None]:
     for part in filter(None, text.split(",")):
         key, separator, value = part[1:].partition("=")
         if not key or part[0] not in "+-" or (part[0] == "+") != bool(separator):
-            raise ConfigurationError(f"the attribute {part!r}.", cure="Write +a=b, or -a.")
+            raise ConfigurationError(f"the attribute {part!r}.", fix="Write +a=b, or -a.")
         found[key] = value if part[0] == "+" else None
     return found
 
@@ -82,7 +82,7 @@ def read_list(session: Session, given: Given) -> list[object] | None:
         return None
     found = orjson.loads(text)
     if not isinstance(found, list):
-        raise ConfigurationError(f"{given['filename']} has no JSON list.", cure="Write [{…}, …].")
+        raise ConfigurationError(f"{given['filename']} has no JSON list.", fix="Write [{…}, …].")
     return found
 
 

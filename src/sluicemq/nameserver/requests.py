@@ -108,7 +108,7 @@ class KeyValues:
             raise ProtocolError(
                 f"The key-values would have {len(text)} bytes, at most {KEY_VALUES_BYTES_MAX} are "
                 "kept.",
-                cure="Delete key-values that are not used any more.",
+                fix="Delete key-values that are not used any more.",
             )
         replace_text(self._files, self._path, text)
         self._namespaces = changed

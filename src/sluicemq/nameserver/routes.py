@@ -412,7 +412,7 @@ class RouteTable:
             raise ProtocolError(
                 f"The other brokers have {others} topics, this one has {len(new.topics)}; together "
                 f"they may have {self._entries_max}.",
-                cure="Raise sluiceRegisteredTopicsMax of the name server.",
+                fix="Raise sluiceRegisteredTopicsMax of the name server.",
             )
 
     def _put_live(self, new: Registration, now_ms: int) -> None:

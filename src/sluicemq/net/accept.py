@@ -51,13 +51,13 @@ log = logging.getLogger(__name__)
 Kept = Mapping[int, socket.socket]
 """Listening sockets by port, for a server that starts where another one closes."""
 
-CURES = (
+FIXES = (
     "Set bindAddress (or --host) there, 0.0.0.0 for all addresses, to serve everybody who reaches "
     "it; aclEnable = true to serve those who have an account; or sluiceProtectedMode = false"
 )
 REFUSAL = (
     "This server answers clients on its own machine alone (protected mode), because neither an "
-    f"address to listen at nor access control is configured. {CURES}."
+    f"address to listen at nor access control is configured. {FIXES}."
 )
 
 
@@ -66,7 +66,7 @@ def warn_of_protection(config: ServerConfig) -> None:
     if config.is_protected:
         log.warning(
             "protected mode: only clients on this machine are served, others (in a container all "
-            "of outside) are refused. %s", CURES.replace(" there", ""),
+            "of outside) are refused. %s", FIXES.replace(" there", ""),
         )  # fmt: skip
 
 
@@ -425,18 +425,18 @@ def _cannot_listen(host: str | None, port: int, error: OSError) -> Configuration
     if error.errno == errno.EADDRINUSE:
         return ConfigurationError(
             f"Port {port} is in use already ({where}).",
-            cure="Stop the other process, or configure another port.",
+            fix="Stop the other process, or configure another port.",
         )
     if error.errno == errno.EACCES:
         return ConfigurationError(
             f"Port {port} needs rights that this process does not have ({where}).",
-            cure="Configure a port above 1023.",
+            fix="Configure a port above 1023.",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return ConfigurationError(
-            f"Cannot listen on {where}: {error.strerror}.", cure=descriptors.CURE
+            f"Cannot listen on {where}: {error.strerror}.", fix=descriptors.FIX
         )
     return ConfigurationError(
         f"Cannot listen on {where}: {error.strerror or error}.",
-        cure="Configure an address of this machine.",
+        fix="Configure an address of this machine.",
     )

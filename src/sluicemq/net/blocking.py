@@ -153,7 +153,7 @@ class BlockingChannel:
         if isinstance(error, TimeoutError):
             return RequestTimeoutError(
                 f"{doing} {self.address} took longer than {self.timeout_s:g} s.",
-                cure="Is the server overloaded, or the network slow?",
+                fix="Is the server overloaded, or the network slow?",
             )
         if self._is_tls and is_made and not self._is_heard:
             from sluicemq.net.openssl import tls_failed  # noqa: PLC0415 - rare
@@ -162,7 +162,7 @@ class BlockingChannel:
         hint = f" {TLS_HINT}" if is_made and not (self._is_heard or self._is_tls) else ""
         return ConnectionLostError(
             f"{doing} {self.address} failed: {error.strerror or error}.",
-            cure=f"Check host and port, and that the server runs.{hint}",
+            fix=f"Check host and port, and that the server runs.{hint}",
         )
 
     def __repr__(self) -> str:

@@ -176,7 +176,7 @@ class Channel:
             if not future.done():
                 late = RequestTimeoutError(
                     f"{self.address} did not answer request {code} within {timeout_s:g} s.",
-                    cure="Is the server overloaded, or the network slow?",
+                    fix="Is the server overloaded, or the network slow?",
                 )
                 future.set_exception(late)
         for opaque in over:
@@ -264,10 +264,10 @@ class Channel:
             if is_tls_error(error):
                 return tls_failed(self.address, error)
         why = f": {error}" if error is not None else ""
-        cure = "The request may have been carried out."
+        fix = "The request may have been carried out."
         return ConnectionLostError(
             f"The connection to {self.address} closed before the answer came{why}.",
-            cure=cure if self._is_heard or self.is_tls else f"{cure} {TLS_HINT}",
+            fix=fix if self._is_heard or self.is_tls else f"{fix} {TLS_HINT}",
         )
 
     def __repr__(self) -> str:
@@ -343,7 +343,7 @@ async def connect(
     except TimeoutError as error:
         raise RequestTimeoutError(
             f"{address} did not accept a connection within {timeout_s:g} s.",
-            cure="Check host and port, and that no firewall is between.",
+            fix="Check host and port, and that no firewall is between.",
         ) from error
     except OSError as error:
         raise cannot_connect(address, error, is_tls=tls is not None) from error
@@ -358,7 +358,7 @@ def cannot_connect(address: str, error: OSError, *, is_tls: bool = False) -> Con
             return tls_failed(address, error)
     return ConnectionLostError(
         f"Cannot connect to {address}: {error.strerror or error}.",
-        cure="Check host and port, and that the server runs.",
+        fix="Check host and port, and that the server runs.",
     )
 
 
@@ -410,13 +410,13 @@ class ChannelPool:
             return channel
         async with self._opening.setdefault(address, asyncio.Lock()):
             if self._closed:
-                raise ClosedError("The connections are closed.", cure="Make a new client.")
+                raise ClosedError("The connections are closed.", fix="Make a new client.")
             channel = self.channels.get(address)
             if channel is not None and not channel.closed:
                 return channel
             failure = self._failures.get(address)
             if failure is not None and self._clock.monotonic_s() < failure[0]:
-                raise type(failure[2])(f"{failure[2].fact}.", cure=failure[2].cure)
+                raise type(failure[2])(f"{failure[2].fact}.", fix=failure[2].fix)
             try:
                 channel = await (self._connect or dial)(
                     address,
@@ -431,7 +431,7 @@ class ChannelPool:
             self._failures.pop(address, None)
             if self._closed:  # by now
                 await channel.close()  # type: ignore[unreachable]
-                raise ClosedError("The connections are closed.", cure="Make a new client.")
+                raise ClosedError("The connections are closed.", fix="Make a new client.")
             self.channels[address] = channel
             return channel
 

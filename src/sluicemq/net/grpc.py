@@ -77,7 +77,7 @@ class CallError(SluiceError):
 
     When: a proxy refuses a gRPC call, one of `sluice proxy status` for example.
     Then: what the call asked for was not done; `code` is gRPC's.
-    Cure: the text is the proxy's; its log has more. UNIMPLEMENTED: the port is no proxy of ours.
+    Fix: the text is the proxy's; its log has more. UNIMPLEMENTED: the port is no proxy of ours.
     """
 
     def __init__(self, code: StatusCode, text: str) -> None:
@@ -430,7 +430,7 @@ def ask(
     except OSError as error:
         raise ConnectionLostError(
             f"{address} cannot be reached: {error.strerror or error}.",
-            cure="Is a proxy started there, and does it want TLS (--tls)?",
+            fix="Is a proxy started there, and does it want TLS (--tls)?",
         ) from error
     status = int(headers.get("grpc-status", StatusCode.UNKNOWN))
     if status != StatusCode.OK:

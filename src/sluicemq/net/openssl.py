@@ -136,13 +136,13 @@ def server_contexts(config: TlsConfig, protocols: Sequence[str] = ()) -> Watched
         raise ConfigurationError(
             f"tls.server.need.client.auth = {config.tls_client_auth} without "
             "tls.server.trustCertPath: no client could be verified.",
-            cure="Set tls.server.trustCertPath to the certificates of the authority that signs "
+            fix="Set tls.server.trustCertPath to the certificates of the authority that signs "
             "those of clients.",
         )
     if not (config.tls_certificate or config.tls_test_mode or config.tls_mode == "permissive"):
         raise ConfigurationError(
             f"tls.server.mode = {config.tls_mode} without a certificate.",
-            cure="Set tls.server.certPath and tls.server.keyPath.",
+            fix="Set tls.server.certPath and tls.server.keyPath.",
         )
 
     def made() -> ssl.SSLContext:
@@ -183,7 +183,7 @@ def self_signed_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
     except OSError as error:
         raise ConfigurationError(
             f"a certificate for TLS in test mode cannot be made: {error}.",
-            cure="Name a directory that can be written with TMPDIR, or set tls.server.certPath and "
+            fix="Name a directory that can be written with TMPDIR, or set tls.server.certPath and "
             "tls.server.keyPath.",
         ) from error
     return context
@@ -202,19 +202,19 @@ def _load_chain(
     except FileNotFoundError:
         missing = certificate if _one(certificate) is None else key
         raise ConfigurationError(
-            f"{name}: the file {missing} is not there.", cure="Correct the path."
+            f"{name}: the file {missing} is not there.", fix="Correct the path."
         ) from None
     except OSError as error:
         text = str(error)
-        cure = "Is it a PEM file with a certificate and its private key?"
+        fix = "Is it a PEM file with a certificate and its private key?"
         if isinstance(error, PermissionError):
-            cure = "Give this user the right to read it."
+            fix = "Give this user the right to read it."
         elif "KEY_VALUES_MISMATCH" in text:
-            cure = "The key belongs to another certificate: replace both."
+            fix = "The key belongs to another certificate: replace both."
         elif "DECRYPT" in text.upper() or "password" in text.lower() or "[SSL] PEM lib" in text:
-            cure = f"{cure[:-1]}, and the password of the key right?"
+            fix = f"{fix[:-1]}, and the password of the key right?"
         raise ConfigurationError(
-            f"{name}: {where} cannot be used: {_reason(error)}.", cure=cure
+            f"{name}: {where} cannot be used: {_reason(error)}.", fix=fix
         ) from None
 
 
@@ -223,12 +223,12 @@ def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
         context.load_verify_locations(path)
     except FileNotFoundError:
         raise ConfigurationError(
-            f"{name}: the file {path} is not there.", cure="Correct the path."
+            f"{name}: the file {path} is not there.", fix="Correct the path."
         ) from None
     except OSError as error:
         raise ConfigurationError(
             f"{name}: {path} cannot be used: {_reason(error)}.",
-            cure="Name a PEM file with the certificates of authorities.",
+            fix="Name a PEM file with the certificates of authorities.",
         ) from None
 
 
@@ -239,7 +239,7 @@ def _reason(error: OSError) -> str:
 
 # ----------------------------------------------------------------------------------- errors
 
-_CHAIN_CURES: Final = {
+_CHAIN_FIXES: Final = {
     9: "The certificate is not valid yet: compare the clocks.",
     10: "It has expired: the server needs a new one.",
     18: "It is self-signed (test mode?): name it as ca, or trust nobody in particular with "
@@ -255,26 +255,26 @@ def tls_failed(address: str, error: BaseException) -> ConnectionLostError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConnectionLostError(
             f"The certificate of {address} is refused: {error.verify_message}.",
-            cure=_CHAIN_CURES.get(error.verify_code, _WRONG_CA),
+            fix=_CHAIN_FIXES.get(error.verify_code, _WRONG_CA),
         )
     text = str(error)
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return ConnectionLostError(
-            f"{address} does not speak TLS.", cure="Dial its TLS port, or without tls."
+            f"{address} does not speak TLS.", fix="Dial its TLS port, or without tls."
         )
     if "CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
         return ConnectionLostError(
             f"{address} refuses the handshake: {_alert(error)}.",
-            cure="Does it want a certificate of the client? Give certificate and key.",
+            fix="Does it want a certificate of the client? Give certificate and key.",
         )
     if "ALERT" in text:
         return ConnectionLostError(
             f"{address} refuses the handshake: {_alert(error)}.",
-            cure="Does it trust the authority of the client's certificate?",
+            fix="Does it trust the authority of the client's certificate?",
         )
     return ConnectionLostError(
         f"{address} closed during the TLS handshake{f': {text}' if text else ''}.",
-        cure="Does it serve TLS (tls.server.mode permissive or enforcing, with a certificate)?",
+        fix="Does it serve TLS (tls.server.mode permissive or enforcing, with a certificate)?",
     )
 
 

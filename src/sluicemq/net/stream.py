@@ -177,7 +177,7 @@ class MemoryPorts:
             if address in self._served:
                 raise ConfigurationError(
                     f"Port {port} is in use already in this memory network.",
-                    cure="Close what serves it, or use port 0.",
+                    fix="Close what serves it, or use port 0.",
                 )
         self.ports, self._addresses = found, addresses
         self._served.update(dict.fromkeys(addresses, self))

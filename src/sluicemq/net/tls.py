@@ -49,11 +49,11 @@ class Tls:
             object.__setattr__(self, name, None if value is None else os.fspath(value))
         if self.verify not in (True, False, "ca"):
             raise ConfigurationError(
-                f"verify = {self.verify!r} is not known.", cure='Give True, "ca" or False.'
+                f"verify = {self.verify!r} is not known.", fix='Give True, "ca" or False.'
             )
         if self.certificate is None and (self.key is not None or self.key_password is not None):
             raise ConfigurationError(
-                "a TLS key is given without its certificate.", cure="Give certificate= too."
+                "a TLS key is given without its certificate.", fix="Give certificate= too."
             )
 
     @classmethod
@@ -67,7 +67,7 @@ class Tls:
             return tls_of_environment() if chosen is None else chosen[0]
         if not isinstance(value, bool):
             raise ConfigurationError(
-                f"tls = {value!r} is not known.", cure="Give True, False or Tls(ca=…)."
+                f"tls = {value!r} is not known.", fix="Give True, False or Tls(ca=…)."
             )
         return (tls_of_environment() or cls()) if value else None
 
@@ -98,9 +98,7 @@ def tls_of_environment(environment: Mapping[str, str] | None = None) -> Tls | No
     given = os.environ if environment is None else environment
     wanted = given.get("SLUICE_TLS", "").lower()
     if wanted not in _YES | _NO:
-        raise ConfigurationError(
-            f"SLUICE_TLS = {wanted} is not valid.", cure="Write true or false."
-        )
+        raise ConfigurationError(f"SLUICE_TLS = {wanted} is not valid.", fix="Write true or false.")
     ca, certificate = given.get("SLUICE_TLS_CA"), given.get("SLUICE_TLS_CERTIFICATE")
     is_off = wanted in _NO and "SLUICE_TLS" in given
     if is_off or not (wanted in _YES or ca or certificate):
@@ -108,7 +106,7 @@ def tls_of_environment(environment: Mapping[str, str] | None = None) -> Tls | No
     verify = given.get("SLUICE_TLS_VERIFY") or "full"
     if verify not in VERIFY_WORDS:
         raise ConfigurationError(
-            f"SLUICE_TLS_VERIFY = {verify} is not valid.", cure="Write full, ca or none."
+            f"SLUICE_TLS_VERIFY = {verify} is not valid.", fix="Write full, ca or none."
         )
     return Tls(
         ca=ca or None,

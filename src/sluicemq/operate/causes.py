@@ -33,7 +33,7 @@ class Cause(NamedTuple):
     code: str
     found: Callable[[Evidence], Iterable[Any]]
     what: str
-    cure: str
+    fix: str
     is_note: bool = False
 
 
@@ -42,7 +42,7 @@ class Named(NamedTuple):
 
     code: str
     what: str
-    cure: str
+    fix: str
     is_note: bool = False
 
 
@@ -516,7 +516,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("message-undecodable", of_message(
             lambda m, e: m.stored is not None and m.stored.body_error is not None),
         "The body of the message {it.message_id} cannot be decoded: {it.stored.body_error.reason}.",
-        "{it.stored.body_error.cure}"),
+        "{it.stored.body_error.fix}"),
     # --- the group and its clients
     Cause("client-clock-skew", skewed_clients,
         "The clock of {it[0]} is at least {it[1]:.0f} s ahead.",
@@ -602,6 +602,6 @@ def decide(e: Evidence, topics: Iterable[str] = ()) -> list[Named]:
                 "it": it, "e": e, "hint": hint,
                 "atoms": f": {'; '.join(atoms)} is true of none" if atoms else "",
             }  # fmt: skip
-            what, cure = row.what.format(**values), row.cure.format(**values)
-            found.append(Named(row.code, what, cure, row.is_note))
+            what, fix = row.what.format(**values), row.fix.format(**values)
+            found.append(Named(row.code, what, fix, row.is_note))
     return sorted(dict.fromkeys(found), key=lambda one: one.is_note)

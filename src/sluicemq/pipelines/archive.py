@@ -148,7 +148,7 @@ class Run:
             if found["version"] != VERSION:
                 raise ConfigurationError(
                     f"the archive {path} is of version {found['version']!r}, not {VERSION}.",
-                    cure="Use the SluiceMQ that wrote it, or a newer one.",
+                    fix="Use the SluiceMQ that wrote it, or a newer one.",
                 )
             return cls(
                 found["run"], found["time"], ranges(found["ranges"]),
@@ -158,7 +158,7 @@ class Run:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"the last run of the archive {path} cannot be read: {error!r}.",
-                cure="Restore the file, or use another path.",
+                fix="Restore the file, or use another path.",
             ) from None
 
 
@@ -218,7 +218,7 @@ class Runs:
             raise ConfigurationError(
                 f"another run has archived into {self.folder.path} meanwhile; nothing of this one"
                 " is kept, and nothing is lost.",
-                cure="Let one run at a time write an archive.",
+                fix="Let one run at a time write an archive.",
             )
         self.last = run
         self.settle()
@@ -230,7 +230,7 @@ def read_archive(spark: Any, path: str) -> Any:
     runs = Runs(folder)
     if runs.last is None:
         raise ConfigurationError(
-            f"there is no archive at {folder.path}.", cure="Run the pipeline `archive` first."
+            f"there is no archive at {folder.path}.", fix="Run the pipeline `archive` first."
         )
     runs.settle_last()
     return spark.read.schema(SCHEMA).parquet(folder.path)
@@ -255,7 +255,7 @@ class Planned:
         given |= {"topicsPattern": pattern} if pattern else {}
         if not given:
             raise ConfigurationError(
-                "no topic is named.", cure="Give topics, or a pattern that their names match."
+                "no topic is named.", fix="Give topics, or a pattern that their names match."
             )
         options = parse_options({**task.connection, **given})
         with open_admin(options) as admin:
@@ -268,7 +268,7 @@ class Planned:
                     f"the archive holds {place(queue)} of {queue.topic!r} up to offset {start}, and"
                     f" the broker only reaches {high}: the topic was made anew, or messages were"
                     " lost.",
-                    cure="Archive it into another path.",
+                    fix="Archive it into another path.",
                 )
             if start < low:
                 gaps.append(QueueRange(queue, start, low))
@@ -330,7 +330,7 @@ def _run_once(task: Task) -> Report:
         if task.options["on_gap"] == "fail":
             raise OffsetOutOfRangeError(
                 f"{planned.gap_text()}.",
-                cure="Set on_gap: note to go on with what is left, and archive more often.",
+                fix="Set on_gap: note to go on with what is left, and archive more often.",
             )
         task.say(planned.gap_text())
         report.figures["lost"] = sum(one.size for one in planned.gaps)
@@ -443,7 +443,7 @@ def verify_rows(brokers: Any, archived: Any) -> int:
     raise StoreDamagedError(
         f"{totals['different']} ranges of {RANGE_OFFSETS:,} offsets differ: {totals['stored']:,}"
         f" rows at the brokers, {totals['archived']:,} in the archive. {listed}.",
-        cure="Rows of this run are not kept; for older ones restore the named files.",
+        fix="Rows of this run are not kept; for older ones restore the named files.",
     )
 
 
@@ -505,7 +505,7 @@ def _opened(task: Task) -> tuple[Ledger, Any]:
     rows = read_archive(task.spark, options["path"])
     following = Runs(Folder(task.spark, options["path"])).following
     if "/" in name or not name:
-        raise ConfigurationError(f"the name is {name!r}.", cure="Use letters, digits and -.")
+        raise ConfigurationError(f"the name is {name!r}.", fix="Use letters, digits and -.")
     home = Folder(task.spark, options["state"] or options["path"])
     ledger = Ledger(home, f"{name}.json" if options["state"] else f"{REPLAYS}/{name}.json")
     settings = {key: options[key] for key in _FIXED} | {"topics": list(options["topics"])}

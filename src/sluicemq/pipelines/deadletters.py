@@ -121,7 +121,7 @@ def read_report(spark: Any, state: str) -> Any:
     steps = [folder.at(name) for name in folder.names() if name.startswith("step-")]
     if not steps:
         raise ConfigurationError(
-            f"there is no report in {folder.path}.", cure="Run the pipeline with action: replay."
+            f"there is no report in {folder.path}.", fix="Run the pipeline with action: replay."
         )
     is_parquet = bool(folder.files("", ".parquet"))
     reader = spark.read.schema(_REPORT_SCHEMA)
@@ -309,7 +309,7 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
         else:
             raise ConfigurationError(
                 f"{name!r} cannot be edited.",
-                cure=f"There are {', '.join(EDITABLE)}, and properties.NAME.",
+                fix=f"There are {', '.join(EDITABLE)}, and properties.NAME.",
             )
     target = {"origin": names["topic"], "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
     keys, properties = names["keys"], names["properties"]
@@ -396,7 +396,7 @@ def _subscriptions(
     options = task.options
     if options["filter_sql"] and options["filter_tags"]:
         raise ConfigurationError(
-            "filter_sql and filter_tags are given together.", cure="Give one of them."
+            "filter_sql and filter_tags are given together.", fix="Give one of them."
         )
     for option, kind in (("filter_sql", SQL92), ("filter_tags", TAG)):
         if options[option]:
@@ -441,7 +441,7 @@ def _replay(task: Task, report: Report) -> None:
     options = task.options
     if not options["state"]:
         raise ConfigurationError(
-            "the option 'state' is missing.", cure="Name a directory: it makes a replay resumable."
+            "the option 'state' is missing.", fix="Name a directory: it makes a replay resumable."
         )
     folder = Folder(task.spark, options["state"])
     ledger = Ledger(folder, "job.json")

@@ -131,22 +131,20 @@ def _sqlalchemy() -> Any:
         return import_module("sqlalchemy")
     except ImportError:
         raise ConfigurationError(
-            "a table sink needs SQLAlchemy.", cure=install_extra("sql")
+            "a table sink needs SQLAlchemy.", fix=install_extra("sql")
         ) from None
 
 
 def check_url(url: str) -> None:
     """Raises ConfigurationError when it is no URL of a database that outlives the process."""
     sqlalchemy = _sqlalchemy()
-    cure = "Write postgresql://user@host/name or sqlite:///file.db."
+    fix = "Write postgresql://user@host/name or sqlite:///file.db."
     try:
         parsed = sqlalchemy.make_url(url)
     except (sqlalchemy.exc.ArgumentError, ValueError):
-        raise ConfigurationError("it is no URL of a database.", cure=cure) from None
+        raise ConfigurationError("it is no URL of a database.", fix=fix) from None
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise ConfigurationError(
-            "it is a database in memory, which ends with each task.", cure=cure
-        )
+        raise ConfigurationError("it is a database in memory, which ends with each task.", fix=fix)
 
 
 def whole_url(url: str) -> str:
@@ -202,7 +200,7 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
     if lacking:
         raise ConfigurationError(
             f"the table {target.table!r} has no column {', '.join(lacking)}.",
-            cure=f"It has {', '.join(there)}; name the transform's columns like them.",
+            fix=f"It has {', '.join(there)}; name the transform's columns like them.",
         )
     indexes = inspector.get_indexes(name, schema=schema)
     unique = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
@@ -212,7 +210,7 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
         raise ConfigurationError(
             f"the table {target.table!r} has no primary key or unique constraint of"
             f" {', '.join(target.key)}.",
-            cure="Add one, or choose its key: without it rows would be doubled.",
+            fix="Add one, or choose its key: without it rows would be doubled.",
         )
 
 
@@ -239,7 +237,7 @@ def table_of(target: Target, dialect: str) -> "sa.Table":
         else:
             raise ConfigurationError(
                 f"a column of type {kind!r} cannot go into a table.",
-                cure="Cast it in the transform.",
+                fix="Cast it in the transform.",
             )
         columns.append(sqlalchemy.Column(column, found, primary_key=is_key, autoincrement=False))
     return sqlalchemy.Table(name, sqlalchemy.MetaData(), *columns, schema=schema)  # type: ignore[no-any-return]
@@ -295,13 +293,11 @@ def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _expect_keys(rows: Iterable[Row], target: Target, cure: str) -> None:
+def _expect_keys(rows: Iterable[Row], target: Target, fix: str) -> None:
     for row in rows:
         for name in target.key:
             if row[name] is None:
-                raise ConfigurationError(
-                    f"a row has no value in the key column {name!r}.", cure=cure
-                )
+                raise ConfigurationError(f"a row has no value in the key column {name!r}.", fix=fix)
 
 
 def _insert(table: "sa.Table", dialect: str) -> Any:
@@ -351,7 +347,7 @@ def prepare(target: Target, *, create: bool) -> None:
         if engine.dialect.name not in NATIVE:
             raise ConfigurationError(
                 f"{engine.dialect.name} has no INSERT … ON CONFLICT.",
-                cure=f"Use {' or '.join(NATIVE)}, or the table sink of a pipeline file.",
+                fix=f"Use {' or '.join(NATIVE)}, or the table sink of a pipeline file.",
             )
         if not missing_table(engine, target):
             check_table(engine, target)
@@ -359,7 +355,7 @@ def prepare(target: Target, *, create: bool) -> None:
             make_table(engine, target)
         else:
             raise ConfigurationError(
-                f"there is no table {target.table!r}.", cure="Make it, or set create: true."
+                f"there is no table {target.table!r}.", fix="Make it, or set create: true."
             )
 
 
@@ -524,7 +520,7 @@ def rows_of(messages: "DataFrame", key: str, columns: Mapping[str, str] | None) 
     """Messages as rows of the table: its columns by their expressions, and the key."""
     if KEY_COLUMN in (columns or ()):
         raise ConfigurationError(
-            f"the column {KEY_COLUMN!r} is the key's.", cure="Give yours another name, or say key:."
+            f"the column {KEY_COLUMN!r} is the key's.", fix="Give yours another name, or say key:."
         )
     chosen = [F.expr(text).alias(name) for name, text in (columns or COLUMNS).items()]
     expression, _ = KEYS.get(key, (key, ()))
@@ -592,7 +588,7 @@ def stream_table(
         writer = writer.trigger(**trigger_of(trigger_s(trigger)))
     except ValueError as error:
         raise ConfigurationError(
-            f"the trigger is {trigger!r}: {error}.", cure=f"Write {AVAILABLE_NOW} or 10s."
+            f"the trigger is {trigger!r}: {error}.", fix=f"Write {AVAILABLE_NOW} or 10s."
         ) from None
     return writer.start()
 
@@ -645,7 +641,7 @@ class Dedup(Ready):
             done = write_table(task.spark, task.connection, **given)
         elif not options["checkpoint"]:
             raise ConfigurationError(
-                "a stream needs a checkpoint.", cure="Say checkpoint: DIRECTORY, or mode: batch."
+                "a stream needs a checkpoint.", fix="Say checkpoint: DIRECTORY, or mode: batch."
             )
         else:
 

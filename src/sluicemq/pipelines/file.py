@@ -92,9 +92,9 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
     secrets: Secrets = field(default_factory=Secrets)
 
-    def add(self, line: int, key: str, what: str, cure: str = "", *, is_error: bool = True) -> None:
+    def add(self, line: int, key: str, what: str, fix: str = "", *, is_error: bool = True) -> None:
         hidden = self.secrets.hidden
-        problem = Problem(line, key, hidden(what), hidden(cure), is_error)
+        problem = Problem(line, key, hidden(what), hidden(fix), is_error)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -122,8 +122,8 @@ class Entry:
     key: str
     line: int
 
-    def problem(self, what: str, cure: str = "", *, is_error: bool = True) -> None:
-        self.document.add(self.line, self.key, what, cure, is_error=is_error)
+    def problem(self, what: str, fix: str = "", *, is_error: bool = True) -> None:
+        self.document.add(self.line, self.key, what, fix, is_error=is_error)
 
     @property
     def block_line(self) -> int:
@@ -147,8 +147,8 @@ class Entry:
                 return "$"
             if name not in environment:
                 if _NAME.fullmatch(name):
-                    cure = f"Set it, as in: {name}=… sluice pipeline run …"
-                    self.problem(f"the variable {name} is not set.", cure)
+                    fix = f"Set it, as in: {name}=… sluice pipeline run …"
+                    self.problem(f"the variable {name} is not set.", fix)
                 else:
                     self.problem(f"${{{name}}} is no variable.", "Write $${ for a plain ${.")
                 return ""
@@ -181,8 +181,8 @@ class Entry:
             if not isinstance(name_node, yaml.ScalarNode):
                 self.document.add(line, self.key, "a key is a text.")
             elif name in found:
-                cure = f"It stands in line {found[name].line} already; keep one."
-                self.document.add(line, key, "the key is there twice.", cure)
+                fix = f"It stands in line {found[name].line} already; keep one."
+                self.document.add(line, key, "the key is there twice.", fix)
             else:
                 found[name] = Entry(self.document, node, key, line)
         return found
@@ -238,10 +238,10 @@ class Sink:
     line: int
     lines: Mapping[str, int] = field(default_factory=dict)
 
-    def error(self, what: str, cure: str = "", *, at: str = "") -> PlaceError:
+    def error(self, what: str, fix: str = "", *, at: str = "") -> PlaceError:
         """An error at the sink, or at one of its keys."""
         key = f"{self.key}.{at}" if at else self.key
-        return PlaceError(Problem(self.lines.get(at, self.line), key, what, cure))
+        return PlaceError(Problem(self.lines.get(at, self.line), key, what, fix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +324,10 @@ def read_field(entry: Entry | None, one: Field) -> Any:
     text = entry.scalar()
     if text is None:
         return None
-    pattern, parse, cure = _SCALARS[one.kind]
+    pattern, parse, fix = _SCALARS[one.kind]
     try:
         if not re.fullmatch(pattern, text):
-            raise ValueError(cure)  # noqa: TRY301 - as the parsers do
+            raise ValueError(fix)  # noqa: TRY301 - as the parsers do
         value = parse(text)
     except ValueError as error:
         entry.problem(f"it is {text!r}: {error}.")
@@ -422,7 +422,7 @@ def check_pipeline(
     except (UnicodeDecodeError, OSError) as error:
         raise ConfigurationError(f"the file {path!r} cannot be read: {error}.") from None
     if text is None:
-        raise ConfigurationError(f"there is no file {path!r}.", cure="Give the path of a pipeline.")
+        raise ConfigurationError(f"there is no file {path!r}.", fix="Give the path of a pipeline.")
     return parse_pipeline(text, path, os.environ if environment is None else environment)
 
 
@@ -448,8 +448,8 @@ def parse_pipeline(
         cluster = _options(entry.mapping() or {}, known, READ, "a cluster")
         keys = {"accessKey", "secretKey"} & set(cluster)
         for lacking in {"accessKey", "secretKey"} - keys if keys else ():
-            cure = f"{min(keys)} is given; it needs both."
-            entry.problem(f"the option {lacking!r} is missing.", cure)
+            fix = f"{min(keys)} is given; it needs both."
+            entry.problem(f"the option {lacking!r} is missing.", fix)
     settings = read_field(entries.get("spark"), Field("spark", MAPPING, "")) or {}
     for setting, entry in (entries["spark"].mapping() or {}).items() if "spark" in entries else ():
         if not setting.startswith("spark."):
@@ -486,17 +486,17 @@ def _own(root: Entry, entries: Entries, cluster: Texts) -> dict[str, Any]:
     parts = {name: read_field(entries.get(name), _TEXT) for name in ("transform", "checkpoint")}
     parts["mode"] = mode
     _check_mode("", entries, mode)
-    for name, (of, cure) in _NEEDED.items():
+    for name, (of, fix) in _NEEDED.items():
         if name not in entries and of == STREAMING == mode:
-            entries["mode"].problem(f"mode: streaming needs the key {name!r}.", cure)
+            entries["mode"].problem(f"mode: streaming needs the key {name!r}.", fix)
         elif name not in entries and not of:
-            root.problem(f"the key {name!r} is missing.", cure)
+            root.problem(f"the key {name!r} is missing.", fix)
     trigger = entries["trigger"].scalar() if "trigger" in entries else None
     try:
         parts["trigger"] = trigger_s(AVAILABLE_NOW if trigger is None else trigger)
     except ValueError:
-        cure = f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m."
-        entries["trigger"].problem(f"it is {trigger!r}.", cure)
+        fix = f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m."
+        entries["trigger"].problem(f"it is {trigger!r}.", fix)
     if "source" in entries:
         parts["source"] = _source(entries["source"], cluster, mode)
     if "transform" in entries:
@@ -511,9 +511,9 @@ def _own(root: Entry, entries: Entries, cluster: Texts) -> dict[str, Any]:
 
 def _check_mode(kind: str, entries: Entries, mode: str) -> None:
     """Keys that do not go with the mode."""
-    for (of, name, wrong_mode), (what, cure) in _WRONG_IN.items():
+    for (of, name, wrong_mode), (what, fix) in _WRONG_IN.items():
         if (of, wrong_mode) == (kind, mode) and name in entries:
-            entries[name].problem(what, cure)
+            entries[name].problem(what, fix)
 
 
 def _options(
@@ -528,13 +528,13 @@ def _options(
     for name, entry in entries.items():
         option, other = by_lower.get(name.lower()), all_by_lower.get(name.lower())
         if option is None:
-            said, cure = f"{what} has no such key.", nearest(name, [*known, *others])
+            said, fix = f"{what} has no such key.", nearest(name, [*known, *others])
             if other is not None and use not in other.use:
                 uses = ", ".join(sorted(other.use))
-                said, cure = f"it does not go with a {use}.", f"It is for: {uses}."
+                said, fix = f"it does not go with a {use}.", f"It is for: {uses}."
             elif other is not None:
-                said, cure = f"it does not belong to {what}.", "Put it into source: or a sink."
-            entry.problem(said, cure)
+                said, fix = f"it does not belong to {what}.", "Put it into source: or a sink."
+            entry.problem(said, fix)
             continue
         if option.name in SECRET:
             entry.document.secrets.add(str(getattr(entry.node, "value", "")))
@@ -542,8 +542,8 @@ def _options(
         if option.name in SECRET:
             entry.document.secrets.add(text or "")
         if option.name in found:
-            cure = f"Line {lines[option.name]} says {option.name} already; keep one."
-            entry.problem(f"it means {option.name!r}, which is there.", cure)
+            fix = f"Line {lines[option.name]} says {option.name} already; keep one."
+            entry.problem(f"it means {option.name!r}, which is there.", fix)
         elif text is not None:
             try:
                 option.parse(text)
@@ -596,7 +596,7 @@ def _source(entry: Entry, cluster: Texts, mode: str) -> Source | None:
                 if not named and look is declared_columns:
                     named = [name for name in entries if name == "columns"]
                 place = entries[named[0]] if named else entry
-                place.problem(f"{error.fact}.", "" if ".option(" in error.cure else error.cure)
+                place.problem(f"{error.fact}.", "" if ".option(" in error.fix else error.fix)
     _check_filters(entries, texts)
     return Source(kind, texts, entry.line)
 
@@ -631,8 +631,8 @@ def _sinks(entry: Entry, cluster: Texts, mode: str) -> tuple[Sink, ...]:
             continue
         same = [other for other in sinks if other.name == sink.name]
         if same:
-            cure = f"Give one of them name: OTHER; the other begins in line {same[0].line}."
-            one.problem(f"two sinks have the name {sink.name!r}.", cure)
+            fix = f"Give one of them name: OTHER; the other begins in line {same[0].line}."
+            one.problem(f"two sinks have the name {sink.name!r}.", fix)
         sinks.append(sink)
     return tuple(sinks)
 
@@ -660,9 +660,9 @@ def _sink(entry: Entry, cluster: Texts, mode: str) -> Sink | None:
         fields = read_fields(entries, declared, entry, what)
         entry.document.secrets.add_url(fields.get("url", ""))
     _check_mode(kind, entries, mode)
-    for key, wrong, cure in _mistakes(kind, entries, fields, options):
+    for key, wrong, fix in _mistakes(kind, entries, fields, options):
         if not key or key in entries:
-            (entries[key] if key else entry).problem(wrong, cure)
+            (entries[key] if key else entry).problem(wrong, fix)
     suffix = {TOPIC: options.get("topic", ""), TABLE: fields.get("table", "").replace("/", "-")}
     name = fields.get("name") or "-".join(filter(None, (kind, suffix.get(kind))))
     return Sink(name, kind, fields, options, entry.key, entry.line, lines)
@@ -687,7 +687,7 @@ def _mistakes(
             try:
                 check_url(fields["url"])
             except ConfigurationError as error:
-                yield "url", f"{error.fact}.", error.cure
+                yield "url", f"{error.fact}.", error.fix
         if fields.get("key") == []:
             yield "key", "there is no column.", "Name those that tell rows apart."
         if not 1 <= fields["batch_rows"] <= 1_000_000:

@@ -237,7 +237,7 @@ def transformed(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame") -
         parser = session_state_of(spark).sqlParser()
         if _acts(spark, parser.parsePlan(pipeline.transform)):
             raise ConfigurationError(  # noqa: TRY301 - told like Spark's
-                "it is a command, not a query.", cure="Write select … from source."
+                "it is a command, not a query.", fix="Write select … from source."
             )
         frame.createOrReplaceTempView(VIEW)
         try:
@@ -348,8 +348,8 @@ class Writer(ABC):
         """Raises PlaceError for a column that the frame does not have."""
         for name in names:
             if name not in frame.columns:
-                cure = nearest(name, frame.columns)
-                raise self.sink.error(f"there is no column {name!r}.", cure, at=at)
+                fix = nearest(name, frame.columns)
+                raise self.sink.error(f"there is no column {name!r}.", fix, at=at)
 
     @abstractmethod
     def write(self, frame: "DataFrame") -> None:
@@ -488,8 +488,8 @@ class TableWriter(Writer):
             said = f"the database does not answer: {sentence_of(error)}"
             raise self.sink.error(said, at="url") from None
         if is_missing and not fields["create"]:
-            cure = "Make it, or write create: true."
-            raise self.sink.error(f"there is no table {target.table!r}.", cure, at=at)
+            fix = "Make it, or write create: true."
+            raise self.sink.error(f"there is no table {target.table!r}.", fix, at=at)
 
     def told(self, frame: "DataFrame") -> list[str]:
         target = self.target_of(frame)

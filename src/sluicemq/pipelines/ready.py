@@ -169,16 +169,16 @@ class Ready(ABC):
             if name not in known:
                 raise ConfigurationError(
                     f"there is no option {name!r}.",
-                    cure=f"{did_you_mean(name, known)}There are: {', '.join(known)}.",
+                    fix=f"{did_you_mean(name, known)}There are: {', '.join(known)}.",
                 )
         values = {}
         for name, one in known.items():
             value = options.get(name, one.default)
             if value is REQUIRED:
-                raise ConfigurationError(f"the option {name!r} is missing.", cure=one.what)
+                raise ConfigurationError(f"the option {name!r} is missing.", fix=one.what)
             if one.words and value not in one.words:
                 raise ConfigurationError(
-                    f"the option {name!r} is {value!r}.", cure=f"It is {' or '.join(one.words)}."
+                    f"the option {name!r} is {value!r}.", fix=f"It is {' or '.join(one.words)}."
                 )
             values[name] = [value] if one.kind == LIST and isinstance(value, str) else value
         return Task(spark, values, connection, say, stopping)
@@ -305,7 +305,7 @@ class Folder:
 
     def __init__(self, spark: Any, path: str) -> None:
         if not path:
-            raise ConfigurationError("the path is empty.", cure="Name a directory.")
+            raise ConfigurationError("the path is empty.", fix="Name a directory.")
         hadoop = jvm_of(spark).org.apache.hadoop.fs
         configuration = context_of(spark)._jsc.hadoopConfiguration()
         self._path = hadoop.Path
@@ -372,7 +372,7 @@ class Folder:
         if not isinstance(found, dict):
             raise ConfigurationError(
                 f"{self.at(name)} is not what it should be: {why}.",
-                cure="Restore the file, or use another path.",
+                fix="Restore the file, or use another path.",
             )
         return found
 
@@ -525,7 +525,7 @@ class Ledger:
                 raise ConfigurationError(
                     f"the job {name!r} was begun with {key}={found['settings'].get(key)!r}, now it"
                     f" is {wanted.get(key)!r}.",
-                    cure=f"Use the same to go on, or another name (its state: "
+                    fix=f"Use the same to go on, or another name (its state: "
                     f"{self.folder.at(self.file)}).",
                 )
         self.document = found

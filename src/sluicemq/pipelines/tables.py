@@ -150,7 +150,7 @@ class Tables:
         else:
             raise ConfigurationError(
                 f"there is nothing by the name {name}.",
-                cure="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that "
+                fix="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that "
                 "was given; write names with other signs than letters, digits and _ in"
                 " `backquotes`.",
             )
@@ -165,7 +165,7 @@ class Tables:
         path = self.archives.get(name, self.archives.get(""))
         if path is None:
             raise ConfigurationError(
-                f"there is no archive {name!r}.", cure=f"Given are: {', '.join(self.archives)}."
+                f"there is no archive {name!r}.", fix=f"Given are: {', '.join(self.archives)}."
             )
         frame = archived(self.spark, path)
         if name and name not in self.archives:
@@ -215,7 +215,7 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
     session_state_of(spark).sqlParser().parsePlan(text)
     if not parses(spark, f"SELECT * FROM (\n{text}\n)"):
         raise ConfigurationError(
-            "this is a command, and only queries are run.", cure="Write select … from TOPIC."
+            "this is a command, and only queries are run.", fix="Write select … from TOPIC."
         )
 
 
@@ -225,9 +225,9 @@ def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
         groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return ConfigurationError(
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
-            cure=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
+            fix=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
         )
     own = sorted(name for name in names if not name.startswith(("%", "rmq_sys_", "RMQ_SYS_")))
     near = did_you_mean(topic, names, cutoff=0.5).rstrip()
-    cure = near.replace("'", "") or f"There are: {', '.join(own[:20]) or 'none'}."
-    return ConfigurationError(f"there is no topic {topic!r}.", cure=cure)
+    fix = near.replace("'", "") or f"There are: {', '.join(own[:20]) or 'none'}."
+    return ConfigurationError(f"there is no topic {topic!r}.", fix=fix)

@@ -396,7 +396,7 @@ def _chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None
     except ImportError:
         raise ConfigurationError(
             "a chart is asked for and matplotlib is not installed.",
-            cure=f"Set chart: false. {install_extra('spark')}",
+            fix=f"Set chart: false. {install_extra('spark')}",
         ) from None
     panels: dict[str, list[Any]] = defaultdict(list)
     for row in rows:

@@ -32,6 +32,6 @@ def proxy_status(
         if error.code != StatusCode.UNIMPLEMENTED:
             raise
         raise ConfigurationError(
-            f"{address} is no proxy of SluiceMQ: {error}", cure="Name one of `sluice up`."
+            f"{address} is no proxy of SluiceMQ: {error}", fix="Name one of `sluice up`."
         ) from error
     return found

@@ -4,7 +4,7 @@ There is one form in which the proxy talks to brokers: requests of the remoting 
 client of gRPC is a client like all: its `Link` carries its requests, and what they ask of it. What
 belongs to brokers (retries, contract, lanes, dead letters) is decided there and nowhere twice.
 
-A call is a Talk (`client.core.talks`): it yields requests and returns its answer. `Conversation`
+A call is a Talk (`client.core.talks`): it yields requests and returns its answer. `ConversationRun`
 holds one without a task, since a broker in the same process mostly answers in the same turn.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
-from sluicemq.client.core.talks import Alone, Call, Pause, Talk, Wait
+from sluicemq.client.core.conversations import Await, Call, Conversation, Exclusive, Sleep
 from sluicemq.clock import Clock
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.ids import Host
@@ -51,15 +51,15 @@ class Backend(Protocol):
         """For a client at the address `remote`, which came in by `local`."""
         ...
 
-    def route(self, topic: str) -> Talk[TopicRoute]:
+    def route(self, topic: str) -> Conversation[TopicRoute]:
         """Its addresses are those that a Call takes. Raises RouteNotFoundError."""
         ...
 
-    def topic(self, name: str) -> Talk[TopicConfig | None]:
+    def topic(self, name: str) -> Conversation[TopicConfig | None]:
         """As one of its brokers keeps it; None: none does."""
         ...
 
-    def group(self, name: str) -> Talk[GroupConfig | None]:
+    def group(self, name: str) -> Conversation[GroupConfig | None]:
         """As one of the brokers keeps it; None: none does."""
         ...
 
@@ -80,12 +80,14 @@ def masters_of(route: TopicRoute) -> dict[str, str]:
 _BEGIN = Command(0)
 
 
-class Conversation(Generic[T]):
+class ConversationRun(Generic[T]):
     """A Talk under way. It begins at once; `done` gets its result or its error."""
 
     __slots__ = ("_ask", "_done", "_talk")
 
-    def __init__(self, talk: Talk[T], ask: Ask, done: Callable[[T | Exception], None]) -> None:
+    def __init__(
+        self, talk: Conversation[T], ask: Ask, done: Callable[[T | Exception], None]
+    ) -> None:
         self._talk = talk
         self._ask = ask
         self._done = done
@@ -104,9 +106,9 @@ class Conversation(Generic[T]):
         else:
             if isinstance(step, Call):
                 self._ask(step, self._next)
-            elif isinstance(step, Alone):  # a question more does no harm
-                Conversation(step.talk, self._ask, self._went_on)
-            elif isinstance(step, Pause):
+            elif isinstance(step, Exclusive):  # a question more does no harm
+                ConversationRun(step.conversation, self._ask, self._went_on)
+            elif isinstance(step, Sleep):
                 asyncio.get_running_loop().call_later(step.seconds, self._next, Command(0))
             elif isinstance(step.value, asyncio.Future):
                 step.value.add_done_callback(partial(self._waited, step))
@@ -116,7 +118,7 @@ class Conversation(Generic[T]):
     def _went_on(self, result: object) -> None:
         self._next(result if isinstance(result, Exception) else Command(0))
 
-    def _waited(self, step: Wait, future: asyncio.Future[object]) -> None:
+    def _waited(self, step: Await, future: asyncio.Future[object]) -> None:
         """What the backend looks up has been found."""
         if future.cancelled():
             self._next(ConnectionLostError("The proxy is closing."))

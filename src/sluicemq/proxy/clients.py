@@ -193,13 +193,13 @@ class Clients:
                 Refusal.CLIENTS_TOO_MANY,
                 f"There are {len(mine)} clients on this connection and {len(self.by_id)} in all, "
                 f"the limits are {CLIENTS_A_CONNECTION_MAX} and {CLIENTS_MAX}.",
-                cure="Use fewer clients, or another proxy.",
+                fix="Use fewer clients, or another proxy.",
             )
         if client is not None and client.access_key != access_key:
             raise StatusError(
                 Refusal.CLIENT_OF_ANOTHER_ACCOUNT,
                 f"The client id {client_id} is another account's.",
-                cure="Give each client an id of its own.",
+                fix="Give each client an id of its own.",
             )  # fmt: skip
         if peer.closed:
             raise StatusError(Refusal.CONNECTION_CLOSED, "The connection is gone.")

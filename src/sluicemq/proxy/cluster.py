@@ -26,10 +26,10 @@ from sluicemq.broker.metrics import serve
 from sluicemq.broker.otlp import Push
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import AsyncioShell, Await, Call, Conversation
 from sluicemq.client.core.directory import Directory, no_route
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
-from sluicemq.client.core.talks import AsyncioShell, Call, Talk, Wait
 from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config.settings import ProxyConfig, host_name
@@ -81,14 +81,16 @@ class Answers(Generic[T]):
     """What the cluster answered, by the name that was asked for. Who asks at the same time waits
     for one answer. While nobody answers the old one stands; an error is raised to all who wait."""
 
-    def __init__(self, shell: AsyncioShell, find: Callable[[str], Talk[T]], clock: Clock) -> None:
+    def __init__(
+        self, shell: AsyncioShell, find: Callable[[str], Conversation[T]], clock: Clock
+    ) -> None:
         self._shell = shell
         self._find = find
         self._clock = clock
         self._known: dict[str, _Answer[T]] = {}
         self._asked: dict[str, asyncio.Task[T]] = {}
 
-    def get(self, name: str) -> Talk[T]:
+    def get(self, name: str) -> Conversation[T]:
         """Raises what the search raises."""
         known = self._known.get(name)
         if known is not None and self._clock.monotonic_s() < known.until_s:
@@ -97,7 +99,7 @@ class Answers(Generic[T]):
         if task is None:
             task = self._asked[name] = start_shared(self._ask(name))
             task.add_done_callback(lambda _task: self._asked.pop(name))
-        waits = Wait(task)
+        waits = Await(task)
         yield waits
         value: T = waits.value
         return value
@@ -162,27 +164,27 @@ class ClusterBackend(AsyncioShell):
         self._links.add(link)
         return link
 
-    def route(self, topic: str) -> Talk[TopicRoute]:
+    def route(self, topic: str) -> Conversation[TopicRoute]:
         return self._routes.get(topic)
 
-    def topic(self, name: str) -> Talk[TopicConfig | None]:
+    def topic(self, name: str) -> Conversation[TopicConfig | None]:
         return self._topics.get(name)
 
-    def group(self, name: str) -> Talk[GroupConfig | None]:
+    def group(self, name: str) -> Conversation[GroupConfig | None]:
         return self._groups.get(name)
 
     def warnings(self) -> list[str]:
         return [text for _, text in sorted(self.disagreements.found.items())]
 
-    async def pause(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         """Beside everything else."""
         await asyncio.sleep(seconds)
 
-    async def exchange(self, call: Call) -> Command:
+    async def send_request(self, call: Call) -> Command:
         """A question of the proxy's own."""
-        return await self._own.exchange(call)
+        return await self._own.send_request(call)
 
-    def alone(self, key: str) -> contextlib.nullcontext[None]:
+    def exclusive(self, key: str) -> contextlib.nullcontext[None]:
         """`Answers` has only one asker for a name."""
         return contextlib.nullcontext()
 
@@ -200,7 +202,7 @@ class ClusterBackend(AsyncioShell):
         """What a broker has heard of a group last, from whomever."""
         command = requests.consumer_connections(group=group)
         with contextlib.suppress(SluiceError):
-            answer = await self.exchange(Call(address, command))
+            answer = await self.send_request(Call(address, command))
             if answer.code == SUCCESS:
                 wants = decode_consumer_connections(answer.body).subscriptions.values()
                 key = subscription_key(group, wants)
@@ -214,13 +216,13 @@ class ClusterBackend(AsyncioShell):
             link.close()
         await self._tasks.wait()
 
-    def _find_route(self, topic: str) -> Talk[TopicRoute]:
+    def _find_route(self, topic: str) -> Conversation[TopicRoute]:
         found = yield from self.directory.find_route(topic)
         if found is None:
             raise no_route(topic, self.directory.name_servers, None, auto_create_tried=False)
         return found
 
-    def _find_topic(self, name: str) -> Talk[TopicConfig | None]:
+    def _find_topic(self, name: str) -> Conversation[TopicConfig | None]:
         try:
             route = yield from self.route(name)
         except RouteNotFoundError:
@@ -229,7 +231,7 @@ class ClusterBackend(AsyncioShell):
         found = yield from _first(masters_of(route).values(), command, TOPIC_NOT_EXIST)
         return None if found is None else decode_topic_config(found.body)
 
-    def _find_group(self, name: str) -> Talk[GroupConfig | None]:
+    def _find_group(self, name: str) -> Conversation[GroupConfig | None]:
         """A group has no route: each broker may be the one that has it."""
         brokers = yield from masters(self.directory, self._cluster)
         found = yield from _first(
@@ -281,7 +283,7 @@ async def _look_at_rules(guard: Guard) -> None:
     guard.settle(await asyncio.to_thread(guard.look))
 
 
-def _first(addresses: Iterable[str], command: Command, absent: int) -> Talk[Command | None]:
+def _first(addresses: Iterable[str], command: Command, absent: int) -> Conversation[Command | None]:
     """The answer of the first broker that has something; None when all say that they have not.
     Raises RequestError, and when nobody has it the error of one that could not be asked."""
     failure: SluiceError | None = None
@@ -323,7 +325,7 @@ class ClusterLink:
             self._backend.closed(self)
             self._backend.spawn(self._pool.close())
 
-    async def exchange(self, call: Call) -> Command:
+    async def send_request(self, call: Call) -> Command:
         """One request, one answer, whatever its code. Raises ConnectionLostError,
         RequestTimeoutError, ClosedError."""
         channel, command = await self._pool.get(call.address), call.command
@@ -340,7 +342,7 @@ class ClusterLink:
         if is_heartbeat:
             call.command.fields = {**(call.command.fields or {}), "sluiceLanes": "true"}
         try:
-            answer: Command | SluiceError = await self.exchange(call)
+            answer: Command | SluiceError = await self.send_request(call)
         except ClosedError:
             answer = ConnectionLostError("The client is gone.")
         except SluiceError as error:

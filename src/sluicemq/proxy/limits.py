@@ -204,17 +204,17 @@ class StatusError(SluiceError):
 
     When: inside a proxy: a request of a gRPC client breaks a limit, or names what is not there.
     Then: nothing was done. Clients get the status, `code` is RocketMQ's.
-    Cure: in the text, which names value and limit.
+    Fix: in the text, which names value and limit.
 
         the policy TIMESTAMP needs a timestamp.
     """
 
     def __init__(
-        self, refusal: Refusal, text: str = "", *, cure: str = "", **values: object
+        self, refusal: Refusal, text: str = "", *, fix: str = "", **values: object
     ) -> None:
         """`values` fill the places of the refusal's phrase; `text` follows it."""
         phrase = refusal.phrase.format(**values)
-        super().__init__(": ".join(part for part in (phrase, text) if part), cure=cure)
+        super().__init__(": ".join(part for part in (phrase, text) if part), fix=fix)
         self.refusal = refusal
         self.code = refusal.code
 

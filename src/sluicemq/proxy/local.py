@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from sluicemq.acl.rules import Account
 from sluicemq.broker.state import BrokerState
-from sluicemq.client.core.talks import Call, Talk
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.config import BrokerConfig
 from sluicemq.config.keys import ServerConfig
 from sluicemq.config.proxying import ProxyLimits
@@ -119,12 +119,12 @@ class LocalBackend:
                 state.guard.account = account
             link.ask(call, answered)
 
-    def route(self, topic: str) -> Talk[TopicRoute]:
+    def route(self, topic: str) -> Conversation[TopicRoute]:
         yield from ()
         found = self.state.topics.get(topic)
         if found is None:
             raise RouteNotFoundError(
-                f"The topic {topic} does not exist.", cure=f"Create it: sluice topic create {topic}"
+                f"The topic {topic} does not exist.", fix=f"Create it: sluice topic create {topic}"
             )
         config, broker = found.config, self.state.settings.broker
         known = self._routes.get(topic)
@@ -144,11 +144,11 @@ class LocalBackend:
         self._routes[topic] = config, broker, route
         return route
 
-    def topic(self, name: str) -> Talk[TopicConfig | None]:
+    def topic(self, name: str) -> Conversation[TopicConfig | None]:
         yield from ()
         return self.state.topics.config_of(name)
 
-    def group(self, name: str) -> Talk[GroupConfig | None]:
+    def group(self, name: str) -> Conversation[GroupConfig | None]:
         yield from ()
         return self.state.groups.table.get(name)
 

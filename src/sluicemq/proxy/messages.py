@@ -16,7 +16,7 @@ try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 except ModuleNotFoundError as error:
     raise ConfigurationError(
-        "The proxy needs the package protobuf.", cure=install_extra("grpc")
+        "The proxy needs the package protobuf.", fix=install_extra("grpc")
     ) from error
 
 

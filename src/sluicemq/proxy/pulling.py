@@ -16,10 +16,11 @@ goes on waiting, for the rest of the time. Lite topics are not served here, and 
 
 from collections.abc import Iterable
 
-from sluicemq.client.core import requests, talks
+from sluicemq.client.core import conversations as talks
+from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.identity import restart_offset
 from sluicemq.client.core.requests import PullStatus, expect_success, number, pull_answer
-from sluicemq.client.core.talks import Talk
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
@@ -53,7 +54,7 @@ class Pulling:
 
     def pull(
         self, client: Client, request: m.PullMessageRequest, call: Call
-    ) -> Talk[list[m.PullMessageResponse]]:
+    ) -> Conversation[list[m.PullMessageResponse]]:
         """PullMessage. Raises StatusError."""
         group = group_of(request.group)
         queue, address = yield from self._queue(request.message_queue)
@@ -99,7 +100,7 @@ class Pulling:
 
     def update(
         self, client: Client, request: m.UpdateOffsetRequest, call: Call
-    ) -> Talk[m.UpdateOffsetResponse]:
+    ) -> Conversation[m.UpdateOffsetResponse]:
         """UpdateOffset: the group has done everything before. Raises StatusError."""
         group = group_of(request.group)
         queue, address = yield from self._queue(request.message_queue)
@@ -114,7 +115,7 @@ class Pulling:
 
     def get(
         self, client: Client, request: m.GetOffsetRequest, call: Call
-    ) -> Talk[m.GetOffsetResponse]:
+    ) -> Conversation[m.GetOffsetResponse]:
         """GetOffset: where the group is. Raises StatusError."""
         group = group_of(request.group)
         queue, address = yield from self._queue(request.message_queue)
@@ -124,7 +125,7 @@ class Pulling:
 
     def query(
         self, client: Client, request: m.QueryOffsetRequest, call: Call
-    ) -> Talk[m.QueryOffsetResponse]:
+    ) -> Conversation[m.QueryOffsetResponse]:
         """QueryOffset: where a queue begins, ends, or was at a time. Raises StatusError."""
         queue, address = yield from self._queue(request.message_queue)
         if request.query_offset_policy == QueryOffsetPolicy.BEGINNING:
@@ -140,14 +141,14 @@ class Pulling:
 
     def sync_lite(
         self, client: Client, request: m.SyncLiteSubscriptionRequest, call: Call
-    ) -> Talk[m.SyncLiteSubscriptionResponse]:
+    ) -> Conversation[m.SyncLiteSubscriptionResponse]:
         """SyncLiteSubscription. Raises StatusError."""
         yield from ()
         raise StatusError(
             Refusal.LITE_TOPICS, "there are no lite topics here: subscribe to topics."
         )
 
-    def _queue(self, asked: m.MessageQueue) -> Talk[tuple[MessageQueue, str]]:
+    def _queue(self, asked: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
         """The queue, and the address of its broker. Raises StatusError, RouteNotFoundError."""
         topic, broker = topic_of(asked.topic), asked.broker.name
         route = yield from self._backend.route(topic)

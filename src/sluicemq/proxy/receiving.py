@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sluicemq.client.core import requests, talks
+from sluicemq.client.core import conversations as talks
+from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.requests import expect_success, fields_of, request_error
-from sluicemq.client.core.talks import Talk
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
@@ -108,7 +109,7 @@ class Receiving:
 
     def receive(
         self, client: Client, request: m.ReceiveMessageRequest, call: Call
-    ) -> Talk[list[m.ReceiveMessageResponse]]:
+    ) -> Conversation[list[m.ReceiveMessageResponse]]:
         """ReceiveMessage: status, messages, time. Raises StatusError. HOT."""
         limits = self._limits
         poll_ms = polling_ms(client, request, call.remaining_s, limits)
@@ -156,7 +157,7 @@ class Receiving:
         answers.append(self._time())
         return answers
 
-    def _broker(self, topic: str, wanted: str) -> Talk[tuple[str, str]]:
+    def _broker(self, topic: str, wanted: str) -> Conversation[tuple[str, str]]:
         """Name and address of the broker to ask: the one that is wanted, or the next one in turn.
         Raises StatusError, RouteNotFoundError."""
         route = yield from self._backend.route(topic)
@@ -192,7 +193,9 @@ class Receiving:
 
     # ----------------------------------------------------------- what the client does not get
 
-    def _give_back(self, group: str, topic: str, address: str, found: list[Popped]) -> Talk[None]:
+    def _give_back(
+        self, group: str, topic: str, address: str, found: list[Popped]
+    ) -> Conversation[None]:
         """Nobody waits for them any more."""
         for one in found:
             command = change_request(group, topic, one.handle, self._limits.given_back_ms)
@@ -200,7 +203,7 @@ class Receiving:
 
     def _wanted(
         self, group: str, wanted: Subscription, times_max: int, address: str, found: list[Popped]
-    ) -> Talk[list[Popped]]:
+    ) -> Conversation[list[Popped]]:
         """What the client gets of them. One that has the hash of a tag that is wanted, and not the
         tag, is done; one that was tried too often is a dead letter. HOT."""
         kept, topic = [], wanted.topic
@@ -220,7 +223,7 @@ class Receiving:
 
     def acknowledge(
         self, client: Client, request: m.AckMessageRequest, call: Call
-    ) -> Talk[m.AckMessageResponse]:
+    ) -> Conversation[m.AckMessageResponse]:
         """AckMessage: a status for each entry, and one for all. Raises StatusError. HOT."""
         topic, group = topic_of(request.topic), group_of(request.group)
         if len(request.entries) > ENTRIES_MAX:
@@ -254,7 +257,7 @@ class Receiving:
                 self.renewal.put(held)
         return acknowledged(request, statuses)
 
-    def _asked(self, address: str, command: Command) -> Talk[m.Status]:
+    def _asked(self, address: str, command: Command) -> Conversation[m.Status]:
         """How an acknowledgement went."""
         try:
             answer = yield talks.Call(address, command)
@@ -266,7 +269,7 @@ class Receiving:
 
     def change(
         self, client: Client, request: m.ChangeInvisibleDurationRequest, call: Call
-    ) -> Talk[m.ChangeInvisibleDurationResponse]:
+    ) -> Conversation[m.ChangeInvisibleDurationResponse]:
         """ChangeInvisibleDuration: the message has another handle then. Raises StatusError."""
         topic, group = topic_of(request.topic), group_of(request.group)
         time_ms = invisible_ms_of(request.invisible_duration, 0, self._limits.invisible_ms_longest)
@@ -284,7 +287,7 @@ class Receiving:
 
     def _changed(
         self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
-    ) -> Talk[Handle]:
+    ) -> Conversation[Handle]:
         """The handle that counts now. Raises StatusError, SluiceError."""
         address = address_of(masters_of((yield from self._backend.route(topic))), handle)
         command = change_request(group, topic, handle, time_ms, suspend=suspend)
@@ -301,7 +304,7 @@ class Receiving:
 
     def forward(
         self, client: Client, request: m.ForwardMessageToDeadLetterQueueRequest, call: Call
-    ) -> Talk[m.ForwardMessageToDeadLetterQueueResponse]:
+    ) -> Conversation[m.ForwardMessageToDeadLetterQueueResponse]:
         """ForwardMessageToDeadLetterQueue: stored there, then acknowledged. Also with a handle
         whose time is over, as RocketMQ has it: the client would ask for ever. Raises
         StatusError."""

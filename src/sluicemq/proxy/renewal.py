@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sluicemq.client.core.talks import Talk, Wait
+from sluicemq.client.core.conversations import Await, Conversation
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import SluiceError
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import ITSELF, Backend, Conversation, Link
+from sluicemq.proxy.backend import ITSELF, Backend, ConversationRun, Link
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.convert import milliseconds
 from sluicemq.proxy.limits import StatusError
@@ -43,7 +43,7 @@ UNDER_WAY_MAX: Final = 64
 WAIT_MS: Final = 10_000
 TIMES_MAX: Final = 32
 
-Change = Callable[[str, str, Handle, int], Talk[Handle]]
+Change = Callable[[str, str, Handle, int], Conversation[Handle]]
 """Group, topic, handle, invisible time -> the handle that counts then. Raises StatusError where
 there is no such message any more, SluiceError."""
 NOTHING: Final[Mapping[tuple[str, str], "Held"]] = {}
@@ -83,7 +83,7 @@ class Renewal:
         self._limits = limits
         self._held: dict[Client, dict[tuple[str, str], Held]] = {}
         self._due: dict[int, dict[Held, None]] = {}
-        self._waiting: deque[Talk[None]] = deque()
+        self._waiting: deque[Conversation[None]] = deque()
         self._under_way = 0
         self._is_beginning = False
         self._link: Link | None = None
@@ -125,12 +125,12 @@ class Renewal:
         held.due = max(due_ms // PERIOD_MS, earliest)
         self._due.setdefault(held.due, {})[held] = None
 
-    def take(self, client: Client, group: str, text: str) -> Talk[Held | None]:
+    def take(self, client: Client, group: str, text: str) -> Conversation[Held | None]:
         """The client does something with a message: it is renewed no more. None: it is not held
         here. HOT."""
         held = self._held.get(client, NOTHING).get((group, text))
         if held is not None and held.renewing is not None:
-            yield Wait(held.renewing)
+            yield Await(held.renewing)
         if held is not None and held.is_kept:
             self._forget(held)
         return held
@@ -170,7 +170,7 @@ class Renewal:
             self._under_way += 1
             if self._link is None:
                 self._link = self._backend.link(ITSELF, ITSELF, lambda _command, _answer: None)
-            Conversation(self._waiting.popleft(), self._link.ask, self._ended)
+            ConversationRun(self._waiting.popleft(), self._link.ask, self._ended)
         self._is_beginning = False
 
     def _ended(self, result: object) -> None:
@@ -179,7 +179,7 @@ class Renewal:
             log.error("a message was not renewed", exc_info=result)
         self._begin()
 
-    def _renew(self, held: Held) -> Talk[None]:
+    def _renew(self, held: Held) -> Conversation[None]:
         """Then it is due later, or nobody keeps it any more."""
         now_ms = self._now_ms()
         is_last = now_ms - held.since_ms >= self._limits.renew_ms_max
@@ -206,7 +206,7 @@ class Renewal:
         if renewing is not None:
             renewing.set_result(None)
 
-    def _give_back(self, held: Held) -> Talk[None]:
+    def _give_back(self, held: Held) -> Conversation[None]:
         with suppress(SluiceError):  # then its own time brings it back
             yield from self._change(held.group, held.topic, held.handle, self._limits.given_back_ms)
 

@@ -8,7 +8,7 @@ counts them anew when a topic has more queues of one kind.
 from collections.abc import Iterator
 from typing import Final
 
-from sluicemq.client.core.talks import Talk
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.model.addresses import parse_address
 from sluicemq.model.topic import (
     MASTER_ID,
@@ -56,7 +56,7 @@ class Routing:
 
     def query_route(
         self, client: Client, request: m.QueryRouteRequest, call: Call
-    ) -> Talk[m.QueryRouteResponse]:
+    ) -> Conversation[m.QueryRouteResponse]:
         """A queue of the answer for each queue of the topic and each copy of its broker."""
         name = topic_of(request.topic)
         route = yield from self._backend.route(name)
@@ -76,7 +76,7 @@ class Routing:
 
     def query_assignment(
         self, client: Client, request: m.QueryAssignmentRequest, call: Call
-    ) -> Talk[m.QueryAssignmentResponse]:
+    ) -> Conversation[m.QueryAssignmentResponse]:
         """All of each readable broker, as one queue; of a group that consumes in order, each queue.
         Raises StatusError (FORBIDDEN) when nothing may be read."""
         name, group = topic_of(request.topic), group_of(request.group)

@@ -24,12 +24,12 @@ from random import Random
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call as Ask
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import write_queues
 from sluicemq.client.core.messages import Outgoing, join
 from sluicemq.client.core.requests import SUCCESS, SendStatus, expect_success, fields_of
 from sluicemq.client.core.sending import FIRST_BITS, QueueChooser
-from sluicemq.client.core.talks import Call as Ask
-from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.transactions import (
     HalfPlace,
     TransactionState,
@@ -122,7 +122,7 @@ class Sending:
 
     def send_message(
         self, client: Client, request: m.SendMessageRequest, call: Call
-    ) -> Talk[m.SendMessageResponse]:
+    ) -> Conversation[m.SendMessageResponse]:
         """An entry for each message. HOT.
 
         Raises StatusError (MESSAGE_CORRUPTED, FORBIDDEN "no writable queue", the limits).
@@ -154,7 +154,7 @@ class Sending:
             transaction_id = transaction_id_of(place_of(result, topic))
         return answer_of(answer, [it.message_id for it in parts], transaction_id, address)
 
-    def _target(self, resource: m.Resource) -> Talk[Target]:
+    def _target(self, resource: m.Resource) -> Conversation[Target]:
         """Raises StatusError (ILLEGAL_TOPIC), RouteNotFoundError. HOT."""
         name = resource.name
         found = self._targets.get(name)
@@ -184,7 +184,7 @@ class Sending:
 
     def end_transaction(
         self, client: Client, request: m.EndTransactionRequest, call: Call
-    ) -> Talk[m.EndTransactionResponse]:
+    ) -> Conversation[m.EndTransactionResponse]:
         """Commits or rolls back. What the broker refuses is said; the answer to its own question,
         and what is undecided, it does not answer."""
         place = place_in(request.transaction_id, topic_of(request.topic))
@@ -200,7 +200,7 @@ class Sending:
 
     def recall_message(
         self, client: Client, request: m.RecallMessageRequest, call: Call
-    ) -> Talk[m.RecallMessageResponse]:
+    ) -> Conversation[m.RecallMessageResponse]:
         """Takes a delayed message back."""
         target = yield from self._target(request.topic)
         if self._limits.checks_type:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.rules import Account
-from sluicemq.client.core import talks
+from sluicemq.client.core import conversations as talks
 from sluicemq.clock import Clock
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import (
@@ -36,7 +36,7 @@ from sluicemq.errors import (
 )
 from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, StatusCode
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Answered, Conversation
+from sluicemq.proxy.backend import Answered, ConversationRun
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.limits import Refusal, StatusError, check_shape
 from sluicemq.proxy.messages import Code
@@ -116,7 +116,7 @@ class Method(NamedTuple):
 
     request: type[Any]
     response: type[Any]
-    talk: Callable[..., talks.Talk[Any]]
+    talk: Callable[..., talks.Conversation[Any]]
     streams: bool = False
     is_dialogue: bool = False
 
@@ -295,7 +295,9 @@ class Calls:
         except StatusError as error:
             done(error)
             return
-        Conversation(method.talk(client, request, call), partial(self.ask, client, account), done)
+        ConversationRun(
+            method.talk(client, request, call), partial(self.ask, client, account), done
+        )
 
     def require(self, code: int, call: Call) -> None:
         """Who signed a call has to have the rights for a request of this code. Raises CallError."""

@@ -22,8 +22,8 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.talks import Call as Ask
-from sluicemq.client.core.talks import Talk
+from sluicemq.client.core.conversations import Call as Ask
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.transactions import question_of
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
@@ -171,7 +171,7 @@ def _few(found: Collection[T]) -> Collection[T]:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
             f"The settings name {len(found)} topics, the limit is {TOPICS_MAX}.",
-            cure="Use several clients.",
+            fix="Use several clients.",
         )
     return found
 
@@ -229,7 +229,7 @@ class Telemetry:
 
     def telemetry(
         self, client: Client, said: m.TelemetryCommand, call: Call
-    ) -> Talk[Sequence[m.TelemetryCommand]]:
+    ) -> Conversation[Sequence[m.TelemetryCommand]]:
         """One message of a stream. Raises StatusError, which ends it."""
         if not said.HasField("settings"):
             if call not in client.streams:
@@ -262,7 +262,7 @@ class Telemetry:
 
     def heartbeat(
         self, client: Client, request: m.HeartbeatRequest, call: Call
-    ) -> Talk[m.HeartbeatResponse]:
+    ) -> Conversation[m.HeartbeatResponse]:
         """Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) when its settings are not known: then the
         client says them again."""
         yield from self._join(client, _known(client))
@@ -270,13 +270,13 @@ class Telemetry:
 
     def notify_client_termination(
         self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
-    ) -> Talk[m.NotifyClientTerminationResponse]:
+    ) -> Conversation[m.NotifyClientTerminationResponse]:
         """It leaves its groups. Raises StatusError as `heartbeat` does."""
         yield from self._leave(client, _known(client))
         self._clients.end(client)
         return m.NotifyClientTerminationResponse(status=OK)
 
-    def _brokers(self, member: bodies.Heartbeat) -> Talk[list[str]]:
+    def _brokers(self, member: bodies.Heartbeat) -> Conversation[list[str]]:
         """The masters that have one of its topics. Topics that do not exist (yet) have none."""
         found = dict[str, str]()
         for topic in _topics(member):
@@ -284,7 +284,7 @@ class Telemetry:
                 found |= masters_of((yield from self._backend.route(topic)))
         return list(found.values())
 
-    def _join(self, client: Client, member: bodies.Heartbeat) -> Talk[None]:
+    def _join(self, client: Client, member: bodies.Heartbeat) -> Conversation[None]:
         """Its heartbeat to its brokers. Raises StatusError and PermissionDeniedError when one
         refuses it; when none takes it, what went wrong."""
         wrong: SluiceError | None = None
@@ -304,7 +304,7 @@ class Telemetry:
 
     def _leave(
         self, client: Client, member: bodies.Heartbeat, now: bodies.Heartbeat | None = None
-    ) -> Talk[None]:
+    ) -> Conversation[None]:
         """Takes it out of the groups that it is not in `now`. A broker that cannot be reached finds
         out by itself."""
         stays = now or bodies.Heartbeat(client.id)

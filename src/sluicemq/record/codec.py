@@ -165,7 +165,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
         if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
             raise ProtocolError(
                 f"The property {name!r} holds a character 0x01 or 0x02.",
-                cure="These two separate properties: take them out of the name and the value.",
+                fix="These two separate properties: take them out of the name and the value.",
             )
     return "".join([f"{n}{NAME_END}{v}{VALUE_END}" for n, v in properties.items()]).encode()
 
@@ -232,7 +232,7 @@ def encode_record(
     try:
         return head.struct.pack(*values) + tail
     except struct.error as error:
-        raise ProtocolError(head.misfit(*values), cure="Use a number in that range.") from error
+        raise ProtocolError(head.misfit(*values), fix="Use a number in that range.") from error
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
@@ -458,7 +458,7 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
             parts += (_pack_head(size, 0, 0, flag, len(body)), body)
         except struct.error as error:
             said = BATCH_HEAD.misfit(size, 0, 0, flag, len(body))
-            raise ProtocolError(said, cure="Use a number in that range.") from error
+            raise ProtocolError(said, fix="Use a number in that range.") from error
         parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(parts)
 
@@ -495,7 +495,7 @@ def batch_entries(source: bytes | memoryview) -> Iterator[tuple[int, int, int, i
         count += 1
         if count > BATCH_MESSAGES_MAX:
             raise ProtocolError(
-                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", cure="Send smaller ones."
+                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", fix="Send smaller ones."
             )
         yield flag, start, body_end, next_at
         at = next_at

@@ -82,7 +82,7 @@ class SelectMessageQueueByHash(MessageQueueSelector):
             hashed = java_hash(arg)
         elif not isinstance(arg, int) or not -(2**63) <= arg < 2**63:
             raise ConfigurationError(
-                f"the selector's argument is {arg!r}.", cure="Use a text or a whole number."
+                f"the selector's argument is {arg!r}.", fix="Use a text or a whole number."
             )
         elif -(2**31) <= arg < 2**31:
             hashed = int(arg)

@@ -202,7 +202,7 @@ class Client(Settings, Generic[T]):
         if getattr(self, "_client", None) is not None and name not in self._at_any_time:
             raise ConfigurationError(
                 f"{type(self).__name__} runs: {name} would change nothing.",
-                cure="Set it before start().",
+                fix="Set it before start().",
             )
 
     def set_credentials(self, access_key: str, secret_key: str) -> None:
@@ -215,13 +215,13 @@ class Client(Settings, Generic[T]):
         if vip_channel_enabled:
             raise ConfigurationError(
                 "there is no VIP channel here.",
-                cure="Leave it out: a broker serves the same at both ports.",
+                fix="Leave it out: a broker serves the same at both ports.",
             )
 
     def start(self) -> None:
         """Begins to work; once."""
         if self._portal is not None:
-            raise ConfigurationError("this client runs already.", cure="Call start() once.")
+            raise ConfigurationError("this client runs already.", fix="Call start() once.")
         self._portal = Portal(f"sluicemq {self.group}")
         unit = f"@{self.unit_name}" if self.unit_name else ""
         try:
@@ -258,7 +258,7 @@ class Client(Settings, Generic[T]):
 
     def _on_loop(self) -> tuple[Portal, T]:
         if self._portal is None or self._client is None:
-            raise ClosedError("this client does not run.", cure="Call start() first.")
+            raise ClosedError("this client does not run.", fix="Call start() first.")
         return self._portal, self._client
 
     def shutdown(self) -> None:
@@ -299,7 +299,7 @@ class Client(Settings, Generic[T]):
         if arguments.next is not None or (topic is not key and key != _ANY_TOPIC):
             raise ConfigurationError(
                 f"create_topic cannot make {topic!r} of {(key, *given)}.",
-                cure="Give the topic and how many queues it has; it is created on every master.",
+                fix="Give the topic and how many queues it has; it is created on every master.",
             )
         self._ask(lambda admin: admin.create_topic(topic, queues=queue_num))
 
@@ -396,7 +396,7 @@ class DefaultMQProducer(Client[Producer]):
         if handle is not None and handle.topic != topic:
             raise ConfigurationError(
                 f"the handle is of a message of topic {handle.topic!r}, the call names {topic!r}.",
-                cure=f"Name the topic of the message: recall_message({handle.topic!r}, …).",
+                fix=f"Name the topic of the message: recall_message({handle.topic!r}, …).",
             )
         return self._run(Producer.recall, recall_handle)
 
@@ -496,7 +496,7 @@ class DefaultMQProducer(Client[Producer]):
         if selector is not None or not all(isinstance(one, Message) for one in messages):
             raise ConfigurationError(
                 f"send got {messages!r} and the selector {selector!r}.",
-                cure="A batch is a list of Message, and goes to one queue: name it, or none.",
+                fix="A batch is a list of Message, and goes to one queue: name it, or none.",
             )
         _, producer = self._tuned()
         frozen = [one.frozen() for one in messages]
@@ -575,7 +575,7 @@ def _answer(callback: SendCallback, done: Future[CoreSendResult]) -> None:
         _log.error("an asynchronous send failed", exc_info=error)
         error = SendUnknownError(
             f"sending failed unexpectedly [{error!r}]: the message may be stored or not.",
-            cure="Please report the traceback in the log.",
+            fix="Please report the traceback in the log.",
         )
     call_listener(callback.on_exception, error)
 
@@ -629,7 +629,7 @@ class TransactionMQProducer(DefaultMQProducer):
         if not isinstance(self.transaction_listener, TransactionListener):
             raise ConfigurationError(
                 "the producer has no TransactionListener.",
-                cure="Call set_transaction_listener before start.",
+                fix="Call set_transaction_listener before start.",
             )
         self._checks = _Checks(self.transaction_listener, self.executor_service)
         producer = await super()._make(sluice)

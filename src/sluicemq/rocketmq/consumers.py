@@ -272,7 +272,7 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
         if isinstance(listener, type) or not (callable(listener) or isinstance(listener, _OBJECTS)):
             raise ConfigurationError(
                 f"the listener would be {listener!r}.",
-                cure="Give an object of a listener's class, or a function.",
+                fix="Give an object of a listener's class, or a function.",
             )
         self._listening = Listening(listener, orderly=orderly)
 
@@ -281,14 +281,14 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
         if self._listening is None or not self._topics:
             raise ConfigurationError(
                 "the consumer has no listener, or no topic.",
-                cure="Call subscribe and register_message_listener before start.",
+                fix="Call subscribe and register_message_listener before start.",
             )
         least = 1 if self.consume_thread_min is None else self.consume_thread_min
         if not 1 <= least <= self.consume_thread_max:
             raise ConfigurationError(
                 f"consume_thread_min is {self.consume_thread_min}, "
                 f"consume_thread_max is {self.consume_thread_max}.",
-                cure="The first one is 1 or more, the second one is not less.",
+                fix="The first one is 1 or more, the second one is not less.",
             )
         if self.consume_thread_min is not None and self.consume_thread_min > 1:
             _log.warning(
@@ -380,7 +380,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         """Everything polled so far, or these offsets; returns when it is stored. Raises
         ConfigurationError for `persist=False`: brokers keep offsets, or nobody does."""
         if not persist:
-            raise ConfigurationError("a commit always persists.", cure="Leave persist out.")
+            raise ConfigurationError("a commit always persists.", fix="Leave persist out.")
         self._run(LitePullConsumer.commit, _frozen_offsets(offsets))
 
     commit = commit_sync
@@ -512,7 +512,7 @@ def _time_of(text: str) -> int:
         return int(datetime.strptime(text, "%Y%m%d%H%M%S").timestamp() * 1000)  # noqa: DTZ007
     except ValueError:
         raise ConfigurationError(
-            f"consume_timestamp is {text!r}.", cure='Write it as "20260131235900".'
+            f"consume_timestamp is {text!r}.", fix='Write it as "20260131235900".'
         ) from None
 
 

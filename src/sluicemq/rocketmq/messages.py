@@ -135,7 +135,7 @@ class MessageQueue(Strict):
         if len(given) > len(_PARTS) or values.keys() - set(_PARTS) or 0 < len(values) < len(_PARTS):
             raise ConfigurationError(
                 f"MessageQueue got {(*given, *named.values())!r}.",
-                cure="Give topic, broker_name and queue_id, or nothing and call set_topic, "
+                fix="Give topic, broker_name and queue_id, or nothing and call set_topic, "
                 "set_broker_name and set_queue_id.",
             )
         self.topic = values.get("topic", "")
@@ -186,17 +186,17 @@ def frozen_queue(queue: Place) -> places.MessageQueue:
     if isinstance(queue, places.MessageQueue):
         return queue
     if not isinstance(queue, MessageQueue):
-        raise ConfigurationError(f"the queue is {queue!r}.", cure="Give a MessageQueue.")
+        raise ConfigurationError(f"the queue is {queue!r}.", fix="Give a MessageQueue.")
     for name in ("topic", "broker_name"):
         value = getattr(queue, name)
         if not isinstance(value, str) or not value:
             raise ConfigurationError(
-                f"the {name} of {queue!r} is {value!r}.", cure=f"Call set_{name} with a name."
+                f"the {name} of {queue!r} is {value!r}.", fix=f"Call set_{name} with a name."
             )
     number = queue.queue_id
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise ConfigurationError(
-            f"the queue_id of {queue!r} is {number!r}.", cure="Call set_queue_id with 0 or more."
+            f"the queue_id of {queue!r} is {number!r}.", fix="Call set_queue_id with 0 or more."
         )
     return places.MessageQueue(*queue)
 
@@ -317,7 +317,7 @@ class Message(Strict):
         """For filters and consumers. Texts only, as in Java: `str(number)`."""
         if not isinstance(value, str):
             raise ConfigurationError(
-                f"the property {name!r} would be {value!r}.", cure=f"Give a text: {str(value)!r}."
+                f"the property {name!r} would be {value!r}.", fix=f"Give a text: {str(value)!r}."
             )
         self.properties[name] = value
 
@@ -354,14 +354,14 @@ def _by_position(topic: str, given: tuple[Any, ...]) -> tuple[Any, Any, int, byt
     if form is None:
         raise ConfigurationError(
             f"Message takes no {len(given) + 1} arguments.",
-            cure="Give topic and body, with tags, keys and flag before the body, or by name.",
+            fix="Give topic and body, with tags, keys and flag before the body, or by name.",
         )
     for name, value in zip(form, given, strict=True):
         if not isinstance(value, _KINDS[name]) or (name == "flag" and isinstance(value, bool)):
             hint = " A text becomes bytes by .encode()." if name == "body" else ""
             raise ConfigurationError(
                 f"Message({topic!r}, …) got {value!r} as {name}.",
-                cure=f"The order is ({', '.join(('topic', *form))}).{hint}",
+                fix=f"The order is ({', '.join(('topic', *form))}).{hint}",
             )
     named = dict(zip(form, given, strict=True))
     return (

@@ -25,7 +25,7 @@ _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BEFORE_NAMES: Final = "Java writes it before the names on the wire; so do you: 'prod%orders'."
 _GROUP: Final = "The attribute is group."
 _BY_ITSELF: Final = "Leave it out: the client sees to it by itself."
-_CURES: Final = {
+_FIXES: Final = {
     "adjust_thread_pool_nums_threshold": _BY_ITSELF,
     "auto_batch": "Send a list of messages.",
     "await_termination_millis_when_shutdown": _BY_ITSELF,
@@ -76,20 +76,20 @@ def unknown(kind: type, name: str) -> AttributeError:
     bare = wanted.removeprefix("get_").removeprefix("set_").removeprefix("is_")
     near = get_close_matches(wanted, known, 1, 0.7)
     if wanted in known:
-        cure = f"Names are in snake case here: {wanted}."
-    elif bare in _CURES:
-        cure = _CURES[bare]
+        fix = f"Names are in snake case here: {wanted}."
+    elif bare in _FIXES:
+        fix = _FIXES[bare]
     elif bare in known and not wanted.startswith("set_"):
-        cure = f"Read the attribute {bare}."
+        fix = f"Read the attribute {bare}."
     elif bare in known and any(one.startswith("set_") for one in known):
-        cure = f"Set the attribute {bare}."
+        fix = f"Set the attribute {bare}."
     elif bare in known:
-        cure = f"{bare} does not change: make another {kind.__name__} with it."
+        fix = f"{bare} does not change: make another {kind.__name__} with it."
     elif near:
-        cure = f"Did you mean {near[0]}?"
+        fix = f"Did you mean {near[0]}?"
     else:
-        cure = f"help({kind.__name__}) lists what there is."
-    return AttributeError(f"{kind.__name__} has no {name!r}. {cure}", name=name)
+        fix = f"help({kind.__name__}) lists what there is."
+    return AttributeError(f"{kind.__name__} has no {name!r}. {fix}", name=name)
 
 
 class Strict:
@@ -138,7 +138,7 @@ class Settings:
         kind = type(default)
         if isinstance(default, _Accessor) or (callable(default) and not callable(value)):
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} is a method.", cure=f"Call it: {name}({value!r})."
+                f"{type(self).__name__}.{name} is a method.", fix=f"Call it: {name}({value!r})."
             )
         is_plain = not callable(default) and not isinstance(default, property | str | None)
         if is_plain and (
@@ -146,7 +146,7 @@ class Settings:
         ):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} would be {value!r}.",
-                cure=f"It is of type {kind.__name__}, {default!r} unless it is set.",
+                fix=f"It is of type {kind.__name__}, {default!r} unless it is set.",
             )
 
 
@@ -209,10 +209,10 @@ class Given:
     def pair(self, what: str, more: str) -> tuple[Any, Any]:
         """The next two. Raises ConfigurationError when the second one is missing."""
         if len(self._rest) < 2:
-            raise ConfigurationError(f"{what} came without {more}.", cure="Give both.")
+            raise ConfigurationError(f"{what} came without {more}.", fix="Give both.")
         return self._rest.pop(0), self._rest.pop(0)
 
-    def end(self, what: str, cure: str) -> None:
+    def end(self, what: str, fix: str) -> None:
         """Raises ConfigurationError when something is left."""
         if self._rest:
-            raise ConfigurationError(f"{what} does not take {self._rest[0]!r} there.", cure=cure)
+            raise ConfigurationError(f"{what} does not take {self._rest[0]!r} there.", fix=fix)

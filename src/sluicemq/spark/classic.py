@@ -67,6 +67,6 @@ def _check(it: Any) -> None:
     if not is_classic(it):
         raise ConfigurationError(
             "this needs the JVM of Spark, and a session of Spark Connect has none.",
-            cure="Use a session without spark.remote, as spark_session() makes. Sources, sinks and"
+            fix="Use a session without spark.remote, as spark_session() makes. Sources, sinks and"
             " load_where work with Spark Connect.",
         )

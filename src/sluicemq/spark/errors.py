@@ -131,14 +131,14 @@ class Problem:
     line: int
     key: str
     what: str
-    cure: str = ""
+    fix: str = ""
     is_error: bool = True
 
     def told(self, path: str) -> str:
         """`late.yaml:4: source.topik: there is no such key. Did you mean 'topic'?`"""
         kind = "" if self.is_error else "warning: "
         key = f"{self.key}: " if self.key else ""
-        return f"{path}:{self.line}: {kind}{key}{self.what} {self.cure}".rstrip()
+        return f"{path}:{self.line}: {kind}{key}{self.what} {self.fix}".rstrip()
 
 
 class PlaceError(Exception):

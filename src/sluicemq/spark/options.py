@@ -395,7 +395,7 @@ class Options:
         if value is None:
             raise ConfigurationError(
                 f"the option {name!r} is missing.",
-                cure=f'Add .option("{name}", …): {self.texts.get(name, "")}'.rstrip(": "),
+                fix=f'Add .option("{name}", …): {self.texts.get(name, "")}'.rstrip(": "),
             )
         return str(value)
 
@@ -449,12 +449,12 @@ def parse_options(
             near = did_you_mean(name, texts, cutoff=0.5)
             raise ConfigurationError(
                 f"unknown option {name!r}. {near}".rstrip(),
-                cure=f"There are: {', '.join(sorted(texts))}.",
+                fix=f"There are: {', '.join(sorted(texts))}.",
             )
         if use is not None and use not in option.use:
             raise ConfigurationError(
                 f"the option {option.name!r} does not go with a {use}.",
-                cure=f"It is for: {', '.join(sorted(option.use))}.",
+                fix=f"It is for: {', '.join(sorted(option.use))}.",
             )
         try:
             values[option.name] = option.parse(value)
@@ -475,19 +475,19 @@ def _check_together(chosen: Set[str]) -> None:
         if {offsets_name, time_name} <= chosen:
             raise ConfigurationError(
                 f"the options {offsets_name!r} and {time_name!r} are given together.",
-                cure=f"Give one of them. In {offsets_name} each queue may have a time:"
+                fix=f"Give one of them. In {offsets_name} each queue may have a time:"
                 ' {"broker-a": {"0": "2026-11-21T12:00:00Z"}}.',
             )
     if "securityToken" in chosen and "accessKey" not in chosen:
         raise ConfigurationError(
             "the option 'securityToken' is given without 'accessKey'.",
-            cure="Give accessKey and secretKey too, or leave the token out.",
+            fix="Give accessKey and secretKey too, or leave the token out.",
         )
     without_effect = sorted(chosen & _OF_TLS)
     if without_effect and not chosen & {"tls", "tls.ca", "tls.certificate"}:
         raise ConfigurationError(
             f"the option {without_effect[0]!r} is given, and nothing switches TLS on.",
-            cure="Add tls=true, or leave the option out.",
+            fix="Add tls=true, or leave the option out.",
         )
 
 

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, checked_tag
 from sluicemq.client.core.names import check_keys, check_properties
-from sluicemq.client.keeper import unique_ids
+from sluicemq.client.heartbeat_thread import unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import (
@@ -57,13 +57,13 @@ class RowError(ConfigurationError):
     When: Spark writes to a topic and a row has no topic, a body above the limit, a key with blanks.
     Then: the task fails before its rows are sent; with exactly-once delivery no row of the epoch
     is visible.
-    Cure: correct the column that the text names, or filter such rows away.
+    Fix: correct the column that the text names, or filter such rows away.
 
         a row's queue_id is negative. Give 0 or more, or null for any.
     """
 
-    def __init__(self, text: str, *, role: str, cure: str = "") -> None:
-        super().__init__(text, cure=cure)
+    def __init__(self, text: str, *, role: str, fix: str = "") -> None:
+        super().__init__(text, fix=fix)
         self.role = role
 
 
@@ -75,7 +75,7 @@ def of_column(role: str) -> Iterator[None]:
     except RowError:
         raise
     except ConfigurationError as error:
-        raise RowError(f"{error.fact}.", role=role, cure=error.cure) from None
+        raise RowError(f"{error.fact}.", role=role, fix=error.fix) from None
 
 
 _BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -224,7 +224,7 @@ def checked_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
     for column in properties:
         is_constant = isinstance(column, bytes)
         sizes += len(column) if is_constant else pc.binary_length(column).to_numpy()
-    for role, name, values, limit, cure in (
+    for role, name, values, limit, fix in (
         ("body", "body has", body_sizes, BODY_BYTES_MAX, "Split it, or store it elsewhere."),
         ("properties", "properties have", sizes, PROPERTIES_BYTES_MAX,
          "Put large values into the body."),
@@ -232,7 +232,7 @@ def checked_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
         if len(values) and values.max() > limit:
             raise RowError(
                 f"a row's {name} {values.max():,} bytes, the limit is {limit:,}.",
-                role=role, cure=cure,
+                role=role, fix=fix,
             )  # fmt: skip
     return body_sizes, sizes
 
@@ -257,8 +257,8 @@ def checked_ids(given: Any) -> Any:
 def body_column(column: Any) -> Any:
     """Bodies as binary. Raises RowError for a null."""
     if column.null_count:
-        cure = "Filter such rows, or fill the column."
-        raise RowError("a row has no body: it is null.", role="body", cure=cure)
+        fix = "Filter such rows, or fill the column."
+        raise RowError("a row has no body: it is null.", role="body", fix=fix)
     return column.cast(pa.binary())
 
 
@@ -270,7 +270,7 @@ def flag_column(column: Any) -> Any:
         raise RowError(
             "a row's flag is no number of 32 bits.",
             role="flag",
-            cure="Give one from -2147483648 to 2147483647, or null for 0.",
+            fix="Give one from -2147483648 to 2147483647, or null for 0.",
         ) from None
 
 
@@ -310,14 +310,14 @@ def delay_column(values: Mapping[str, Any]) -> Any | None:
             continue
         if pc.min(numbers).as_py() < 0:
             raise RowError(
-                f"a row's {role} is negative.", role=role, cure="Give 0 or more, or null for none."
+                f"a row's {role} is negative.", role=role, fix="Give 0 or more, or null for none."
             )
         texts = pc.binary_join_element_wise(letter, numbers.cast(pa.string()), "")
         if found is not None and pc.any(pc.and_(found.is_valid(), texts.is_valid())).as_py():
             raise RowError(
                 "a row says in more than one way when to deliver it.",
                 role=role,
-                cure="Fill one of delay_level, delay_ms and deliver_at.",
+                fix="Fill one of delay_level, delay_ms and deliver_at.",
             )
         found = texts if found is None else pc.coalesce(found, texts)
     return found
@@ -352,7 +352,7 @@ def _check_texts(texts: Any) -> Any:
     if may_hold and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
         raise ConfigurationError(
             "a value holds U+0001 or U+0002, which separate properties on the wire.",
-            cure="Leave those characters out.",
+            fix="Leave those characters out.",
         )
     return texts
 
@@ -445,7 +445,7 @@ def _check_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> None:
                 f"the property name {name!r} is reserved, and nothing says that what it asks for "
                 "was carried out: the row has no property REAL_TOPIC.",
                 role="properties",
-                cure=f"Use {instead}, or leave the property out." if instead
+                fix=f"Use {instead}, or leave the property out." if instead
                 else "Leave the property out.",
             )  # fmt: skip
 
@@ -513,7 +513,7 @@ def system_pieces(column: Any) -> list[Any]:
         if text.count("\x01") != len(entries) or text.count("\x02") != len(entries):
             raise ConfigurationError(
                 "a system property holds U+0001 or U+0002, which separate properties on the wire.",
-                cure="Leave those characters out.",
+                fix="Leave those characters out.",
             )
         rows.append(text.encode())
     return [pa.array(rows, pa.binary())]
@@ -527,7 +527,7 @@ def _kept(row: list[tuple[str, str | None]] | None) -> list[tuple[str, str]]:
         if text == "":
             raise ConfigurationError(
                 f"the property {name!r} has an empty value, which RocketMQ does not keep.",
-                cure="Make it null, which is no property, or another text:"
+                fix="Make it null, which is no property, or another text:"
                 " map_filter(properties, (k, v) -> v <> '').",
             )
     return [(name, text) for name, text in entries if text is not None]

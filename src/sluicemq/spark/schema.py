@@ -181,15 +181,13 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
             columns.append(ERROR_COLUMN)
             continue
         if found is None or (found["prop"] is None and (name not in _NAMED or name != item)):
-            cure = "Write a column name, or prop:NAME:TYPE as COLUMN."
+            fix = "Write a column name, or prop:NAME:TYPE as COLUMN."
             if found is not None:
-                cure = (
+                fix = (
                     f"{did_you_mean(name, _NAMED)}There are {', '.join(_NAMED)};"
                     f" a property is prop:{name}."
                 )
-            raise ConfigurationError(
-                f"{item!r} in the option 'columns' is not a column.", cure=cure
-            )
+            raise ConfigurationError(f"{item!r} in the option 'columns' is not a column.", fix=fix)
         kind = (found["type"] or "string").lower()
         kind = _TYPE_ALIASES.get(kind, kind)
         if found["prop"] is None:
@@ -201,7 +199,7 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
         else:
             raise ConfigurationError(
                 f"{found['type']!r} in {item!r} is not a type of a property.",
-                cure=f"Use one of {', '.join((*PROMOTED, AUTO))}.",
+                fix=f"Use one of {', '.join((*PROMOTED, AUTO))}.",
             )
     return _distinct(tuple(columns))
 
@@ -224,7 +222,7 @@ def _distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
         if column.name.lower() in seen:
             raise ConfigurationError(
                 f"the column {column.name!r} is there twice.",
-                cure="Give one another name: prop:NAME:TYPE as OTHER.",
+                fix="Give one another name: prop:NAME:TYPE as OTHER.",
             )
         seen.add(column.name.lower())
     return columns
@@ -256,7 +254,7 @@ def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, 
         elif column is not None and column.property_name is None:
             raise ConfigurationError(
                 f"the column {field.name!r} of the schema has the type {wanted.simpleString()!r}.",
-                cure=f"It is {column.type.simpleString()!r}.",
+                fix=f"It is {column.type.simpleString()!r}.",
             )
         elif wanted in kinds:
             name = field.name if column is None else column.property_name
@@ -265,7 +263,7 @@ def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, 
             raise ConfigurationError(
                 f"the column {field.name!r} of the schema is a property of type"
                 f" {wanted.simpleString()!r}.",
-                cure=f"A property can be {', '.join(PROMOTED)}.",
+                fix=f"A property can be {', '.join(PROMOTED)}.",
             )
     return _distinct(tuple(found))
 
@@ -338,21 +336,21 @@ def body_format(options: Options) -> BodyFormat | None:
     if kind != JSON and schema is not None:
         raise ConfigurationError(
             f"the option 'bodySchema' is given, and 'bodyFormat' is {kind!r}.",
-            cure="A schema is for bodyFormat=json.",
+            fix="A schema is for bodyFormat=json.",
         )
     if kind == BINARY:
         return None
     if options["badBody"] == RAW:
         raise ConfigurationError(
             f"the option 'badBody' is 'raw', and 'bodyFormat' is {kind!r}.",
-            cure="Stored bytes fit bodyFormat=binary alone: use badBody=null.",
+            fix="Stored bytes fit bodyFormat=binary alone: use badBody=null.",
         )
     if kind == TEXT:
         return BodyFormat(TEXT, StringType())
     if schema is None:
         raise ConfigurationError(
             "the option 'bodySchema' is missing, which bodyFormat=json needs.",
-            cure='Add .option("bodySchema", "origin string, delay int").',
+            fix='Add .option("bodySchema", "origin string, delay int").',
         )
     return BodyFormat(JSON, parse_schema(schema))
 
@@ -395,7 +393,7 @@ class _SchemaText:
         if word not in _BODY_TYPES:
             raise ConfigurationError(
                 f"{word!r} in the option 'bodySchema' is not a type.",
-                cure=f"Use {', '.join(_BODY_TYPES)}, array<…>, struct<…>; times and decimals as"
+                fix=f"Use {', '.join(_BODY_TYPES)}, array<…>, struct<…>; times and decimals as"
                 " string.",
             )
         return _BODY_TYPES[word]
@@ -419,5 +417,5 @@ class _SchemaText:
         return ConfigurationError(
             f"the option 'bodySchema' is wrong at character {self.position + 1}: {wanted} is"
             f" missing before {self.text[self.position :][:20]!r}.",
-            cure="Write for example: origin string, delay int, legs array<struct<to:string>>.",
+            fix="Write for example: origin string, delay int, legs array<struct<to:string>>.",
         )

@@ -147,7 +147,7 @@ def selector_sql(
         return translated(compile_whole(selector).tree, Fields.of(properties, columns)).match
     except Inexpressible as reason:
         raise ConfigurationError(
-            f"Spark SQL cannot say {selector[:80]!r}: {reason}.", cure="Use column() instead."
+            f"Spark SQL cannot say {selector[:80]!r}: {reason}.", fix="Use column() instead."
         ) from None
 
 
@@ -185,7 +185,7 @@ class Fields:
         if self.properties is None:
             raise ConfigurationError(
                 f"the selector reads the property {name!r}, and no column has its text.",
-                cure=f"Read properties, or prop:{name}, as well.",
+                fix=f"Read properties, or prop:{name}, as well.",
             )
         return f"{self.properties}[{string_literal(name)}]"
 

@@ -108,14 +108,14 @@ def task_now(query: str | None, epoch: int = 0) -> Task:
     when Spark does not say whose it is."""
     context = TaskContext.get()
     if context is None:
-        raise ConfigurationError("this is no task of Spark.", cure="Write with df.write.")
+        raise ConfigurationError("this is no task of Spark.", fix="Write with df.write.")
     if query is None:
         query = context.getLocalProperty("sql.streaming.queryId")
         text = context.getLocalProperty("streaming.sql.batchId")
         if not query or not text:
             raise ConfigurationError(
                 "Spark does not say to which streaming query this task belongs.",
-                cure="Use delivery=at-least-once.",
+                fix="Use delivery=at-least-once.",
             )
         epoch = int(text)
     return Task(query, epoch, context.partitionId(), context.attemptNumber())
@@ -150,14 +150,14 @@ class Rows:
         self.sharding_keys = values.get("sharding_key")
         if self.topics is not None:
             if self.topics.null_count:
-                cure = "Filter such rows, or fill the column."
-                raise RowError("a row has no topic: it is null.", role="topic", cure=cure)
+                fix = "Filter such rows, or fill the column."
+                raise RowError("a row has no topic: it is null.", role="topic", fix=fix)
             with of_column("topic"):
                 for name in pc.unique(self.topics).to_pylist():
                     check_topic_to_send(name)
         if self.queue_ids is not None and (pc.min(self.queue_ids).as_py() or 0) < 0:
-            cure = "Give 0 or more, or null for any."
-            raise RowError("a row's queue_id is negative.", role="queue_id", cure=cure)
+            fix = "Give 0 or more, or null for any."
+            raise RowError("a row's queue_id is negative.", role="queue_id", fix=fix)
 
     def check_sizes(self, added_bytes: int) -> None:
         """Raises RowError; `added_bytes` are those of properties that a sender adds."""
@@ -312,7 +312,7 @@ def queue_with_id(queues: Sequence[MessageQueue], place: Place) -> MessageQueue:
         ids = ", ".join(map(str, sorted({queue.queue_id for queue in queues})))
         raise RouteNotFoundError(
             f"the topic {place.topic!r} has no queue {place.queue_id} that can be written to.",
-            cure=f"It has {ids or 'none'}.",
+            fix=f"It has {ids or 'none'}.",
         )
     if place.broker is None:
         return having[0]
@@ -599,7 +599,7 @@ class RowSorter:
             if not rows.numbers:  # a bad row that was to be kept
                 raise error
             delays = [role for role in _DELAYS if role in self._roles and "delay" in error.fact]
-            row_error = RowError(f"{error.fact}.", role=(*delays, "body")[0], cure=error.cure)
+            row_error = RowError(f"{error.fact}.", role=(*delays, "body")[0], fix=error.fix)
             by_batch.setdefault(id(rows), (rows, {}))[1][index] = row_error
         for rows, errors in by_batch.values():
             if self._policy == FAIL:
@@ -619,8 +619,8 @@ class RowSorter:
             yield Rows(kept, roles, self._policy.removeprefix(TOPIC))
 
     def _failure(self, batch: Any, index: int, number: int, error: RowError) -> RowError:
-        cure = f"{error.cure} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
-        return RowError(self._told(batch, index, number, error), role=error.role, cure=cure)
+        fix = f"{error.fix} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
+        return RowError(self._told(batch, index, number, error), role=error.role, fix=fix)
 
     def _told(self, batch: Any, index: int, number: int, error: RowError) -> str:
         """`row 18 of partition 3 (keys 'k17'), column 'tag': …`."""

@@ -108,7 +108,7 @@ def fresh(frame: Any) -> Any:
     if not is_classic(frame):
         raise ConfigurationError(
             "a frame of Spark Connect cannot be made fresh.",
-            cure="Load it again: spark.read.format(…).options(…).load().",
+            fix="Load it again: spark.read.format(…).options(…).load().",
         )
     for node, _ in nodes(execution_of(frame).analyzed()):
         if kind_of(node) != "DataSourceV2Relation" or kind_of(node.table()) != "PythonTable":

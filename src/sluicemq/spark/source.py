@@ -179,7 +179,7 @@ class StoreSource(DataSource):  # type: ignore[misc]
         return FailedStream(
             ConfigurationError(
                 "rocketmq_store reads a directory as it stands; it is no stream.",
-                cure='Use spark.read, or readStream.format("rocketmq") at the broker.',
+                fix='Use spark.read, or readStream.format("rocketmq") at the broker.',
             )
         )
 
@@ -187,7 +187,7 @@ class StoreSource(DataSource):  # type: ignore[misc]
         with plain_errors():
             raise ConfigurationError(
                 "rocketmq_store only reads: a store has one writer, its broker.",
-                cure='Use write.format("rocketmq"), which sends to the broker.',
+                fix='Use write.format("rocketmq"), which sends to the broker.',
             )
 
     streamWriter = writer  # noqa: N815 - Spark's name
@@ -357,24 +357,24 @@ def roles_of(schema: StructType, options: Options) -> dict[str, str]:
         if role is None:
             raise ConfigurationError(
                 f"the column {one.name!r} cannot be written.",
-                cure=f"{did_you_mean(name, _ROLES)}A message has {', '.join(_ROLES)}; put further"
+                fix=f"{did_you_mean(name, _ROLES)}A message has {', '.join(_ROLES)}; put further"
                 " values into properties.",
             )
         if role in roles:
             raise ConfigurationError(
                 f"the columns {roles[role]!r} and {one.name!r} both mean the {role}.",
-                cure="Keep one of them.",
+                fix="Keep one of them.",
             )
         if found not in _TYPES[role]:
             raise ConfigurationError(
                 f"the column {one.name!r} has the type {found!r}.",
-                cure=f"Cast it to {' or '.join(_TYPES[role])}.",
+                fix=f"Cast it to {' or '.join(_TYPES[role])}.",
             )
         roles[role] = one.name
     if "body" not in roles:
         raise ConfigurationError(
             "there is no column 'body' or 'value'.",
-            cure="Name the bytes to send, for example to_json(struct(*)) as value.",
+            fix="Name the bytes to send, for example to_json(struct(*)) as value.",
         )
     if "topic" not in roles:
         options.required("topic")
@@ -386,7 +386,7 @@ class _Sink:
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigurationError("a topic cannot be overwritten.", cure='Use mode("append").')
+            raise ConfigurationError("a topic cannot be overwritten.", fix='Use mode("append").')
         self.options = options
         self.roles = roles_of(schema, options)
         self.query: str | None = None
@@ -401,7 +401,7 @@ class _Sink:
         if bad is not None and bad == self.options["topic"]:
             raise ConfigurationError(
                 f"the option 'badRows' names the topic that is written, {bad!r}.",
-                cure="Name another topic for bad rows.",
+                fix="Name another topic for bad rows.",
             )
         topics = [topic for topic in (self.options["topic"], bad) if topic is not None]
         if not topics and not self.is_exact:
@@ -468,7 +468,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryEpoch"] and options["queryId"] is None:
             raise ConfigurationError(
-                "the option 'queryEpoch' is given without 'queryId'.", cure="Name the query too."
+                "the option 'queryEpoch' is given without 'queryId'.", fix="Name the query too."
             )
         self.query = checked_query(options["queryId"]) or f"batch-{uuid.uuid4()}"
 
@@ -498,7 +498,7 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
         if options["queryId"] is not None or options["queryEpoch"]:
             raise ConfigurationError(
                 "the options 'queryId' and 'queryEpoch' do not go with a stream.",
-                cure="A stream's checkpoint holds its id.",
+                fix="A stream's checkpoint holds its id.",
             )
 
     def check_topics(self) -> None:
@@ -519,7 +519,7 @@ def checked_query(query: str | None) -> str | None:
     try:
         return check_query(query)
     except ProtocolError as error:
-        raise ConfigurationError(str(error), cure="Choose another queryId.") from None
+        raise ConfigurationError(str(error), fix="Choose another queryId.") from None
 
 
 def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
@@ -528,7 +528,7 @@ def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
     masters = admin.masters()
     if not masters:
         raise RouteNotFoundError(
-            "no broker is registered with the name servers.", cure="See sluice cluster list."
+            "no broker is registered with the name servers.", fix="See sluice cluster list."
         )
     for broker, address in sorted(masters.items()):
         try:
@@ -555,7 +555,7 @@ def _call_master(admin: Admin) -> Callable[[str, Command], Command]:
             masters.update(admin.masters())
         if broker not in masters:
             raise RouteNotFoundError(
-                f"the broker {broker!r} is not in the cluster.", cure="Start it again."
+                f"the broker {broker!r} is not in the cluster.", fix="Start it again."
             )
         try:
             return admin.call(masters[broker], request)

@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
-from sluicemq.files import Files, cure_of, load_text, process_id, read_text, replace_text
+from sluicemq.files import Files, fix_of, load_text, process_id, read_text, replace_text
 from sluicemq.store.segments import is_segment_name
 
 CHECKPOINT_BYTES: Final = 4096
@@ -321,32 +321,32 @@ def check_directory(files: Files, config: StoreConfig) -> None:
             continue
         raise StoreDamagedError(
             f"{path} is a file, and must be a directory.",
-            cure="Move it away, and bring the directory back from a copy if there was one.",
+            fix="Move it away, and bring the directory back from a copy if there was one.",
         )
     if files.exists(f"{root}/{RESTORING}"):
         raise StoreError(
             f"{root} is the half of a store: `sluice store restore` was interrupted.",
-            cure="Run it again, with the same directories.",
+            fix="Run it again, with the same directories.",
         )
     for name in files.names(root):
         if name.startswith("dledger-") and files.names(f"{root}/{name}"):
             raise StoreError(
                 f"{root}/{name} is a log of DLedger (enableDLegerCommitLog), which is not read"
                 " here.",
-                cure="Copy the topics into a plain broker with RocketMQ's tools, or give this"
+                fix="Copy the topics into a plain broker with RocketMQ's tools, or give this"
                 " broker a storePathRootDir of its own.",
             )
     if files.names(f"{root}/{ROCKSDB_QUEUES}"):
         raise StoreError(
             f"{root}/{ROCKSDB_QUEUES} says that RocketMQ keeps the queues of this store in RocksDB"
             " (storeType=defaultRocksDB), which is not read here.",
-            cure="Move that directory away: the queues are then built from the commit log.",
+            fix="Move that directory away: the queues are then built from the commit log.",
         )
     for name in files.names(settings):
         if "CURRENT" in files.names(f"{settings}/{name}"):  # every RocksDB has that file
             raise StoreError(
                 f"{settings}/{name} is a table in RocksDB, which is not read here.",
-                cure="Export it with `mqadmin rocksDBConfigToJson`, then move the directory away.",
+                fix="Export it with `mqadmin rocksDBConfigToJson`, then move the directory away.",
             )
 
 
@@ -354,25 +354,25 @@ def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError
     """The error for a directory without a commit log; `option` says where the log lies."""
     fact = f"{root} is not a message store"
     if not files.exists(root):
-        return StoreError(f"{fact}: {root} does not exist.", cure="Name the directory of a store.")
+        return StoreError(f"{fact}: {root} does not exist.", fix="Name the directory of a store.")
     names = files.names(root)
     if any(map(is_segment_name, names)):
         return StoreError(
             f"{fact}: it holds the files of one part of a store.",
-            cure="Name the directory above it (the one that storePathRootDir says).",
+            fix="Name the directory above it (the one that storePathRootDir says).",
         )
     for name in names:
         if files.names(f"{root}/{name}/{LOG}"):
-            return StoreError(f"{fact}.", cure=f"Name {root}/{name}: that one is.")
+            return StoreError(f"{fact}.", fix=f"Name {root}/{name}: that one is.")
     if ROCKSDB_QUEUES in names:
         return StoreError(
             f"{fact}: it keeps its queues in RocksDB (storeType=defaultRocksDB) and has no commit"
             " log here.",
-            cure=f"Name the log with {option}; queues in RocksDB cannot be read.",
+            fix=f"Name the log with {option}; queues in RocksDB cannot be read.",
         )
     return StoreError(
         f"{fact}: {log_paths} holds no commit log.",
-        cure="Name the directory that holds commitlog, consumequeue and config (the one that"
+        fix="Name the directory that holds commitlog, consumequeue and config (the one that"
         f" storePathRootDir says), and with {option} the one that storePathCommitLog says when the"
         " log lies elsewhere.",
     )
@@ -383,7 +383,7 @@ def cannot_open(root: str, error: OSError) -> StoreError:
     return StoreError(
         f"The store in {root} cannot be opened: {error.strerror or error}"
         f"{f' ({error.filename})' if error.filename else ''}.",
-        cure=cure_of(error),
+        fix=fix_of(error),
     )
 
 

@@ -24,7 +24,7 @@ sent the last file only. `truncate(0)` makes a store empty.
 from typing import Final, Protocol
 
 from sluicemq.errors import StoreDamagedError, StoreError
-from sluicemq.files import cure_of
+from sluicemq.files import fix_of
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.store.dispatch import Dispatcher
 from sluicemq.store.index.index import KeyIndex
@@ -87,7 +87,7 @@ class Following:
                 raise StoreError(
                     f"The master sends bytes from {position} on, the log in"
                     f" {log.segments.directory} ends at {log.written_offset}.",
-                    cure="Its log and this one are not the same: truncate this one to where they"
+                    fix="Its log and this one are not the same: truncate this one to where they"
                     " part, or begin with an empty directory.",
                 )
             self._store.begin_log(position)
@@ -120,7 +120,7 @@ class Following:
         except OSError as error:
             raise StoreError(
                 f"The queues in {log.segments.directory} cannot be written: {error}.",
-                cure=cure_of(error),
+                fix=fix_of(error),
             ) from error
         assert end is not None  # gaps are filled
         segment = log.segments.at(end)
@@ -149,7 +149,7 @@ class Following:
             place = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
                 f"What the master sent for {place} is no record: {self._log.explain(end)}.",
-                cure="Check the master's store with `sluice store verify`; then begin here with an"
+                fix="Check the master's store with `sluice store verify`; then begin here with an"
                 " empty directory.",
             )
 

@@ -267,7 +267,7 @@ class Soundness:
             raise StoreDamagedError(
                 f"The queue {queue.topic}/{queue.queue_id} in {queue.segments.directory} is damaged"
                 f" at {offset}: its units lead to records of other queues.",
-                cure="Stop the broker and start it again: it builds the queues anew from the log.",
+                fix="Stop the broker and start it again: it builds the queues anew from the log.",
             )
         return None
 

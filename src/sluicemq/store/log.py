@@ -46,7 +46,7 @@ from sluicemq.errors import (
     StoreTransientError,
     StoreUncertainError,
 )
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
+from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, fix_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
@@ -158,7 +158,7 @@ class CommitLog:
         if self.failure is not None:
             raise StoreError(
                 f"The commit log in {self.segments.directory} refuses writes: {self.failure}.",
-                cure="Check the disk, then start the broker again: it recovers what is safe.",
+                fix="Check the disk, then start the broker again: it recovers what is safe.",
             )
 
     def fail(self, error: OSError) -> None:
@@ -170,7 +170,7 @@ class CommitLog:
         """Raises StoreError or StoreFullError when nothing may be appended."""
         self.check()
         if self.refusal is not None:
-            raise StoreFullError(self.refusal.fact + ".", cure=self.refusal.cure)
+            raise StoreFullError(self.refusal.fact + ".", fix=self.refusal.fix)
 
     # --- writing
 
@@ -199,7 +199,7 @@ class CommitLog:
                 raise StoreUncertainError(
                     f"Writing the commit log in {self.segments.directory} failed half-way: {error}."
                     " The message may come back when the broker is started again.",
-                    cure=cure_of(error),
+                    fix=fix_of(error),
                 ) from error
             raise self._write_error(error) from error
         begun.clear()
@@ -244,17 +244,17 @@ class CommitLog:
         if error.errno in PASSING_ERRORS:
             return StoreTransientError(
                 f"The commit log in {directory} cannot be written for the moment: {error}.",
-                cure=cure_of(error),
+                fix=fix_of(error),
             )
         if error.errno not in FULL_ERRORS:
             return StoreError(
-                f"Writing the commit log in {directory} failed: {error}.", cure=cure_of(error)
+                f"Writing the commit log in {directory} failed: {error}.", fix=fix_of(error)
             )
         total, free = self.segments.files.usage(directory)
         return StoreFullError(
             f"There is no room for the commit log in {directory}: {total - free} of {total} bytes"
             f" are used, {free} are free.",
-            cure="Make room; sending works again at once.",
+            fix="Make room; sending works again at once.",
         )
 
     def sync(self) -> int:

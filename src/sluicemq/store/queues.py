@@ -61,12 +61,12 @@ def check_topic(topic: str, *, long_topics: bool = True) -> None:
     size = len(topic.encode())
     if not 0 < size <= limit:
         raise MessageIllegalError(
-            f"The topic has {size} bytes, the limit is {limit}.", cure="Use a shorter name."
+            f"The topic has {size} bytes, the limit is {limit}.", fix="Use a shorter name."
         )
     if not is_possible((topic, 0)):
         raise MessageIllegalError(
             f"The topic {topic!r} cannot name a directory.",
-            cure="Use letters, digits, and the characters _ - | %.",
+            fix="Use letters, digits, and the characters _ - | %.",
         )
 
 
@@ -474,7 +474,7 @@ class ConsumeQueues:
             check_topic(key[0], long_topics=self._long_topics)
             if key[1] < 0:
                 raise MessageIllegalError(
-                    f"The queue id {key[1]} is negative.", cure="Queue ids begin at 0."
+                    f"The queue id {key[1]} is negative.", fix="Queue ids begin at 0."
                 )
             queue = self.open(key)
         return queue

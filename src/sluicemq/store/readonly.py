@@ -234,7 +234,7 @@ def check_recovery(
     )
     over = overlay(files)
     config = fit_sizes(config, over)
-    cure = (
+    fix = (
         f"Start a broker on the store once, or run `sluice store repair {root} --write`: both build"
         " the queues from the log."
     )
@@ -242,7 +242,7 @@ def check_recovery(
     def refuse() -> None:
         raise StoreDamagedError(
             f"Consume queues in {config.consume_queue_path} are missing or shorter than the"
-            " checkpoint says.", cure=cure,
+            " checkpoint says.", fix=fix,
         )  # fmt: skip
 
     log, queues, checkpoint, after_crash, _, recovery = find_store(config, over)
@@ -266,7 +266,7 @@ def check_recovery(
                 raise StoreDamagedError(
                     f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} show the"
                     f" messages {low} to {end - 1}, and the log has {queue.offset_min} to"
-                    f" {queue.next_offset - 1}.", cure=cure,
+                    f" {queue.next_offset - 1}.", fix=fix,
                 )  # fmt: skip
     finally:
         queues.close()

@@ -164,7 +164,7 @@ class Recovery:
                 raise StoreDamagedError(
                     f"{segment.path} holds the bytes of another file: its first record says that"
                     f" it lies at {position}, not at {segment.base}.",
-                    cure=f"Its name must be {position:020d}: give the files their names back, or"
+                    fix=f"Its name must be {position:020d}: give the files their names back, or"
                     " bring them back from a copy.",
                 )
         self._after_crash = after_crash
@@ -234,7 +234,7 @@ class Recovery:
             raise StoreDamagedError(
                 f"There is no file in {segments.directory}, and the checkpoint says that"
                 f" {mark.log_offset} bytes of the log were safely on disk.",
-                cure="Bring the files back (is the disk mounted?). To begin anew and lose all"
+                fix="Bring the files back (is the disk mounted?). To begin anew and lose all"
                 f" messages, remove checkpoint and consumequeue from {self._root}.",
             )
         if mark is not None and 0 <= mark.log_start < segments.start:
@@ -246,7 +246,7 @@ class Recovery:
             if self._checkpoint.is_mark_newest:
                 raise StoreDamagedError(
                     fact,
-                    cure="Bring the files back from a copy. If you removed them on purpose,"
+                    fix="Bring the files back from a copy. If you removed them on purpose,"
                     f" `sluice store repair {self._root} --write` lets the log begin there.",
                 )
             logger.warning("%s RocketMQ has written here since: its retention may have.", fact)
@@ -446,7 +446,7 @@ class Recovery:
                 )
         return StoreDamagedError(
             f"{where}. {reason} {lost}",
-            cure=f"Nothing was changed. `sluice store repair {self._root}` shows what can be saved,"
+            fix=f"Nothing was changed. `sluice store repair {self._root}` shows what can be saved,"
             " with --write it saves it; or bring the files back from a copy.",
         )
 

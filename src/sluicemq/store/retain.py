@@ -162,7 +162,7 @@ def refusal(usage: Usage, config: StoreConfig) -> StoreFullError:
         f" ({usage.percent:.1f} %) are used, the limit is {limit}"
         f" (diskSpaceWarningLevelRatio = {config.disk_warning_ratio} %), {usage.free_bytes} are"
         " free.",
-        cure="Make room, or lower fileReservedTime; sending works again by itself.",
+        fix="Make room, or lower fileReservedTime; sending works again by itself.",
     )
 
 

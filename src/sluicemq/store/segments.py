@@ -344,7 +344,7 @@ class SegmentFiles:
         if size != self.file_bytes:
             raise StoreDamagedError(
                 f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
-                cure=f"Set {self.size_key}={size} if all files there have that size,"
+                fix=f"Set {self.size_key}={size} if all files there have that size,"
                 " or bring back the file from a copy."
                 if size
                 else "Bring back the file from a copy.",
@@ -353,14 +353,14 @@ class SegmentFiles:
             raise StoreDamagedError(
                 f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
                 " multiples of that.",
-                cure=f"Move the file away if it is not of this store, or set {self.size_key}.",
+                fix=f"Move the file away if it is not of this store, or set {self.size_key}.",
             )
         if self._segments and base != self.end:
             raise StoreDamagedError(
                 f"{self.directory} lacks the file {self.end:0{NAME_DIGITS}d}:"
                 f" {base:0{NAME_DIGITS}d} follows {self._segments[-1].base:0{NAME_DIGITS}d}"
                 f" (files of {self.file_bytes} bytes).",
-                cure="Bring back the missing file from a copy.",
+                fix="Bring back the missing file from a copy.",
             )
 
     def sizes(self) -> list[int]:

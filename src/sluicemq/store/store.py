@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
+from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, fix_of
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.outages import Outages, kind_of
 from sluicemq.store.columns.columns import PropertyColumns
@@ -335,7 +335,7 @@ class Store:
             raise StoreError(
                 f"The log in {log.segments.directory} has nothing at {position}: it goes from"
                 f" {log.start} to {end}.",
-                cure="A replica that is so far behind, or ahead, has to begin anew.",
+                fix="A replica that is so far behind, or ahead, has to begin anew.",
             )
         at = position - segment.base
         return segment, at, min(at + size_max, segment.size, end - segment.base)
@@ -557,7 +557,7 @@ class Store:
                     raise StoreTransientError(
                         f"The checkpoint in {self._config.root} cannot be made for the moment:"
                         f" {error}.",
-                        cure=cure_of(error),
+                        fix=fix_of(error),
                     ) from error
                 self._log.fail(error)
             self._checkpoint_due = None
@@ -708,7 +708,7 @@ class Store:
             if self._queues.deleted.is_doubtful:
                 self._log.fail(error)
             raise StoreError(
-                f"The topic {topic} cannot be deleted: {error}.", cure=cure_of(error)
+                f"The topic {topic} cannot be deleted: {error}.", fix=fix_of(error)
             ) from error
         try:
             self._queues.delete(topic)

@@ -190,7 +190,7 @@ class Writer(TurnState):
             raise StoreError(
                 f"The log in {log.segments.directory} is written by a master: this broker is a"
                 " slave.",
-                cure="Send to the master.",
+                fix="Send to the master.",
             )
         now, last = self._clock.now_ms(), self.last_time_ms
         if now < last:
@@ -269,7 +269,7 @@ class Writer(TurnState):
         if sys_flag & INNER_BATCH:
             raise MessageIllegalError(
                 "The message is several in one record (sysFlag 0x80): they need a BatchCQ topic.",
-                cure="Send a batch of ordinary messages; SluiceMQ writes no batch queues.",
+                fix="Send a batch of ordinary messages; SluiceMQ writes no batch queues.",
             )
         is_queued = not sys_flag & PREPARED
         fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _HOSTS_IPV4
@@ -351,7 +351,7 @@ class Writer(TurnState):
         if size > limit:
             raise MessageIllegalError(
                 f"The record would have {size} bytes, the limit is {limit}.",
-                cure="Send a smaller message (or batch), or raise mappedFileSizeCommitLog.",
+                fix="Send a smaller message (or batch), or raise mappedFileSizeCommitLog.",
             )
         file_end = self.room_end + BLANK_BYTES
         room = file_end - self.position
@@ -409,18 +409,18 @@ class Writer(TurnState):
             raise MessageIllegalError(
                 f"The properties have {len(properties)} bytes, the limit is"
                 f" {PROPERTIES_BYTES_MAX}.",
-                cure="Put large values into the body.",
+                fix="Put large values into the body.",
             )
         if body_bytes > self.body_bytes_max:
             raise MessageIllegalError(
                 f"The body has {body_bytes} bytes, the limit is {self.body_bytes_max}.",
-                cure="Send a smaller body, compress it, or raise maxMessageSize.",
+                fix="Send a smaller body, compress it, or raise maxMessageSize.",
             )
         if properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties:
             raise MessageIllegalError(
                 "The properties end with a zero byte, or hold sixteen of them in a row: after a"
                 " crash they could not be told from a torn write.",
-                cure="Put binary values into the body, or encode them as text.",
+                fix="Put binary values into the body, or encode them as text.",
             )
 
 
@@ -436,7 +436,7 @@ def _illegal_number(*numbers: int) -> MessageIllegalError:
     padded = (*numbers, *[0] * (len(_NUMBERS.fields) - len(numbers)))
     return MessageIllegalError(
         f"The message was not stored. {_NUMBERS.misfit(*padded)}",
-        cure="Send a number in that range.",
+        fix="Send a number in that range.",
     )
 
 

@@ -132,7 +132,7 @@ class EmbeddedSluice(Sluice):
         clock = self.servers.clock
         if not isinstance(clock, VirtualClock):
             raise ConfigurationError(
-                "this cluster runs in real time.", cure="Use embedded(clock=VirtualClock())."
+                "this cluster runs in real time.", fix="Use embedded(clock=VirtualClock())."
             )
         return clock
 
@@ -197,7 +197,7 @@ class Servers:
     async def start_name_server(self) -> None:
         """At the address it had before. Raises ConfigurationError when it runs already."""
         if self.name_server is not None:
-            raise ConfigurationError("the name server runs already.", cure="Stop it first.")
+            raise ConfigurationError("the name server runs already.", fix="Stop it first.")
         root = f"{self._directory or MEMORY_ROOT}/names"
         config = NameServerConfig(
             bind_address=HOST,
@@ -225,7 +225,7 @@ class Servers:
         Raises ConfigurationError for unknown keys and when it runs already.
         """
         if name in self.brokers:
-            raise ConfigurationError(f"the broker {name!r} runs already.", cure="Stop it first.")
+            raise ConfigurationError(f"the broker {name!r} runs already.", fix="Stop it first.")
         keys = {
             **SMALL,
             **(LAZY if self._is_virtual else {}),
@@ -239,7 +239,7 @@ class Servers:
         }
         config, store, warnings = load_broker_config("", overrides=keys, environment={})
         if warnings:
-            raise ConfigurationError(warnings[0], cure="Give keys of a broker.conf.")
+            raise ConfigurationError(warnings[0], fix="Give keys of a broker.conf.")
         if config.listen_port == 0:  # else its VIP port is two below, and nobody here needs it
             config = dataclasses.replace(config, bind_address=HOST)
         calm = Calm(self.clock) if isinstance(self.clock, VirtualClock) else None
@@ -324,12 +324,12 @@ async def embedded(
     """
     if clock is not None and not isinstance(clock, VirtualClock):
         raise ConfigurationError(
-            f"the clock is {clock!r:.60}.", cure="Give a VirtualClock(), or None for real time."
+            f"the clock is {clock!r:.60}.", fix="Give a VirtualClock(), or None for real time."
         )
     if proxy and not tcp:
         raise ConfigurationError(
             "clients of gRPC reach a proxy by TCP alone.",
-            cure="Use embedded(tcp=True, proxy=True).",
+            fix="Use embedded(tcp=True, proxy=True).",
         )
     network: Network = SOCKETS if tcp else MemoryNetwork()
     servers = Servers(

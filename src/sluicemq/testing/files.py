@@ -422,7 +422,7 @@ class CrashableFiles:
         if path in self._locked:
             raise StoreLockedError(
                 f"{path} is locked by process 1, which is running.",
-                cure="Stop it, or give this broker a storePathRootDir of its own.",
+                fix="Stop it, or give this broker a storePathRootDir of its own.",
             )
         self.open(path, create=True).pwrite(LOCK_CONTENT, 0)
         self._locked.add(path)

@@ -56,7 +56,7 @@ class VirtualClock:
         if start is not None and start.tzinfo is None:
             raise ConfigurationError(
                 f"start={start.isoformat()} has no time zone.",
-                cure="Write datetime(..., tzinfo=datetime.UTC).",
+                fix="Write datetime(..., tzinfo=datetime.UTC).",
             )
         self._start_ms = SYSTEM_CLOCK.now_ms() if start is None else round(start.timestamp() * 1000)
         self._passed_s = 0.0
@@ -90,12 +90,12 @@ class VirtualClock:
         """
         passing_s = seconds + 60 * (minutes + 60 * (hours + 24 * days))
         if passing_s < 0:
-            raise ConfigurationError(f"time cannot go back by {-passing_s:g} s.", cure="Go on.")
+            raise ConfigurationError(f"time cannot go back by {-passing_s:g} s.", fix="Go on.")
         loop = asyncio.get_running_loop()
         if self._driven is None or self._driven.loop is not loop:
             raise ConfigurationError(
                 "this clock does not drive the running loop.",
-                cure="Call advance inside `async with embedded(clock=clock)`.",
+                fix="Call advance inside `async with embedded(clock=clock)`.",
             )
         self._unasked_s = 0.0
         reached: asyncio.Future[None] = loop.create_future()
@@ -123,7 +123,7 @@ class VirtualClock:
         if self._driven is not None:
             raise ConfigurationError(
                 "this clock drives a loop already.",
-                cure="One embedded cluster a clock: make another VirtualClock, or another client "
+                fix="One embedded cluster a clock: make another VirtualClock, or another client "
                 "by `mq.servers.client()`.",
             )
         self._driven = _Driven(self, asyncio.get_running_loop())
@@ -204,11 +204,11 @@ class _Driven:
         if not isinstance(selector, selectors.BaseSelector):
             raise ConfigurationError(
                 f"a virtual clock cannot drive {type(loop).__module__}.{type(loop).__name__}.",
-                cure="Use asyncio's own event loop in tests, or embedded() without a clock.",
+                fix="Use asyncio's own event loop in tests, or embedded() without a clock.",
             )
         if isinstance(getattr(loop.time, "__self__", None), _Driven):
             raise ConfigurationError(
-                "another virtual clock drives this loop already.", cure="Use that one."
+                "another virtual clock drives this loop already.", fix="Use that one."
             )
         self._began_s = loop.time() - clock.monotonic_s()
         self._raw.time = self._time

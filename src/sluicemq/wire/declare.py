@@ -65,7 +65,7 @@ class HeaderError(ProtocolError):
 
     When: a client sends a request whose header is not as RocketMQ's clients write it.
     Then: the request was not carried out.
-    Cure: correct the client; the text names the field.
+    Fix: correct the client; the text names the field.
 
         the custom field <queueId> is not an integer of 32 bits: '5000000000'. Send a whole \
 number from -2147483648 to 2147483647.
@@ -327,7 +327,7 @@ def as_integer(value: Any, what: str) -> int:
         bits = 32 if what in INTS else 64
         raise ProtocolError(
             f"{what} is not an integer of {bits} bits: {str(value)[:_SHOWN_MAX]}.",
-            cure=f"Send a whole number from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}.",
+            fix=f"Send a whole number from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}.",
         )
     return number
 

@@ -272,7 +272,7 @@ def encode_start(command: Command) -> bytes:
     if total > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
         raise ProtocolError(
             f"A frame of {total} bytes is above the limit of {FRAME_BYTES_MAX}.",
-            cure="Send a smaller body.",
+            fix="Send a smaller body.",
         )
     return _PREFIX.pack(total, command.serialization << 24 | len(header)) + header
 
@@ -299,7 +299,7 @@ def _encode_binary(command: Command) -> bytes:
     except struct.error as error:
         raise ProtocolError(
             f"Request code {command.code} cannot travel in a binary header ({error}).",
-            cure="Use the JSON serialisation.",
+            fix="Use the JSON serialisation.",
         ) from error
     return b"".join(parts)
 
@@ -345,7 +345,7 @@ def check_total(total: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
     if total > frame_bytes_max:
         raise ProtocolError(
             f"A frame says it has {total} bytes, above the limit of {frame_bytes_max}.",
-            cure="Is that port really spoken to in the remoting protocol?",
+            fix="Is that port really spoken to in the remoting protocol?",
         )
 
 

@@ -79,7 +79,7 @@ class Http2Error(ProtocolError):
 
     When: what arrives at a proxy's port is not HTTP/2, or breaks its rules or limits.
     Then: the connection is closed; calls under way on it are not answered.
-    Cure: clients of the remoting protocol use the ports of name server and broker.
+    Fix: clients of the remoting protocol use the ports of name server and broker.
 
         A frame of 20000 bytes is above the limit of 16384.
     """

@@ -87,7 +87,7 @@ class Handle(NamedTuple):
         if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
             raise ProtocolError(
                 f"{text!r} is no handle of a popped message.",
-                cure="It has seven to nine fields between blanks; give back what the pop gave.",
+                fix="It has seven to nine fields between blanks; give back what the pop gave.",
             )
         return cls(*fields)
 

@@ -250,7 +250,7 @@ class _Inflated:
         if self._left < 0:
             raise ProtocolError(
                 f"The compressed registration inflates to more than {self._bytes_max} bytes.",
-                cure="Raise sluiceRegistrationBytesMax of the name server.",
+                fix="Raise sluiceRegistrationBytesMax of the name server.",
             )
         return piece
 
@@ -308,7 +308,7 @@ def _unwanted() -> ProtocolError:
 def _too_many_topics() -> ProtocolError:
     return ProtocolError(
         f"A registration has more than {REGISTRATION_TOPICS_MAX} topics.",
-        cure="Delete topics that are not used, or spread them over more brokers.",
+        fix="Delete topics that are not used, or spread them over more brokers.",
     )
 
 

@@ -51,7 +51,7 @@ class Key:
     def __init__(self, secret_key: str) -> None:
         """Raises ConfigurationError for an empty secret, as Java cannot sign with one."""
         if not secret_key:
-            raise ConfigurationError("The secret key is empty.", cure="Set a secret key.")
+            raise ConfigurationError("The secret key is empty.", fix="Set a secret key.")
         key = secret_key.encode("utf-8", "replace")
         if len(key) > _BLOCK_BYTES:
             key = hashlib.sha1(key).digest()

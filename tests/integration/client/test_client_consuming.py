@@ -10,7 +10,7 @@ import pytest
 
 from sluicemq import Sluice
 from sluicemq.client.aio.members import Member
-from sluicemq.client.core.talks import Call
+from sluicemq.client.core.conversations import Call
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,

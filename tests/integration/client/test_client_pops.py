@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from sluicemq.cli import main
 from sluicemq.client.admin.rules import Code, Fate
 from sluicemq.client.admin.topics import masters
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import expect_success, fields_of, heartbeat, request, unregister
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig
@@ -46,7 +46,7 @@ class Popper:
         self._mq = mq
 
     async def _ask(self, command: Command) -> Command:
-        def talk(directory: object) -> Talk[Command]:
+        def talk(directory: object) -> Conversation[Command]:
             (address,) = (yield from masters(directory)).values()  # type: ignore[arg-type]
             return expect_success((yield Call(address, command)))
 

@@ -15,7 +15,7 @@ import pytest
 
 from chromium import Missing, axe, chromium
 from sluicemq.client.core import requests
-from sluicemq.client.core.talks import Call
+from sluicemq.client.core.conversations import Call
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Accounts
@@ -185,7 +185,7 @@ async def fill(mq: EmbeddedSluice) -> str:
     (stored,) = await mq.admin.messages_with_id("flights", probe.message_id)
     for address in (await mq.admin.masters()).values():
         dead = requests.send_back("late", stored, "flights", -1, 16)
-        assert (await mq.admin.exchange(Call(address, dead))).code == 0
+        assert (await mq.admin.send_request(Call(address, dead))).code == 0
     assert sent
     return probe.message_id
 

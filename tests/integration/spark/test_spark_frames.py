@@ -18,9 +18,9 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.pipelines.file import load_pipeline
 from sluicemq.pipelines.run import run
+from sluicemq.pipelines.tables import Tables
 from sluicemq.spark.references import load_where
 from sluicemq.spark.session import fresh
-from sluicemq.pipelines.tables import Tables
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,10 +11,10 @@ from sluicemq.cli.spark import moment_ms, plain, signed, write_frame
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
+from sluicemq.pipelines.tables import Tables, narrowed
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.references import Used
 from sluicemq.spark.report import pushdown
-from sluicemq.pipelines.tables import Tables, narrowed
 
 pytestmark = pytest.mark.timeout(300)
 

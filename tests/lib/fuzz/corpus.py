@@ -46,7 +46,7 @@ def load(directory: Path | None) -> tuple[Template, ...]:
     if not seen:
         raise ConfigurationError(
             f"There are no recordings (*.jsonl.gz) in {directory}.",
-            cure="Name another directory, or leave the option out.",
+            fix="Name another directory, or leave the option out.",
         )
     return tuple(found)
 

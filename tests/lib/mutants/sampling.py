@@ -42,8 +42,8 @@ AREAS: Final = {
          "simulation.crashes --world store --seeds 100"),
     ),
     "turns": Area(
-        ("sluicemq.broker.turns",),
-        (f"{_BROKER}test_turns.py {_BROKER}test_durability.py {_BROKER}test_send.py "
+        ("sluicemq.broker.group_commit",),
+        (f"{_BROKER}test_group_commit.py {_BROKER}test_durability.py {_BROKER}test_send.py "
          f"{_BROKER}test_pull.py {_BROKER}test_longpoll.py",
          f"{_BROKER}replication {_BROKER}test_stop.py {_BROKER}test_full_disk.py "
          f"{_BROKER}test_request_cost.py {_BROKER}test_send_batch.py"),

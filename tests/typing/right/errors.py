@@ -18,12 +18,12 @@ from sluicemq import (
 )
 
 
-def cure_of(error: SluiceError) -> str:
+def fix_of(error: SluiceError) -> str:
     if isinstance(error, RequestError):
         return f"{error.code}: {error.remark}"
     if isinstance(error, FilterSyntaxError):
         return f"at {error.position}"
-    return error.cure if isinstance(error, ClientError | ConfigurationError) else error.fact
+    return error.fix if isinstance(error, ClientError | ConfigurationError) else error.fact
 
 
 def shown(result: SendResult) -> str:

@@ -24,7 +24,7 @@ async def main() -> None:
         try:
             await mq.consumer("billing", handler=book).subscribe("orders").run()
         except MessageKeyMissingError as error:
-            print(error.cure)
+            print(error.fix)
         await mq.consumer("later", book_later, batch_max=10).subscribe("orders").start()
 
 

@@ -73,7 +73,7 @@ async def main() -> None:
         try:
             await mq.send("orders", "once")
         except SendUnknownError as error:
-            print("look for it first", error.cure)
+            print("look for it first", error.fix)
         except SendError as error:
             print("not stored", error)
 

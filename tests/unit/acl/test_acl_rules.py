@@ -85,7 +85,7 @@ def test_a_wrong_file_is_refused_with_line_and_cure(text: str, line: int, words:
         load_rules(text, "plain_acl.yml")
     assert words in str(caught.value)
     assert f":{line}" in str(caught.value)
-    assert caught.value.cure
+    assert caught.value.fix
 
 
 @given(st.text(max_size=200))

@@ -393,7 +393,7 @@ def test_a_start_without_the_file_is_refused_with_a_cure() -> None:
     config = BrokerConfig(acl_enable=True, acl_files=("/nowhere/plain_acl.yml",))
     with pytest.raises(ConfigurationError, match=r"/nowhere/plain_acl\.yml") as caught:
         SteppedBroker(config=config)
-    assert "plainAclFile" in caught.value.cure
+    assert "plainAclFile" in caught.value.fix
 
 
 def test_a_forged_destination_does_not_keep_readers_from_a_message(broker: SteppedBroker) -> None:

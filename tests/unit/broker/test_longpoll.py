@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from simulation.stepped import ManualClock
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.turns import Parked
+from sluicemq.broker.group_commit import Parked
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import TURN_S, Shares

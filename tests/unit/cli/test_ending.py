@@ -50,7 +50,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (ConfigurationError("it is wrong.", cure="Mend it."), 1, "it is wrong. Mend it."),
+        (ConfigurationError("it is wrong.", fix="Mend it."), 1, "it is wrong. Mend it."),
         (OptionError("--x is none."), 2, "--x is none."),
         (InputError("no case"), 2, "no case"),
         (click.ClickException("none was cancelled."), 1, "none was cancelled."),

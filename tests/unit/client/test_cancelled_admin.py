@@ -23,7 +23,7 @@ from sluicemq.wire.tables import RequestMode
 
 pytestmark = pytest.mark.slow
 
-SHELL = {"awaited", "exchange", "pause", "run"}
+SHELL = {"await_value", "send_request", "sleep", "run"}
 """What carries the operations, and is none itself."""
 OPERATIONS = [*sorted(name for name in vars(AdminOperations) if name[0] != "_"), "route"]
 

@@ -198,7 +198,7 @@ def test_codes_become_their_exceptions_with_a_cure(code, kind):
     assert error.value.code == code
     assert "why" in str(error.value)
     assert "host:1" in str(error.value)
-    assert error.value.cure
+    assert error.value.fix
 
 
 def test_a_stored_message_may_have_missed_its_flush_or_slave():

@@ -5,8 +5,8 @@ import pytest
 from sluicemq.client.admin import explain
 from sluicemq.client.admin import messages as finding
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import BlockingShell, Call
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.talks import BlockingShell, Call
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
     ConfigurationError,
@@ -45,7 +45,7 @@ class Answers(BlockingShell):
         self.stored = stored
         self.asked: list[tuple[str, int]] = []
 
-    def exchange(self, call: Call) -> Command:
+    def send_request(self, call: Call) -> Command:
         code = call.command.code
         if code == 105:
             brokers = [BrokerData("a", "C", {0: str(A)}), BrokerData("b", "C", {0: str(B), 1: "s"})]
@@ -63,7 +63,7 @@ class Answers(BlockingShell):
         missing = Command(22 if code == 12 else 1, {}, remark="nothing")
         return self.stored.get((call.address, code), missing)
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         raise AssertionError(seconds)
 
     def by_key(self, key: str, begin_ms: int, end_ms: int, count_max: int) -> list[StoredMessage]:
@@ -150,7 +150,7 @@ class BrokersOnly(BlockingShell):
         self.brokers = brokers
         self.asked: list[str] = []
 
-    def exchange(self, call: Call) -> Command:
+    def send_request(self, call: Call) -> Command:
         self.asked.append(call.address)
         code = call.command.code
         if call.address in self.brokers:
@@ -159,7 +159,7 @@ class BrokersOnly(BlockingShell):
             raise ConnectionLostError(f"{call.address} refuses the connection.")
         return Command(17, {}, remark="no route") if code == 105 else Command(1, {})
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         raise AssertionError(seconds)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sluicemq.client.admin import clients, servers
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import MessageQueue
@@ -17,7 +17,7 @@ from sluicemq.wire.headers import UpdateAccountRequest
 DIRECTORY = Directory("n1:1;n2:2", SYSTEM_CLOCK)
 
 
-def told(talk: Talk[Any], *answers: Command) -> tuple[Any, list[Call]]:
+def told(talk: Conversation[Any], *answers: Command) -> tuple[Any, list[Call]]:
     """The talk's result when it is answered so, and what it asked."""
     asked: list[Call] = []
     left = list(answers)
@@ -110,7 +110,7 @@ ACCOUNT = UpdateAccountRequest(access_key="account9", secret_key="secret99")
         (lambda: servers.set_white_addresses(DIRECTORY, "b:1", "10.0.0.9"), 53),
     ],
 )
-def test_what_a_broker_is_told_to_do(talk: Callable[[], Talk[None]], code: int) -> None:
+def test_what_a_broker_is_told_to_do(talk: Callable[[], Conversation[None]], code: int) -> None:
     assert told(talk(), Command(0))[1][0].command.code == code
     with pytest.raises(RequestError, match="no"):
         told(talk(), Command(1, remark="no"))

@@ -71,7 +71,7 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(
 ) -> None:
     with pytest.raises(ConfigurationError, match=fact) as caught:
         properties(**words)
-    assert caught.value.cure
+    assert caught.value.fix
 
 
 def test_brokers_with_more_levels_can_be_used() -> None:
@@ -106,7 +106,7 @@ def test_too_long_a_delay_is_an_error_with_the_right_cure(remark: str) -> None:
     queue = MessageQueue("t", "b", 0)
     with pytest.raises(RequestError) as caught:
         send_results(Command(13, {}, b"", 0, 1, remark), queue, ("ID",), "a:1")
-    assert "timerMaxDelaySec" in str(caught.value.cure)
+    assert "timerMaxDelaySec" in str(caught.value.fix)
 
 
 def test_a_handle_is_read_as_it_was_written() -> None:

@@ -11,7 +11,7 @@ import pytest
 from cancelling import inject
 from sluicemq.client.aio.readers import Readers
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
-from sluicemq.client.keeper import Keeper
+from sluicemq.client.heartbeat_thread import HeartbeatThread
 from sluicemq.client.sync import producer as blocking
 from sluicemq.client.sync.producer import Producer as BlockingProducer
 from sluicemq.model.message import Message
@@ -167,7 +167,7 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
 
 async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, monkeypatch):
     left = [2]
-    beat = Keeper._beat
+    beat = HeartbeatThread._beat
 
     async def fails(self, address, value):
         if left[0]:
@@ -178,7 +178,7 @@ async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, mo
     async with embedded(clock=VirtualClock()) as mq:
         await mq.admin.create_topic("t", queues=1)
         async with mq.subscribe("t", group="g"):
-            monkeypatch.setattr(Keeper, "_beat", fails)
+            monkeypatch.setattr(HeartbeatThread, "_beat", fails)
             await mq.clock.advance(seconds=300)
             assert mq.servers.broker.core.consumers.groups["g"].client_ids == [mq.client_id]
     assert left == [0]

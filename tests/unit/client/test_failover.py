@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
+from sluicemq.client.core.conversations import BlockingShell, Call
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import make_message
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.sending import Sender
-from sluicemq.client.core.talks import BlockingShell, Call
 from sluicemq.errors import (
     ConnectionLostError,
     RequestError,
@@ -48,11 +48,11 @@ class World(BlockingShell):
     def monotonic_s(self) -> float:
         return self.now_s
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now_s += seconds
 
-    def exchange(self, call: Call) -> Command:
+    def send_request(self, call: Call) -> Command:
         address, command = call.address, call.command
         if self.down(address):
             raise ConnectionLostError(f"nobody at {address}.")
@@ -125,9 +125,9 @@ def test_a_message_that_may_be_stored_stays_unknown_though_the_route_is_gone(wor
             call.is_written = True
             world.routes = lambda _server: [HEADLESS]
             raise ConnectionLostError("cut.")
-        return World.exchange(world, call)
+        return World.send_request(world, call)
 
-    world.exchange = exchange  # type: ignore[method-assign]
+    world.send_request = exchange  # type: ignore[method-assign]
     with pytest.raises(SendUnknownError, match="may be stored"):
         world.send(timeout_ms=1000)
 
@@ -225,11 +225,11 @@ def test_what_is_stored_and_not_safe_goes_to_another_broker_if_that_is_wanted(
 
     def exchange(call: Call) -> Command:
         if call.command.code != 310:
-            return World.exchange(world, call)
+            return World.send_request(world, call)
         asked.append(call.address)
         return Command(next(answers), {"queueId": "0", "queueOffset": "7"})
 
-    world.exchange = exchange  # type: ignore[method-assign]
+    world.send_request = exchange  # type: ignore[method-assign]
     assert world.send(retry_unsafe=retry_unsafe).status is status
     assert len(asked) == tries
     assert tries == 1 or asked[0] != asked[1]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sluicemq.client.admin.replicas import elect_master, replicas, switch_master
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestError
 from sluicemq.model.topic import BrokerData
@@ -23,7 +23,9 @@ def said(broker_id: int, role: str, **more: Any) -> Command:
     return Command(0, body=json.dumps(values).encode())
 
 
-def run(talk: Talk[Any], brokers: dict[str, dict[int, str]], answers: dict[str, Any]) -> Any:
+def run(
+    talk: Conversation[Any], brokers: dict[str, dict[int, str]], answers: dict[str, Any]
+) -> Any:
     """The result of a talk; `answers` by address, or by (address, code)."""
     info = bodies.ClusterInfo(
         {name: BrokerData("c", name, addresses) for name, addresses in brokers.items()},

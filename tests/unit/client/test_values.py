@@ -98,7 +98,7 @@ async def test_what_cannot_be_meant_is_refused_in_one_sentence() -> None:
             with pytest.raises(ConfigurationError) as caught:
                 await done(call(mq))
             assert words in str(caught.value)
-            assert caught.value.cure
+            assert caught.value.fix
             assert "\n" not in str(caught.value)
 
 

@@ -15,7 +15,7 @@ import pytest
 from console_app import SECRETS, Browser, browsing
 from sluicemq.client.admin import letters as core
 from sluicemq.client.core import requests
-from sluicemq.client.core.talks import Call
+from sluicemq.client.core.conversations import Call
 from sluicemq.console.accounts import Role
 from sluicemq.console.pages import letters as pages
 from sluicemq.errors import SendUnknownError
@@ -32,7 +32,7 @@ async def bury(mq: EmbeddedSluice, body: bytes, **options: Any) -> str:
     sent = await mq.send("orders", body, **options)
     (stored,) = await mq.admin.messages_with_id("orders", sent.message_id)
     (address,) = (await mq.admin.masters()).values()
-    answer = await mq.admin.exchange(
+    answer = await mq.admin.send_request(
         Call(address, requests.send_back("billing", stored, "orders", -1, 16))
     )
     assert answer.code == 0

@@ -274,7 +274,7 @@ class LargeAdmin:
 
 class Unreachable:
     async def topics(self) -> list[str]:
-        raise NameServerUnreachableError("no name server answers.", cure="Start one.")
+        raise NameServerUnreachableError("no name server answers.", fix="Start one.")
 
 
 class Fake:

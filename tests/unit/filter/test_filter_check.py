@@ -35,16 +35,16 @@ SURPRISING = [
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "code", "cure"), SURPRISING, ids=[row[0] for row in SURPRISING]
+    ("text", "place", "code", "fix"), SURPRISING, ids=[row[0] for row in SURPRISING]
 )
 def test_what_compiles_and_surprises_is_one_warning(
-    text: str, place: str, code: str, cure: str
+    text: str, place: str, code: str, fix: str
 ) -> None:
     (finding,) = check(text)
     assert not finding.is_error
     assert text[finding.position : finding.position + finding.length] == place
     assert finding.code == code
-    assert cure in finding.instead
+    assert fix in finding.instead
 
 
 @pytest.mark.parametrize(

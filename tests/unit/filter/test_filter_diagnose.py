@@ -74,18 +74,16 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "fault", "what", "cure"), REFUSED, ids=[row[0] for row in REFUSED]
-)
+@pytest.mark.parametrize(("text", "fault", "what", "fix"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_refusal_points_at_the_fault_and_says_the_cure(
-    text: str, fault: str, what: str, cure: str
+    text: str, fault: str, what: str, fix: str
 ) -> None:
     with pytest.raises(FilterSyntaxError) as caught:
         compile_sql92(text)
     error = caught.value
     assert text[error.position :].startswith(fault)
     assert what in str(error).split("^\n")[-1]
-    assert cure in error.cure
+    assert fix in error.fix
 
 
 def test_the_error_shows_the_expression_with_carets() -> None:

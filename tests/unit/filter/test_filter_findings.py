@@ -31,7 +31,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 def test_error_carries_position_and_cure() -> None:
     error = syntax_error("a ! 5", Finding(2, 1, "x", "No.", "Write <>."))
-    assert (error.position, error.cure) == (2, "Write <>.")
+    assert (error.position, error.fix) == (2, "Write <>.")
     assert str(error).endswith("^\nNo. Write <>.")
 
 

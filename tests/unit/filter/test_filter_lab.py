@@ -176,7 +176,7 @@ def test_cost_class_is_the_stage_that_decides(
 
 
 @pytest.mark.parametrize(
-    ("expression", "values", "code", "cure"),
+    ("expression", "values", "code", "fix"),
     [("a > 30", ["30.5", "31"], "whole-against-fraction", "30.0"),
      ("a >= 0", ["0.5"], "whole-against-fraction", ">= 0 as > -4.9e-324"),
      ("a > 30", ["30.5", "NA"], "text-against-number", "joined by OR"),
@@ -186,12 +186,12 @@ def test_cost_class_is_the_stage_that_decides(
      ("A > 30", ["31"], "never-there", "Is it a?")],
 )  # fmt: skip
 def test_values_that_do_not_suit_are_told_with_the_cure(
-    expression: str, values: list[str], code: str, cure: str
+    expression: str, values: list[str], code: str, fix: str
 ) -> None:
     (found,) = tried(expression, [{"a": value} for value in values]).properties
     (finding,) = found.findings
     assert finding.code == code
-    assert cure in finding.instead
+    assert fix in finding.instead
 
 
 def test_values_that_suit_have_no_findings() -> None:

@@ -88,5 +88,5 @@ def test_a_kept_failure_holds_nothing_of_those_who_met_it() -> None:
     assert isinstance(kept, FilterSyntaxError)
     assert kept.__traceback__ is None
     assert kept.__context__ is None
-    assert (str(caught.value), caught.value.cure) == (str(kept), kept.cure)
+    assert (str(caught.value), caught.value.fix) == (str(kept), kept.fix)
     assert caught.value.position == kept.position

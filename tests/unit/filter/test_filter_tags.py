@@ -39,7 +39,7 @@ def test_code_is_the_signed_hash_over_utf16_units(tag: str, code: int) -> None:
 def test_separators_alone_are_refused_with_the_cure(expression: str) -> None:
     with pytest.raises(FilterSyntaxError, match="no tag") as caught:
         parse_tags(expression)
-    assert "TagA || TagB" in caught.value.cure
+    assert "TagA || TagB" in caught.value.fix
 
 
 @pytest.mark.parametrize("expression", [" || ", "   ", "|| "])

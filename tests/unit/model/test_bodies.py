@@ -61,7 +61,7 @@ def test_a_bad_body_is_an_error_that_names_place_reason_and_fix(stored: StoredBo
         "orders", "broker-a", 3, 17
     )  # fmt: skip
     assert error.reason in str(error)
-    assert error.cure
+    assert error.fix
     assert str(found.body_error) == str(error)
     with pytest.raises(UndecodableBodyError):  # a message keeps its error
         _ = found.body
@@ -79,7 +79,7 @@ def test_bad_bodies_have_their_own_reasons_and_fixes() -> None:
     assert told("compression type 5").reason.startswith("its compression type 5 is unknown")
     oversized = told("lz4, oversized")
     assert oversized.reason == "it decompresses to more than 262,144 bytes"
-    assert oversized.cure.startswith("Raise body_bytes_max")
+    assert oversized.fix.startswith("Raise body_bytes_max")
 
 
 @pytest.mark.parametrize(("package", "kind"), [("lz4", 0x100), ("zstandard", 0x200)])
@@ -93,7 +93,7 @@ def test_a_missing_package_is_named(
     found = decode_body(raw, COMPRESSED | kind)
     assert isinstance(found, Undecodable)
     assert f"compressed with {package}, which cannot be imported" in found.reason
-    assert f"pip install {package}" in found.cure
+    assert f"pip install {package}" in found.fix
 
 
 def test_the_packages_are_imported_by_the_first_body_that_needs_them() -> None:

@@ -103,7 +103,7 @@ def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
         raise RequestError(17, "topic[x] not exist")
 
     def full(command: Command, _: Peer) -> None:
-        raise StoreFullError("disk full", cure="Add space.")
+        raise StoreFullError("disk full", fix="Add space.")
 
     def bug(command: Command, _: Peer) -> None:
         raise ZeroDivisionError("oops")

@@ -51,8 +51,8 @@ def test_a_stranger_is_told_what_to_do_and_this_machine_is_served() -> None:
     assert asyncio.run(served(PROTECTED, "127.0.0.1"))[0].code == 0
     answer = asyncio.run(served(PROTECTED, outside()))[0]
     assert answer.code == 16
-    for cure in ("bindAddress", "--host", "aclEnable = true", "sluiceProtectedMode = false"):
-        assert cure in (answer.remark or "")
+    for fix in ("bindAddress", "--host", "aclEnable = true", "sluiceProtectedMode = false"):
+        assert fix in (answer.remark or "")
     assert asyncio.run(served(ServerLimits(), outside()))[0].code == 0
 
 

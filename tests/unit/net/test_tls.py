@@ -242,7 +242,7 @@ def served(settings: TlsConfig) -> Iterator[RemotingServer]:
 
 
 @pytest.mark.parametrize(
-    ("make", "host", "says", "cure"),
+    ("make", "host", "says", "fix"),
     [
         (lambda one, other: Tls(ca=other.path), "127.0.0.1", "unable to get", "as ca"),
         (lambda one, other: Tls(), "127.0.0.1", "self.signed|unable to get", "ca"),
@@ -264,7 +264,7 @@ def test_a_certificate_that_is_not_trusted_is_an_error_with_its_cure(
     make: Callable[[Authority, Authority], Tls],
     host: str,
     says: str,
-    cure: str,
+    fix: str,
 ) -> None:
     async def check() -> None:
         async with serving(settings) as server:
@@ -274,7 +274,7 @@ def test_a_certificate_that_is_not_trusted_is_an_error_with_its_cure(
                 server_address = f"{host}:{server.ports[0]}"
             with pytest.raises(ConnectionLostError, match=says) as caught:
                 await dial(server_address, tls=make(authority, stranger))
-            assert cure in caught.value.cure
+            assert fix in caught.value.fix
             await dialled(server_address, Tls(ca=authority.path, verify="ca"))
             await dialled(server_address, Tls(verify=False))
             await dialled(server_address, Tls(ca=authority.path, server_name="localhost"))
@@ -295,7 +295,7 @@ def test_an_expired_certificate_is_an_error_with_its_cure(run: Any, authority: A
         async with serving(TlsConfig(tls_certificate=old.path, tls_key=old.key_path)) as server:
             with pytest.raises(ConnectionLostError, match="expired") as caught:
                 await dial(address(server), tls=Tls(ca=authority.path))
-            assert "new one" in caught.value.cure
+            assert "new one" in caught.value.fix
 
     run(check())
 
@@ -321,7 +321,7 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
             for certificate in (None, foreign):
                 with pytest.raises(ConnectionLostError, match="refuses the handshake") as caught:
                     await echoed(server, client(certificate))
-                assert "certificate" in caught.value.cure
+                assert "certificate" in caught.value.fix
             await asyncio.to_thread(blocking_without_certificate, address(server), client(None))
         async with serving(replace(mutual, tls_client_auth="optional")) as server:
             await echoed(server, client(None))
@@ -404,7 +404,7 @@ def test_without_a_certificate_test_mode_makes_one_and_warns(
             await echoed(server, None)
             with pytest.raises(ConnectionLostError, match=r"self.signed") as caught:
                 await echoed(server, Tls())
-            assert "test mode" in caught.value.cure
+            assert "test mode" in caught.value.fix
 
     run(check())
     assert caplog.text.count("UNSAFE") == 1

@@ -321,15 +321,15 @@ def test_a_row_holds_and_does_not_hold_close_by(code: str) -> None:
     holds, close = ROWS[code]
     found = next(one for one in decide(holds) if one.code == code)
     assert found.what
-    assert found.cure
-    assert not re.search(r"[{}]|None", found.what + found.cure)
+    assert found.fix
+    assert not re.search(r"[{}]|None", found.what + found.fix)
     assert code not in codes(close)
 
 
 @pytest.mark.parametrize("code", EXPLAINED)
 def test_what_explain_finds_is_a_cause_with_its_words(code: str) -> None:
     found = next(one for one in decide(of_code(Code(code))) if one.code == code)
-    assert (found.what, found.cure) == ("That is so.", "Do this.")
+    assert (found.what, found.fix) == ("That is so.", "Do this.")
     assert code not in codes(HEALTHY)
 
 
@@ -371,7 +371,7 @@ def test_the_page_has_the_table() -> None:
     rows = re.findall(r"^\| `([a-z-]+)`( \(note\))? \| (.+?) \| (.+) \|$", page, re.MULTILINE)
     expected = []
     for row in CAUSES:
-        cure = re.sub(r"\{[^}]+\}", "…", row.cure)
-        shown = "as `sluice explain` says" if row.code in EXPLAINED else cure
+        fix = re.sub(r"\{[^}]+\}", "…", row.fix)
+        shown = "as `sluice explain` says" if row.code in EXPLAINED else fix
         expected.append((row.code, " (note)" if row.is_note else "", shown))
-    assert [(code, note, cure) for code, note, _, cure in rows] == expected
+    assert [(code, note, fix) for code, note, _, fix in rows] == expected

@@ -12,8 +12,8 @@ pytest.importorskip("google.protobuf")
 from proxied import Proxied, proxied_cluster
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import ProxyConfig
 from sluicemq.errors import ConnectionLostError, NameServerUnreachableError, PermissionDeniedError
@@ -22,7 +22,7 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicRoute
 from sluicemq.net.grpc import ask
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Conversation, Link, OnRequest
+from sluicemq.proxy.backend import ConversationRun, Link, OnRequest
 from sluicemq.proxy.cluster import FRESH_S, GONE_S, ClusterBackend, Disagreements, stand_alone
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.service import PATH
@@ -56,10 +56,10 @@ async def asked(link: Link, address: str, command: Command, timeout_s: float = 5
     return await future
 
 
-async def told(talk: Talk[Any]) -> Any:
+async def told(talk: Conversation[Any]) -> Any:
     """The result of a talk that asks as the proxy itself."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    Conversation(talk, lambda call, answered: pytest.fail(str(call)), future.set_result)
+    ConversationRun(talk, lambda call, answered: pytest.fail(str(call)), future.set_result)
     result = await future
     if isinstance(result, Exception):
         raise result
@@ -95,7 +95,7 @@ def test_clients_that_ask_at_once_cost_one_question_to_the_name_server(
             assert isinstance(backend, ClusterBackend)
             find = backend.directory.find_route
 
-            def find_route(topic: str) -> Talk[TopicRoute | None]:
+            def find_route(topic: str) -> Conversation[TopicRoute | None]:
                 asked.append(topic)
                 return find(topic)
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sluicemq.client.core.talks import Call
+from sluicemq.client.core.conversations import Call
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.proxy.backend import ITSELF

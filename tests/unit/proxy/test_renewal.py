@@ -21,7 +21,7 @@ from consuming import (
     receive_request,
 )
 from proxied import Proxied, Speaker
-from sluicemq.client.core.talks import Wait
+from sluicemq.client.core.conversations import Await
 from sluicemq.errors import RequestError
 from sluicemq.proxy import messages as m
 from sluicemq.proxy import renewal
@@ -258,7 +258,7 @@ def test_a_client_that_goes_while_its_acknowledgement_fails(
         family, ended = receiving(proxy), asyncio.get_running_loop().create_future()
 
         def asked(address: str, command: object) -> object:
-            yield Wait(ended)
+            yield Await(ended)
             return m.Status(code=Code.PROXY_TIMEOUT)
 
         monkeypatch.setattr(family, "_asked", asked)

@@ -150,12 +150,12 @@ def test_the_contexts_have_java_s_setters() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    ("given", "cure"), [([mq.Message("t", b"x")], "Only `send` takes several"), ("t", "Give a M")]
+    ("given", "fix"), [([mq.Message("t", b"x")], "Only `send` takes several"), ("t", "Give a M")]
 )
 def test_what_is_no_single_message_is_refused_with_the_reason(
-    call: Any, name: str, given: Any, cure: str
+    call: Any, name: str, given: Any, fix: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} takes exactly one message.*{cure}"):
+    with pytest.raises(ConfigurationError, match=f"{name} takes exactly one message.*{fix}"):
         call(given)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.pipelines.ready import Folder
+from sluicemq.pipelines.tables import Tables
 from sluicemq.spark import classic, session
 from sluicemq.spark.references import StandIn, load_where, predicates_in, translator, used_columns
 from sluicemq.spark.report import pushdown
-from sluicemq.pipelines.tables import Tables
 
 SPARK = Path(classic.__file__).parent
 JVM_MEMBERS = {"_jdf", "_jvm", "_jsparkSession", "_jsc", "_gateway", "sparkContext"}

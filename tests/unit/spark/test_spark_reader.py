@@ -65,7 +65,7 @@ class FakeBulk:
 def bulk(monkeypatch: pytest.MonkeyPatch) -> type[FakeBulk]:
     monkeypatch.setattr(reader, "BulkReader", FakeBulk)
     monkeypatch.setattr(FakeBulk, "fails_at", None)
-    gone = OffsetOutOfRangeError("offsets are gone.", cure="Somewhere else.")
+    gone = OffsetOutOfRangeError("offsets are gone.", fix="Somewhere else.")
     monkeypatch.setattr(FakeBulk, "error", gone, raising=False)
     return FakeBulk
 

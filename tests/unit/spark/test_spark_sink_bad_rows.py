@@ -171,7 +171,7 @@ class Picky:
     def send_encoded(self, topic: str, body: Any, *, queue: MessageQueue | None) -> SendResult:
         found = [(topic, bytes(one)) for _, one, _, _ in decode_batch(body)]
         if len(body) > 400 or any(one.startswith(b"bad") for _, one in found):
-            raise RequestError(13, "the message is illegal", address="a:1", cure="Mend it.")
+            raise RequestError(13, "the message is illegal", address="a:1", fix="Mend it.")
         self.stored += found
         return SendResult(SendStatus.OK, "id", "", queue or MessageQueue(topic, "a", 0), 0, None)
 

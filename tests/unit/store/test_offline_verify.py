@@ -420,7 +420,7 @@ def test_a_directory_that_is_no_store_is_refused_with_a_cure(name: str, tmp_path
     make, text = NO_STORES[name]
     with pytest.raises(StoreError, match=text) as caught:
         StoreLayout.find(str(make(tmp_path)))
-    assert caught.value.cure
+    assert caught.value.fix
 
 
 def batch_unit(place: int, size: int, first: int, count: int) -> bytes:

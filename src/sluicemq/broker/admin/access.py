@@ -17,8 +17,8 @@ from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard, access_status
 from sluicemq.acl.loading import Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
+from sluicemq.broker.group_commit import Announced
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.turns import Announced
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
+from sluicemq.broker.group_commit import Announced, Postponed, in_steps
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics, group_fault, topic_fault
-from sluicemq.broker.turns import Announced, Postponed, in_steps
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import (
     CLEANUP_POLICY,

@@ -13,10 +13,10 @@ from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.locks import QueueLocks
+from sluicemq.broker.group_commit import Postponed, in_steps
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Postponed, in_steps
 from sluicemq.errors import RequestError
 from sluicemq.files import memory_bytes
 from sluicemq.model.topic import MessageQueue

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from sluicemq.broker.admin.status import Admin, RuntimeInfo
 from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps

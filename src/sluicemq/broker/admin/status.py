@@ -22,12 +22,12 @@ from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.group_commit import LATENCY_BOUNDS_S, GroupCommit
 from sluicemq.broker.offsets import Offsets, Unfinished
 from sluicemq.broker.produce.send import Send
 from sluicemq.broker.registration import credentials_of
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
-from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
 from sluicemq.clock import Clock
 from sluicemq.config import Part, change_settings, edit_properties, settings_text
 from sluicemq.errors import ConfigurationError, RequestError
@@ -181,7 +181,7 @@ class RuntimeInfo:
     send: Send
     pull: Pull
     polls: LongPolls
-    turns: Turns
+    turns: GroupCommit
     store: Store
     rates: Rates
     days: Days

@@ -25,9 +25,9 @@ from sluicemq.broker.consume.clients import (
     Standing,
 )
 from sluicemq.broker.consume.held import CONSUMER, subscribed_bytes
+from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import UNIT_SYS_FLAG, Groups, Topics
-from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (

@@ -28,7 +28,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from sluicemq.broker.turns import Durable, Parked
+from sluicemq.broker.group_commit import Durable, Parked
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import Shares
 from sluicemq.net.work.background import Steps

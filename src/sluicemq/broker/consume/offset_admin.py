@@ -18,10 +18,10 @@ from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Announced, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
@@ -60,7 +60,7 @@ class OffsetAdmin:
     polls: LongPolls
     store: Store
     clock: Clock
-    turns: Turns
+    turns: GroupCommit
 
     # --------------------------------------------------------------------------------- reset
 
@@ -114,7 +114,7 @@ class OffsetAdmin:
             if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
             self.polls.wake(queue.topic, queue.queue_id)
-        self.turns.soon()
+        self.turns.schedule_commit()
 
     def _let_consumers_reset(
         self, header: ResetOffsetRequest, found: dict[MessageQueue, int], language: str

@@ -37,13 +37,13 @@ from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup,
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
 from sluicemq.broker.consume.filters import RequestFilters, Watch
 from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.group_commit import Parked, Postponed
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
-from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
@@ -114,7 +114,7 @@ class PullRefusedError(RequestError):
 
     When: inside a broker: topic, group or filter of a pull is not there, or not allowed.
     Then: nothing was read. Consumers get the answer, as a `RequestError` of its code.
-    Cure: that of the code.
+    Fix: that of the code.
     """
 
     def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:

@@ -47,10 +47,10 @@ from sluicemq.acl.guard import Access
 from sluicemq.broker.background import Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
+from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, in_steps
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import EPOCH_TOPIC, Topics
-from sluicemq.broker.turns import Announced, Postponed, RunSync, Turns, in_steps
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
@@ -435,7 +435,7 @@ class Epochs:
         topics: Topics,
         store: Store,
         intake: Intake,
-        turns: Turns,
+        turns: GroupCommit,
         *,
         files: Files,
         clock: Clock,
@@ -598,7 +598,7 @@ class Epochs:
             if known is None or key.epoch > known.epoch:  # committed when this is in the log
                 ranges, topics = staged_ranges_to(check.ranges), sorted(check.topics)
                 offset = self._append("epoch", key, ranges=ranges, topics=topics)
-                if not self._turns.end_own():
+                if not self._turns.commit_now():
                     check.error = RequestError(
                         ResponseCode.SYSTEM_ERROR, "the decision was not stored."
                     )
@@ -650,7 +650,7 @@ class Epochs:
                 reached = ordinal
         except StoreError as error:
             self._worker.failed(f"an epoch is published later: {error}")
-        if not self._turns.end_own():
+        if not self._turns.commit_now():
             self._worker.failed("an epoch is published later: the turn failed")
             return
         if reached == first:

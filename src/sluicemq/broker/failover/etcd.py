@@ -69,7 +69,7 @@ class Certificates(NamedTuple):
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise ConfigurationError(
                 f"the certificates for sluiceConsensus cannot be used: {error}.",
-                cure="Correct sluiceConsensusTrustCertPath, sluiceConsensusCertPath and "
+                fix="Correct sluiceConsensusTrustCertPath, sluiceConsensusCertPath and "
                 "sluiceConsensusKeyPath; a key has no password.",
             ) from error
         return context
@@ -88,13 +88,13 @@ class Etcd:
         hosts = [host.strip() for host in rest.rstrip("/").split(",")]
         if scheme not in SCHEMES or not all(host.rpartition(":")[2].isdigit() for host in hosts):
             raise ConfigurationError(
-                f"sluiceConsensus = {url} is not valid.", cure="Write etcd://host:port,host:port."
+                f"sluiceConsensus = {url} is not valid.", fix="Write etcd://host:port,host:port."
             )
         self._bases = [f"{SCHEMES[scheme]}://{host}/v3/" for host in hosts]
         if certificates is not None and scheme != "etcds":
             raise ConfigurationError(
                 f"sluiceConsensus = {url} is without TLS, and certificates are given for it.",
-                cure="Write etcds://host:port,host:port.",
+                fix="Write etcds://host:port,host:port.",
             )
         self._account = account
         self._current = 0
@@ -242,7 +242,7 @@ class Etcd:
     def _unanswered(self, reason: str) -> ConsensusError:
         return ConsensusError(
             f"etcd at {', '.join(self._bases)} does not answer ({reason}).",
-            cure="Start it, or correct sluiceConsensus; trying again.",
+            fix="Start it, or correct sluiceConsensus; trying again.",
         )
 
     async def _watch(self, prefix: str, on_change: Callable[[Entries], None]) -> None:
@@ -283,7 +283,7 @@ class _OldTokenError(ConsensusError):
 
     When: etcd has forgotten our sign-in, as it does after a while.
     Then: nothing was done; we sign in again and ask once more.
-    Cure: none is needed.
+    Fix: none is needed.
     """
 
 

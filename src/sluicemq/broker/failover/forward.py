@@ -83,8 +83,10 @@ class NotMasterError(RequestError):
 
     When: a slave is asked what only the master answers, during a switch.
     Then: nothing was done; clients try again by themselves.
-    Cure: wait for the switch to end; `sluice cluster status` shows who is master.
+    Fix: wait for the switch to end; `sluice cluster status` shows who is master.
     """
+
+    PAGE = "replication.forward.NotMasterError"
 
     def __init__(self, remark: str = NOT_MASTER) -> None:
         super().__init__(ResponseCode.SERVICE_NOT_AVAILABLE, f"{remark}, try again.")

@@ -77,10 +77,12 @@ class BrokerClosedError(SluiceError):
 
     When: a replica becomes master or slave and its store or port fails on the way.
     Then: it serves nobody; what was acknowledged is with the other replicas.
-    Cure: read the reason in the text, then start it again.
+    Fix: read the reason in the text, then start it again.
 
         the broker could not change its role: Port 10911 is in use already.
     """
+
+    PAGE = "replication.replica.BrokerClosedError"
 
 
 class ReplicaBlockedError(SluiceError):
@@ -89,8 +91,10 @@ class ReplicaBlockedError(SluiceError):
     When: a replica may not decide by itself: only replicas that may lack acknowledged messages are
     left, or the records in etcd are older than those it has seen.
     Then: it serves nobody and looks again; nothing is lost by waiting.
-    Cure: start the replica that the text names, or accept the loss by hand: `sluice cluster elect`.
+    Fix: start the replica that the text names, or accept the loss by hand: `sluice cluster elect`.
     """
+
+    PAGE = "replication.replica.ReplicaBlockedError"
 
 
 class LogEnd(NamedTuple):
@@ -306,7 +310,7 @@ class Replica:
         if there is not None and there.incarnation != member.incarnation:
             raise ConsensusError(
                 f"replica {self._id} lives at {there.address}, too, or did a moment ago.",
-                cure="Give each replica a brokerId of its own.",
+                fix="Give each replica a brokerId of its own.",
             )
         # A record that was written before and comes late finds another version, and is nothing.
         key, version = election.member_key(self._prefix, self._id), there.version if there else 0
@@ -500,7 +504,7 @@ class Replica:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is not the master.")
         if self._side is not None or self._is_handing_over:
             raise RequestError(
-                ResponseCode.SYSTEM_BUSY, "the in-sync set is being changed.", cure="Try again."
+                ResponseCode.SYSTEM_BUSY, "the in-sync set is being changed.", fix="Try again."
             )
         if to == self._id:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"replica {to} is master.")
@@ -510,7 +514,7 @@ class Replica:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"replica {'' if to is None else to} could not take over: it has to be in sync.",
-                cure=f"In sync are: {', '.join(map(str, living)) or 'none'}.",
+                fix=f"In sync are: {', '.join(map(str, living)) or 'none'}.",
             )
         self._begin(self._hand_over(successor))
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed
 from sluicemq.broker.offsets import SEPARATOR, Offsets, Unfinished
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder, hidden_ms
 from sluicemq.broker.topics import Groups, Topics, no_queue, no_topic
-from sluicemq.broker.turns import Durable, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_origin, pop_topic
@@ -58,7 +58,7 @@ class Acknowledge:
     checkpoints: Checkpoints
     order: ConsumerOrder
     store: Store
-    turns: Turns
+    turns: GroupCommit
     clock: Clock
     delivered: Deliveries
 

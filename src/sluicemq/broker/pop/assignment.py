@@ -30,10 +30,10 @@ from typing import Final
 
 from sluicemq.broker.consume.clients import STRICT, Consumers
 from sluicemq.broker.documents import Document
+from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.lanes.rules import normal_atom, parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files

@@ -30,12 +30,12 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
+from sluicemq.broker.group_commit import Durable, Parked, Postponed
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import FAQ, Groups, Topics, no_queue, no_topic
-from sluicemq.broker.turns import Durable, Parked, Postponed
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.message import POP_CK

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
-from sluicemq.broker.turns import Turns
 from sluicemq.clock import STEP_MS
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
 from sluicemq.model.bodies import Buffer
@@ -171,7 +171,7 @@ class Elsewhere:
 class Intake:
     """The one way into the store for everything that is not a plain send."""
 
-    def __init__(self, settings: Settings, store: Store, turns: Turns) -> None:
+    def __init__(self, settings: Settings, store: Store, turns: GroupCommit) -> None:
         self._settings = settings
         self._writer = store.writer
         self._turns = turns
@@ -203,7 +203,7 @@ class Intake:
     def put(self, draft: Draft) -> Stored:
         """`accept` for what the broker stores on its own: the turn is ended as well."""
         stored = self.accept(draft)
-        self._turns.own()
+        self._turns.commit_internal()
         return stored
 
     def append(self, draft: Draft) -> Stored:
@@ -495,10 +495,12 @@ class Redelivery:
     `finish` ends it and says whether it succeeded. When it did not, nothing was delivered and the
     caller tries again. `gates` are those of topics; what is `elsewhere` is not put."""
 
-    def __init__(self, store: Store, turns: Turns, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, store: Store, turns: GroupCommit, elsewhere: Elsewhere | None = None
+    ) -> None:
         self._append = store.writer.append
         self._elsewhere = elsewhere or Elsewhere()
-        self.finish = turns.end_own
+        self.finish = turns.commit_now
         self.gates: dict[str, Gate] = {}
 
     def put(self, record: Record, added: bytes = b"") -> str | None:

@@ -46,6 +46,7 @@ from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.locks import QueueLocks
+from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, in_steps
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.produce.intake import (
     ILLEGAL,
@@ -67,7 +68,6 @@ from sluicemq.broker.topics import (
     is_internal,
     topic_fault,
 )
-from sluicemq.broker.turns import Durable, Postponed, Turns, in_steps
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
 from sluicemq.model.ids import UniqueIds, offset_message_id
@@ -276,7 +276,7 @@ class Send:
         retries: Retries,
         store: Store,
         intake: Intake,
-        turns: Turns,
+        turns: GroupCommit,
         unique_ids: UniqueIds,
     ) -> None:
         self._settings = settings
@@ -285,7 +285,7 @@ class Send:
         self._retries = retries
         self._append = store.writer.append
         self._intake = intake
-        self._hold = turns.hold
+        self._hold = turns.send_after_commit
         self._unique_ids = unique_ids
         self._next_queue = 0
         self.failures = 0
@@ -297,7 +297,7 @@ class Send:
         if engine.sends is not None and store.writer.takes_columns:
             self.compiled = engine.sends.Sends(
                 store.writer, topics.table, store.writer.by_key, self.sizes,
-                store.writer.begin, turns.hold_all, store.writer.body_bytes_max,
+                store.writer.begin, turns.send_all_after_commit, store.writer.body_bytes_max,
             )  # fmt: skip
         settings.on_change(self.prepare)
         self.prepare()

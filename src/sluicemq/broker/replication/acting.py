@@ -289,7 +289,7 @@ class Acting:
             assert self._escape is not None
             stand_in.delayed.stop()
             stand_in.transactions.stop()
-            stand_in.turns.end()
+            stand_in.turns.commit()
             self._collect(stand_in)
             for _ in range(TRIES):
                 if await self._escape.flush():

@@ -48,7 +48,7 @@ class Doorkeeper:
             if self._ticket and not compare_digest(self._ticket, shown or NO_TICKET):
                 raise ConfigurationError(
                     f"{self._stream.remote} asks for the log and has not shown that it may.",
-                    cure="A slave of ours signs with innerClientAuthenticationCredentials; name "
+                    fix="A slave of ours signs with innerClientAuthenticationCredentials; name "
                     "the address of a Java one in sluiceReplicaPeers.",
                 )
             self._is_open, self._said = True, b""

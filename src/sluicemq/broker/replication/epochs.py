@@ -64,7 +64,7 @@ class Epochs:
         except ValueError as error:
             raise StoreDamagedError(
                 f"{path} cannot be read: {error}.",
-                cure="Put back a good copy, or empty this replica's store, so that it begins anew.",
+                fix="Put back a good copy, or empty this replica's store, so that it begins anew.",
             ) from error
         self._keep(tuple(epoch for epoch in self.entries if epoch.start <= log_end))
 

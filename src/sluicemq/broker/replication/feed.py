@@ -341,7 +341,7 @@ class Admission:
         if peers and not any(parse_pattern(text).matches(numbers) for text in peers):
             raise ConfigurationError(
                 f"{host.address} is no replica that this broker knows.",
-                cure="Name its address in sluiceReplicaPeers.",
+                fix="Name its address in sluiceReplicaPeers.",
             )
 
 

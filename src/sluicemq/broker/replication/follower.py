@@ -274,7 +274,7 @@ class Follower:
             raise StoreError(
                 f"The master has this log up to {end} alone, and {self.confirmed} is known to be "
                 "confirmed.",
-                cure="Has the consensus lost its data, or another cluster the same address? To "
+                fix="Has the consensus lost its data, or another cluster the same address? To "
                 "give up what is here, empty this replica's store.",
             )
         log.warning("the log is cut from %d to %d, where the master's begins to be another",
@@ -303,7 +303,7 @@ class Follower:
             if self._has_begun or not is_ours or chunk.position < end:
                 raise StoreError(
                     f"The log ends at {end} here, and the master goes on at {chunk.position}.",
-                    cure="Its log has other bytes, or none there any more. Empty this replica's "
+                    fix="Its log has other bytes, or none there any more. Empty this replica's "
                     "store, so that it begins anew.",
                 )
             self._begin_anew(chunk.position)

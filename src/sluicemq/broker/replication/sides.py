@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.documents import Document
+from sluicemq.broker.group_commit import GroupCommit, RunSync
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replication.acting import Acting
 from sluicemq.broker.replication.admission import Doorkeeper
@@ -28,7 +29,6 @@ from sluicemq.broker.replication.mirror import Applier, Mirror, Places
 from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests, refresh
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, StoreUncertainError
 from sluicemq.files import Files, replace_text
@@ -60,7 +60,7 @@ class Parts(Protocol):
     clock: Clock
     in_sync: InSync | None
     guard: Guard | None
-    turns: Turns
+    turns: GroupCommit
     topics: Topics
     groups: Groups
     offsets: Offsets
@@ -184,7 +184,7 @@ class MasterSide:
             raise StoreUncertainError(
                 "The change is made here, and not all slaves that count have it after "
                 f"{in_sync.timeout_s:g} s: who becomes master may not know it.",
-                cure="Look at `sluice cluster status`, and ask again.",
+                fix="Look at `sluice cluster status`, and ask again.",
             ) from None
         standing: list[int | BaseException] = []
         in_sync.wait(0, standing.append)  # at once: whether this broker is master still
@@ -214,7 +214,7 @@ class SlaveSide:
         self._core, self._term, self._following = core, term, following
         self._run_sync, self._is_syncing = run_sync, False
         self._told = ("", "")
-        core.store.on_visible = core.turns.followed
+        core.store.on_visible = core.turns.on_follower_append
         self.acting: Acting | None = None
         """What stands in for the master, where that is wanted."""
         self.applier = Applier(files, places_of(core.settings, files), begin_queue)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from sluicemq.broker.group_commit import Postponed
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replication.mirror import (
     Applier,
@@ -23,7 +24,6 @@ from sluicemq.broker.replication.mirror import (
     encode_operations,
 )
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Postponed
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.files import Files

@@ -12,11 +12,11 @@ from typing import Final
 
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import PUB
+from sluicemq.broker.group_commit import Durable
 from sluicemq.broker.produce.intake import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.transactions.prepared import Prepared, prepared_of
 from sluicemq.broker.transactions.transactions import OUTCOMES, Transactions
-from sluicemq.broker.turns import Durable
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.message import (

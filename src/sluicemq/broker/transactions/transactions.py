@@ -37,6 +37,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Progress, Slice
 from sluicemq.broker.consume.clients import Member, Producers
+from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Draft, Intake, Record
 from sluicemq.broker.settings import Settings
@@ -57,7 +58,6 @@ from sluicemq.broker.transactions.prepared import (
     identity,
     properties_of,
 )
-from sluicemq.broker.turns import Turns
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.ids import offset_message_id
@@ -219,7 +219,7 @@ class Transactions:
         offsets: Offsets,
         store: Store,
         intake: Intake,
-        turns: Turns,
+        turns: GroupCommit,
         clock: Clock,
         steady: SteadyClock,
         check_back: CheckBack,
@@ -353,7 +353,7 @@ class Transactions:
             self._decided.pop(key, None)
             self.table.plan(transaction, self._steady.now_ms() + self.interval_ms)
 
-        self._turns.own(undo)
+        self._turns.commit_internal(undo)
 
     def _append_op(self, offset: int) -> None:
         now_ms, host = self._clock.now_ms(), self._settings.store_host
@@ -376,7 +376,7 @@ class Transactions:
             transaction.copy_offset = None
             transaction.wants_check = False
 
-        self._turns.own(undo)
+        self._turns.commit_internal(undo)
 
     # -------------------------------------------------------------------- what has become visible
 
@@ -435,7 +435,7 @@ class Transactions:
             self._superseded += offsets
             log.warning("superseded half messages are marked later: %s", error)
             return
-        self._turns.own(lambda: self._superseded.extend(offsets))
+        self._turns.commit_internal(lambda: self._superseded.extend(offsets))
 
     # ------------------------------------------------------------------------------ how far it is
 

@@ -20,10 +20,10 @@ from typing import Any, Final, Protocol
 
 from sluicemq.broker.background import Progress, Slice, Worker
 from sluicemq.broker.documents import Document
+from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from sluicemq.broker.turns import Turns
 from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.broker.waiting.logged_deliveries import CHUNK, Due, LoggedDeliveries
 from sluicemq.broker.waiting.rewrite import DelayRewrite
@@ -527,7 +527,7 @@ class Delayed:
         settings: Settings,
         store: Store,
         intake: Intake,
-        turns: Turns,
+        turns: GroupCommit,
         *,
         files: Files,
         clock: SteadyClock,

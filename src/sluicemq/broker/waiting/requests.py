@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.broker.background import Slice
+from sluicemq.broker.group_commit import Announced, Durable
 from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
-from sluicemq.broker.turns import Announced, Durable
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.broker.waiting.timers import FROM_END, Waiting
 from sluicemq.clock import SteadyClock

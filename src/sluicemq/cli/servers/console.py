@@ -71,7 +71,7 @@ def console(
         from sluicemq.console import app, serve  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the console needs the package {error.name}.", cure=install_extra("console")
+            f"the console needs the package {error.name}.", fix=install_extra("console")
         ) from error
     from sluicemq.client.aio.sluice import Sluice  # noqa: PLC0415 - not for `--help`
     from sluicemq.console.audit import Audit  # noqa: PLC0415

@@ -50,5 +50,5 @@ def inherited_settings() -> Mapping[str, str]:
     except (ValueError, TypeError):
         raise ConfigurationError(
             f"the environment variable {VARIABLE} does not hold settings.",
-            cure="Remove it: `sluice up` sets it for the proxy that it starts.",
+            fix="Remove it: `sluice up` sets it for the proxy that it starts.",
         ) from None

@@ -60,7 +60,7 @@ class RunAccount:
         except (ValueError, TypeError, KeyError):
             raise ConfigurationError(
                 f"the environment variable {VARIABLE} does not hold an account.",
-                cure="Remove it: `sluice up` sets it for the processes that it starts.",
+                fix="Remove it: `sluice up` sets it for the processes that it starts.",
             ) from None
 
     def add_to(self, config: C) -> C:

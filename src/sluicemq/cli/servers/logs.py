@@ -62,7 +62,7 @@ def start_log(config: LogConfig) -> None:
         except OSError as error:
             raise ConfigurationError(
                 f"the log cannot be written to {config.path}: {error.strerror}.",
-                cure="Name another file with --log-file, or give this user the right to write it.",
+                fix="Name another file with --log-file, or give this user the right to write it.",
             ) from error
     else:
         handler = logging.StreamHandler(sys.stderr)
@@ -99,7 +99,7 @@ def of_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig
         tree = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ConfigurationError(
-            f"the log's configuration is no XML: {error}.", cure="Mend it, or leave it out."
+            f"the log's configuration is no XML: {error}.", fix="Mend it, or leave it out."
         ) from error
     known = {"file.separator": "/", **properties}
     for one in tree.iter("property"):
@@ -135,7 +135,7 @@ def _resolved(text: str, known: Mapping[str, str]) -> str:
         if found[2] is None:
             raise ConfigurationError(
                 f"the log's configuration names {found[0]}, which has no value.",
-                cure=f"Give it one: ${{{found[1]}:-value}}.",
+                fix=f"Give it one: ${{{found[1]}:-value}}.",
             )
         return found[2]
 

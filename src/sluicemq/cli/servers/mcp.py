@@ -39,7 +39,7 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
         from sluicemq.operate.mcp import server_of  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"sluice mcp needs the package {error.name}.", cure=install_extra("mcp")
+            f"sluice mcp needs the package {error.name}.", fix=install_extra("mcp")
         ) from error
     server = server_of(access.admin, SYSTEM_CLOCK)
     if not http:

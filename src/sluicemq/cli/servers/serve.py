@@ -94,7 +94,7 @@ class Running(contextlib.AsyncExitStack):
         """End the servers in order and the process with exit code 1, since the store of one
         refuses all writes after `error`."""
         self.failure = StoreError(
-            f"The store refuses all writes: {error}.", cure="Check the disk, then start again."
+            f"The store refuses all writes: {error}.", fix="Check the disk, then start again."
         )
         self.stop.set()
 
@@ -621,7 +621,7 @@ def run_servers(start: Started) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"{error.strerror or error}: {error.filename or 'the store'}.",
-            cure=descriptors.CURE
+            fix=descriptors.FIX
             if error.errno in (errno.EMFILE, errno.ENFILE)
             else "Choose another directory with --store, or give this user the right to write.",
         ) from error
@@ -660,7 +660,7 @@ def _read_file(path: str, option: str = "-c") -> str:
         return decode_properties_file(Path(path).read_bytes())
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror}.", cure=f"Name a readable file with {option}."
+            f"{path} cannot be read: {error.strerror}.", fix=f"Name a readable file with {option}."
         ) from error
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from sluicemq.client.admin.definitions import known_route
 from sluicemq.client.admin.topics import ask_each
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory, read_addresses
 from sluicemq.client.core.requests import number
-from sluicemq.client.core.talks import Talk
 from sluicemq.errors import TopicNotFoundError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.wire import bodies, fastjson
@@ -20,7 +20,7 @@ from sluicemq.wire.codes import ResponseCode
 
 def group_route(
     directory: Directory, group: str, topic: str | None = None
-) -> Talk[Mapping[str, str]]:
+) -> Conversation[Mapping[str, str]]:
     """Broker name -> address, where a group has its retry topic, else where the topic is. Raises
     TopicNotFoundError."""
     try:
@@ -34,7 +34,7 @@ def group_route(
 
 def group_connections(
     directory: Directory, group: str, address: str | None = None
-) -> Talk[bodies.ConsumerConnections]:
+) -> Conversation[bodies.ConsumerConnections]:
     """The members of a group and what they subscribe, as one broker sees them; None: a broker of
     the group's route. Raises TopicNotFoundError, RequestError with code 206 without members."""
     if address is None:
@@ -45,7 +45,7 @@ def group_connections(
 
 def producer_connections(
     directory: Directory, group: str, topic: str
-) -> Talk[list[bodies.Connection]]:
+) -> Conversation[list[bodies.Connection]]:
     """The producers of a group, as a broker of their topic sees them. Raises RequestError without
     any."""
     addresses = read_addresses((yield from known_route(directory, topic)))
@@ -56,7 +56,7 @@ def producer_connections(
 
 def consume_stats(
     directory: Directory, group: str, topic: str | None = None
-) -> Talk[bodies.ConsumeStats]:
+) -> Conversation[bodies.ConsumeStats]:
     """How far a group is, over the brokers of its route, and how fast. Raises
     TopicNotFoundError."""
     brokers = yield from group_route(directory, group, topic)
@@ -76,7 +76,7 @@ def move_group(
     topic: str,
     time_ms: int,
     place: tuple[str, int, int] | None = None,
-) -> Talk[dict[MessageQueue, int]]:
+) -> Conversation[dict[MessageQueue, int]]:
     """Asks each broker of a topic to send a group to a time, as it can by itself (222); `place`:
     one broker's address, a queue and an offset there. The new offsets; none of a broker that leaves
     it to its consumers, while none is online. Raises RequestError."""
@@ -96,7 +96,7 @@ def move_group(
 
 def consume_stats_of(
     directory: Directory, address: str, *, is_ordered: bool = False
-) -> Talk[list[tuple[str, MessageQueue, bodies.QueueProgress]]]:
+) -> Conversation[list[tuple[str, MessageQueue, bodies.QueueProgress]]]:
     """How far every group is at one broker: group, queue, progress; of all groups, or of those that
     read in order."""
     command = requests.consume_stats_of_broker(ordered=is_ordered)
@@ -110,7 +110,9 @@ def consume_stats_of(
     ]
 
 
-def producers(directory: Directory, address: str) -> Talk[Mapping[str, list[dict[str, Any]]]]:
+def producers(
+    directory: Directory, address: str
+) -> Conversation[Mapping[str, list[dict[str, Any]]]]:
     """Group -> its producers at one broker, as that says them (spec/admin.md §4, 328)."""
     answer = yield from directory.ask(address, requests.producers())
     found: dict[str, list[dict[str, Any]]] = fastjson.loads(answer.body)["data"]
@@ -119,7 +121,7 @@ def producers(directory: Directory, address: str) -> Talk[Mapping[str, list[dict
 
 def offset_at(
     directory: Directory, address: str, topic: str, queue_id: int, time_ms: int
-) -> Talk[int]:
+) -> Conversation[int]:
     """The first offset stored at `time_ms` or later in a queue of a broker."""
     command = requests.offset_by_time(MessageQueue(topic, "", queue_id), time_ms)
     return number((yield from directory.ask(address, command)), "offset")
@@ -128,7 +130,7 @@ def offset_at(
 def queue_units(
     directory: Directory, address: str, topic: str, queue_id: int, offset: int, count: int,
     group: str | None = None,
-) -> Talk[bodies.QueueUnits]:  # fmt: skip
+) -> Conversation[bodies.QueueUnits]:  # fmt: skip
     """Entries of a queue of a broker, and whether a group's filter wants them."""
     command = requests.queue_units(
         topic=topic, queue_id=queue_id, offset=offset, count=count, group=group

@@ -53,6 +53,7 @@ from sluicemq.client.admin.topics import (
     queues,
 )
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import (
     SUBSCRIPTION_NOT_EXIST,
@@ -60,7 +61,6 @@ from sluicemq.client.core.requests import (
     SUCCESS,
     expect_success,
 )
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.errors import (
     ConfigurationError,
@@ -117,7 +117,7 @@ def explain_message(
     topic: str | None = None,
     trace_topic: str = DEFAULT_TRACE_TOPIC,
     anywhere: bool = True,
-) -> Talk[tuple[MessageFacts, list[MessageExplained]]]:
+) -> Conversation[tuple[MessageFacts, list[MessageExplained]]]:
     """Where a message is stored, and what became of it in a group (None: in each that reads its
     topic), with the causes. `anywhere` as in `message_by_id`. Raises MessageNotFoundError."""
     now_ms = directory.clock.now_ms()
@@ -149,7 +149,7 @@ def explain_message(
     return about, found
 
 
-def explain_group(directory: Directory, name: str) -> Talk[GroupExplained]:
+def explain_group(directory: Directory, name: str) -> Conversation[GroupExplained]:
     """Why a group is idle or behind; no findings when it is neither."""
     now_ms = directory.clock.now_ms()
     config = (yield from groups(directory)).get(name)
@@ -172,7 +172,7 @@ def explain_group(directory: Directory, name: str) -> Talk[GroupExplained]:
     return rules.explain_group(facts)
 
 
-def _routed(directory: Directory, topic: str) -> Talk[frozenset[str] | None]:
+def _routed(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
     """The brokers from which clients read a topic; None without a route."""
     try:
         route = yield from directory.route(topic)
@@ -190,7 +190,7 @@ def _group_facts(
     brokers: Brokers,
     traced: GroupTrace | None,
     now_ms: int,
-) -> Talk[GroupFacts]:
+) -> Conversation[GroupFacts]:
     name, message = config.name, about.message
     members, subscriptions = yield from _members(name, brokers, message.broker)
     if message.topic not in subscriptions:
@@ -247,14 +247,14 @@ def _without_queues(members: Iterable[MemberFacts]) -> list[MemberFacts]:
 
 def _held(
     brokers: Brokers, name: str, queue: MessageQueue, offset: int
-) -> Talk[bodies.InFlightMessage | None]:
+) -> Conversation[bodies.InFlightMessage | None]:
     """The message of the queue, when it is popped."""
     here = {own: address for own, address in brokers.items() if own == queue.broker}
     found = yield from popped(here, name, queue.topic, queue.queue_id, offset)
     return found[0] if found else None
 
 
-def _contracts(directory: Directory, name: str) -> Talk[list[GroupContract]]:
+def _contracts(directory: Directory, name: str) -> Conversation[list[GroupContract]]:
     """None where a broker does not tell."""
     try:
         return (yield from contract(directory, name))
@@ -264,7 +264,7 @@ def _contracts(directory: Directory, name: str) -> Talk[list[GroupContract]]:
 
 def _members(
     name: str, brokers: Brokers, broker: str | None = None
-) -> Talk[tuple[list[MemberFacts], dict[str, Subscription]]]:
+) -> Conversation[tuple[list[MemberFacts], dict[str, Subscription]]]:
     """Who is online, and what the group subscribes to, as a broker says (or all do)."""
     clients: dict[str, str] = {}
     subscriptions: dict[str, Subscription] = {}
@@ -330,7 +330,7 @@ class GroupSubscriptions:
 
 def subscriptions(
     directory: Directory, group: str, *, brokers: Brokers | None = None
-) -> Talk[GroupSubscriptions]:
+) -> Conversation[GroupSubscriptions]:
     """What a group subscribes to, as masters (all, or `brokers`) and its members say. A member that
     does not answer is not known, never an error."""
     masters_asked = (yield from masters(directory)) if brokers is None else brokers
@@ -362,7 +362,7 @@ def subscriptions(
     return GroupSubscriptions(group, members, known, kept)
 
 
-def _running(group: str, client_id: str, address: str) -> Talk[bodies.RunningInfo | None]:
+def _running(group: str, client_id: str, address: str) -> Conversation[bodies.RunningInfo | None]:
     """What a member says of itself; None when it does not answer."""
     command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
     with contextlib.suppress(*_NO_ANSWER):
@@ -374,7 +374,7 @@ def _running(group: str, client_id: str, address: str) -> Talk[bodies.RunningInf
 
 def _copies(
     directory: Directory, name: str, message: StoredMessage, brokers: Brokers
-) -> Talk[list[Copy]]:
+) -> Conversation[list[Copy]]:
     """Copies that wait, and those in the retry topics."""
     topic, message_id = RETRY_PREFIX + name, message.message_id
     origin = pop_origin(message.topic, name)
@@ -438,7 +438,7 @@ def try_filter(
     group: str | None = None,
     count_max: int | None = None,
     progress: Progress | None = None,
-) -> Talk[list[BrokerTrial]]:
+) -> Conversation[list[BrokerTrial]]:
     """What an expression would do to messages stored from `begin_ms` to `end_ms`, by broker:
     nothing is consumed. With `group` beside what that one wants now.
 
@@ -455,7 +455,7 @@ def try_filter(
         if answer.code == SUBSCRIPTION_PARSE_FAILED:
             raise FilterSyntaxError(answer.remark or "")
         if answer.code == SUBSCRIPTION_NOT_EXIST:
-            raise ConfigurationError(answer.remark or "", cure=_NO_MEMBER_CURE)
+            raise ConfigurationError(answer.remark or "", fix=_NO_MEMBER_CURE)
         if answer.code != UNSUPPORTED:
             values = orjson.loads(expect_success(answer, address).body)
             messages = {
@@ -474,7 +474,7 @@ def try_filter(
                 raise ConfigurationError(
                     f"what the group {group} wants of {topic} is not known: no member is online "
                     "there.",
-                    cure=_NO_MEMBER_CURE,
+                    fix=_NO_MEMBER_CURE,
                 )
         limit = count_max or PULLED_MAX
         times = begin_ms or 0, end_ms
@@ -500,14 +500,14 @@ def _try_here(
     times: tuple[int, int | None],
     count_max: int,
     progress: Progress | None,
-) -> Talk[BrokerTrial]:
+) -> Conversation[BrokerTrial]:
     """Reads the messages from a broker that does not try filters."""
     try:
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
     except ImportError:
         raise ConfigurationError(
             "a trial on a RocketMQ broker is counted here, and NumPy is missing.",
-            cure=install_extra("server"),
+            fix=install_extra("server"),
         ) from None
     ranges: list[tuple[MessageQueue, int, int]] = []
     begin_ms, end_ms = times

@@ -28,6 +28,7 @@ from sluicemq.client.admin.topics import (
     queues,
 )
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
 from sluicemq.client.core.requests import (
@@ -38,7 +39,6 @@ from sluicemq.client.core.requests import (
     expect_success,
     request_error,
 )
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
@@ -63,7 +63,7 @@ LATEST_MS: Final = -1
 # -------------------------------------------------------------------------------- settings
 
 
-def groups(directory: Directory) -> Talk[dict[str, GroupConfig]]:
+def groups(directory: Directory) -> Conversation[dict[str, GroupConfig]]:
     """Every consumer group known to any master."""
     found: dict[str, GroupConfig] = {}
     for _, _, answer in (yield from ask_masters(directory, requests.all_groups())):
@@ -73,7 +73,7 @@ def groups(directory: Directory) -> Talk[dict[str, GroupConfig]]:
 
 def create_group(
     directory: Directory, config: GroupConfig, *, cluster: str | None = None
-) -> Talk[list[str]]:
+) -> Conversation[list[str]]:
     """Creates or changes a consumer group on every master; returns the broker names."""
     check_group(config.name)
     found = yield from masters(directory, cluster)
@@ -81,14 +81,14 @@ def create_group(
     return sorted(found)
 
 
-def expect_group(directory: Directory, name: str) -> Talk[GroupConfig]:
+def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
     """Its settings. Raises GroupNotFoundError."""
     known = yield from groups(directory)
     if name not in known:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            cure=f"{_known(name, known)} `sluice group create` makes one.",
+            fix=f"{_known(name, known)} `sluice group create` makes one.",
         )
     return known[name]
 
@@ -97,7 +97,7 @@ def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for a report on a group that no broker knows."""
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        cure=_known(name, known),
+        fix=_known(name, known),
     )
 
 
@@ -126,7 +126,7 @@ class GroupContract:
     pops: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def contract(directory: Directory, group: str) -> Talk[list[GroupContract]]:
+def contract(directory: Directory, group: str) -> Conversation[list[GroupContract]]:
     """A group's contract, its lanes and whom it refused, by broker; none from RocketMQ."""
     absent = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     answers = yield from ask_masters(directory, requests.group_lanes(group=group), absent=absent)
@@ -147,12 +147,12 @@ def contract(directory: Directory, group: str) -> Talk[list[GroupContract]]:
     return found
 
 
-def change_contract(directory: Directory, group: str, contract: str) -> Talk[list[str]]:
+def change_contract(directory: Directory, group: str, contract: str) -> Conversation[list[str]]:
     """Sets it: compatible, strict or lanes; returns the brokers that know the group. Raises
     ConfigurationError, RequestError."""
     if contract not in CONTRACTS:
         raise ConfigurationError(
-            f"{contract!r} is not a contract.", cure=f"Use one of {', '.join(CONTRACTS)}."
+            f"{contract!r} is not a contract.", fix=f"Use one of {', '.join(CONTRACTS)}."
         )
     found = []
     for broker, address, answer in (yield from ask_masters(directory, requests.all_groups())):
@@ -163,7 +163,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Talk[lis
             found.append(broker)
     if not found:
         raise ConfigurationError(
-            f"no broker knows the group {group!r}.", cure=f"sluice group create {group}"
+            f"no broker knows the group {group!r}.", fix=f"sluice group create {group}"
         )
     return sorted(found)
 
@@ -171,7 +171,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Talk[lis
 # -------------------------------------------------------------------- members and progress
 
 
-def members(directory: Directory, group: str) -> Talk[list[str]]:
+def members(directory: Directory, group: str) -> Conversation[list[str]]:
     """Client ids of the members of a group that are online, over all masters."""
     command = requests.consumer_list(group=group)
     found: set[str] = set()
@@ -212,7 +212,7 @@ class QueueProgress:
 
 def progress(
     directory: Directory, group: str, topic: str | None = None
-) -> Talk[list[QueueProgress]]:
+) -> Conversation[list[QueueProgress]]:
     """How far a group is in each queue it has offsets for."""
     return (yield from progress_at((yield from masters(directory)), group, topic))
 
@@ -223,7 +223,7 @@ def progress_at(
     topic: str | None = None,
     *,
     absent: Collection[int] | None = NOTHING_THERE,
-) -> Talk[list[QueueProgress]]:
+) -> Conversation[list[QueueProgress]]:
     """The same of brokers given by name and address; `absent` as in `ask_each`."""
     command = requests.consume_stats(group=group, topic=topic)
     found: dict[MessageQueue, QueueProgress] = {}
@@ -260,7 +260,7 @@ class GroupReport:
         return sum(item.lag for item in self.progress)
 
 
-def group(directory: Directory, name: str) -> Talk[GroupReport]:
+def group(directory: Directory, name: str) -> Conversation[GroupReport]:
     """Members, their shares, who is idle and why, lag per queue."""
     reached = yield from progress(directory, name)
     online = yield from members(directory, name)
@@ -325,7 +325,7 @@ class TopicMatching:
 
 def matching(
     directory: Directory, group: str, topic: str | None = None
-) -> Talk[list[TopicMatching]]:
+) -> Conversation[list[TopicMatching]]:
     """What the filters of a group have let through, kept back and failed on, and how many
     messages before it match, exactly, by broker. A RocketMQ broker does not know."""
     command = requests.filtered_lag(group=group, topic=topic)
@@ -395,7 +395,7 @@ class QueueLag:
         return max(0, self.committed - self.offset_max)
 
 
-def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
+def lag(directory: Directory, group: str | None = None) -> Conversation[list[QueueLag]]:
     """How many messages a group (None: every group) has before it in each queue, and how many
     of them are about to be deleted; how many of them the group's filter lets through."""
     names = list((yield from groups(directory))) if group is None else [group]
@@ -455,7 +455,7 @@ def popped(
     topic: str | None = None,
     queue_id: int | None = None,
     offset: int | None = None,
-) -> Talk[list[bodies.InFlightMessage]]:
+) -> Conversation[list[bodies.InFlightMessage]]:
     """What a group has popped and not acknowledged at brokers, given by name and address; None: of
     any. A RocketMQ broker does not tell."""
     command = requests.in_flight(group=group, topic=topic, queue_id=queue_id, offset=offset)
@@ -479,7 +479,7 @@ class ConsumerClient:
     message_model: str
 
 
-def consumers(directory: Directory, group: str) -> Talk[list[ConsumerClient]]:
+def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerClient]]:
     """The members of a group that are online, each with one broker that knows it."""
     command = requests.consumer_connections(group=group)
     absent = {ResponseCode.CONSUMER_NOT_ONLINE}
@@ -497,26 +497,26 @@ def consumers(directory: Directory, group: str) -> Talk[list[ConsumerClient]]:
     return [found[client_id] for client_id in sorted(found)]
 
 
-def _consumer(directory: Directory, group: str, client_id: str | None) -> Talk[ConsumerClient]:
+def _consumer(
+    directory: Directory, group: str, client_id: str | None
+) -> Conversation[ConsumerClient]:
     """One that is online; None: any."""
     online = yield from consumers(directory, group)
     for client in online:
         if client_id in (None, client.client_id):
             return client
     if client_id is None:
-        raise ConfigurationError(
-            f"no consumer of the group {group!r} is online.", cure="Start one."
-        )
+        raise ConfigurationError(f"no consumer of the group {group!r} is online.", fix="Start one.")
     names = ", ".join(client.client_id for client in online)
     raise ConfigurationError(
         f"no consumer {client_id!r} of the group {group!r} is online.",
-        cure=f"Online: {names or 'none'}.",
+        fix=f"Online: {names or 'none'}.",
     )
 
 
 def running_info(
     directory: Directory, group: str, client_id: str, *, stack: bool = False
-) -> Talk[bodies.RunningInfo]:
+) -> Conversation[bodies.RunningInfo]:
     """What a consumer is and does; with `stack` the stacks of its threads and tasks. Raises
     ConfigurationError when it is not online, RequestError when it does not answer."""
     client = yield from _consumer(directory, group, client_id)
@@ -532,7 +532,7 @@ def consume_directly(
     client_id: str | None = None,
     *,
     topic: str | None = None,
-) -> Talk[tuple[StoredMessage, bodies.DirectResult]]:
+) -> Conversation[tuple[StoredMessage, bodies.DirectResult]]:
     """Lets a consumer (None: any) handle a stored message now; offsets stay as they are.
     Raises MessageNotFoundError, ConfigurationError, RequestError."""
     message = yield from message_by_id(directory, message_id, topic=topic)
@@ -550,7 +550,7 @@ def consume_directly(
         raise ConfigurationError(
             f"the broker at {address}, which has the message, does not know the consumer "
             f"{client.client_id!r}.",
-            cure="It reads from another broker: choose another client.",
+            fix="It reads from another broker: choose another client.",
         )
     if answer.code != SUCCESS:
         raise request_error(answer, address)
@@ -585,7 +585,7 @@ class OffsetChange:
 
 def plan_reset(
     directory: Directory, group: str, topic: str, time_ms: int
-) -> Talk[list[OffsetChange]]:
+) -> Conversation[list[OffsetChange]]:
     """What `reset_offsets` would change; nothing is changed."""
     check_group(group)
     yield from expect_group(directory, group)
@@ -606,7 +606,7 @@ def plan_reset(
 
 def reset_offsets(
     directory: Directory, group: str, topic: str, time_ms: int
-) -> Talk[list[OffsetChange]]:
+) -> Conversation[list[OffsetChange]]:
     """Sends a group to a time of a topic (ms since 1970; 0 the oldest message, -1 behind the
     last), also while it consumes. Raises RouteNotFoundError, GroupNotFoundError, RequestError.
     """
@@ -630,7 +630,7 @@ def reset_offsets(
 
 def _commit_where_needed(
     directory: Directory, group: str, changes: Mapping[MessageQueue, OffsetChange]
-) -> Talk[None]:
+) -> Conversation[None]:
     """Where the brokers' own table does not say it yet, and nobody is there to do it."""
     for queue, change in changes.items():
         if (yield from committed_offset(directory, group, queue)) == change.new:
@@ -643,12 +643,12 @@ def _commit_where_needed(
 
 def plan_clone(
     directory: Directory, source: str, target: str, topic: str | None = None
-) -> Talk[list[OffsetChange]]:
+) -> Conversation[list[OffsetChange]]:
     """What `clone_offsets` would change; nothing is changed."""
     check_group(target)
     if source == target:
         raise ConfigurationError(
-            f"the group {source!r} is to be cloned to itself.", cure="Name two groups."
+            f"the group {source!r} is to be cloned to itself.", fix="Name two groups."
         )
     yield from expect_group(directory, source)
     found = []
@@ -663,14 +663,14 @@ def plan_clone(
     if not found:
         raise ConfigurationError(
             f"the group {source!r} has no offsets{f' of topic {topic!r}' if topic else ''}.",
-            cure="See sluice group show.",
+            fix="See sluice group show.",
         )
     return found
 
 
 def clone_offsets(
     directory: Directory, source: str, target: str, topic: str | None = None
-) -> Talk[list[OffsetChange]]:
+) -> Conversation[list[OffsetChange]]:
     """Gives the target the offsets of the source, of one topic or of all. Raises as
     `reset_offsets`."""
     planned = yield from plan_clone(directory, source, target, topic)

@@ -22,6 +22,7 @@ from sluicemq.client.admin.explain import GroupSubscriptions
 from sluicemq.client.admin.messages import read_range
 from sluicemq.client.admin.rules import verdict_on
 from sluicemq.client.admin.topics import offset_by_time, offsets, queues
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from sluicemq.client.core.names import (
@@ -30,7 +31,6 @@ from sluicemq.client.core.names import (
     check_tag,
     check_topic_to_send,
 )
-from sluicemq.client.core.talks import Talk
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.ids import Host, unique_id_at
@@ -149,7 +149,7 @@ def no_letters(group: str) -> RouteNotFoundError:
     """The error for a group without a topic of dead letters."""
     return RouteNotFoundError(
         f"the group {group!r} has no dead letters: there is no topic {DLQ_PREFIX + group!r}.",
-        cure="A group gets one with its first dead letter.",
+        fix="A group gets one with its first dead letter.",
     )
 
 
@@ -160,7 +160,7 @@ def dead_letters(
     until_ms: int | None = None,
     count_max: int = LETTERS_MAX,
     bytes_max: int = LETTERS_BYTES_MAX,
-) -> Talk[Letters]:
+) -> Conversation[Letters]:
     """The newest letters of a group, or the newest that were stored until a time. Raises
     RouteNotFoundError when it has none, ConfigurationError when they may not be read."""
     topic = DLQ_PREFIX + group
@@ -170,7 +170,7 @@ def dead_letters(
         raise no_letters(group) from None
     if not readable:
         raise ConfigurationError(
-            f"the topic {topic!r} may not be read.", cure="Give it the permission to read."
+            f"the topic {topic!r} may not be read.", fix="Give it the permission to read."
         )
     found: list[StoredMessage] = []
     stored, borders = 0, []
@@ -328,18 +328,18 @@ class Judge:
     def _check(self, row: Mapping[str, Any]) -> None:
         target, size = row["target"], row["size"]
         if not target:
-            raise ConfigurationError("its origin topic is not known.", cure="Edit its topic.")
+            raise ConfigurationError("its origin topic is not known.", fix="Edit its topic.")
         if row.get("body_error"):
             raise ConfigurationError(
                 f"its body cannot be sent. {row['body_error']}",
-                cure="A consumer that can decode it may read it from the dead letters.",
+                fix="A consumer that can decode it may read it from the dead letters.",
             )
         check_topic_to_send(target)
         if target in self.missing:
-            raise ConfigurationError(f"the topic {target!r} does not exist.", cure="Create it.")
+            raise ConfigurationError(f"the topic {target!r} does not exist.", fix="Create it.")
         if not size or size > BODY_BYTES_MAX:
             raise ConfigurationError(
-                f"the body has {size or 0:,} bytes.", cure=f"It takes 1 to {BODY_BYTES_MAX:,}."
+                f"the body has {size or 0:,} bytes.", fix=f"It takes 1 to {BODY_BYTES_MAX:,}."
             )
         if row["tags"]:
             check_tag(row["tags"])
@@ -348,5 +348,5 @@ class Judge:
         total = sum(len(f"{name}{text}".encode()) + 2 for name, text in row["properties"].items())
         if total > PROPERTIES_BYTES_MAX:
             raise ConfigurationError(
-                f"the properties have {total:,} bytes.", cure=f"At most {PROPERTIES_BYTES_MAX:,}."
+                f"the properties have {total:,} bytes.", fix=f"At most {PROPERTIES_BYTES_MAX:,}."
             )

@@ -38,10 +38,10 @@ from sluicemq.client.admin.topics import (
     topics,
 )
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import BROKERS_TOPICS
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, PullStatus, expect_success, pull_answer
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import (
     DEFAULT_TRACE_TOPIC,
     Ended,
@@ -96,22 +96,22 @@ def messages_by_key(
     begin_ms: int = 0,
     end_ms: int = TIME_MAX_MS,
     count_max: int = COUNT_MAX,
-) -> Talk[list[StoredMessage]]:
+) -> Conversation[list[StoredMessage]]:
     """Messages of a topic that bear a key, stored from `begin_ms` to `end_ms`, newest first.
 
     Raises RequestError when a broker keeps no index, or is still building it.
     """
     if not key or " " in key:
         raise ConfigurationError(
-            f"{key!r} is not a key.", cure="A key is one word: keys are separated by spaces."
+            f"{key!r} is not a key.", fix="A key is one word: keys are separated by spaces."
         )
     if begin_ms > end_ms:
         raise ConfigurationError(
             f"the range of time begins at {begin_ms} ms and ends before, at {end_ms}.",
-            cure="Exchange them.",
+            fix="Exchange them.",
         )
     if count_max < 1:
-        raise ConfigurationError(f"{count_max} messages are asked for.", cure="Ask for one.")
+        raise ConfigurationError(f"{count_max} messages are asked for.", fix="Ask for one.")
     brokers = yield from masters_of_topic(directory, topic)
     command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
     bearing = [
@@ -127,7 +127,7 @@ def _messages(
     brokers: Mapping[str, str],
     command: Command,
     absent: Collection[int] | None = (QUERY_NOT_FOUND,),
-) -> Talk[list[StoredMessage]]:
+) -> Conversation[list[StoredMessage]]:
     """The messages that brokers answer with."""
     answers = yield from ask_each(brokers, command, absent=absent)
     return [one for name, _, answer in answers for one in decode_records(answer.body, broker=name)]
@@ -138,7 +138,7 @@ def messages_by_id(
     topic: str,
     message_id: str,
     absent: Collection[int] | None = (QUERY_NOT_FOUND,),
-) -> Talk[list[StoredMessage]]:
+) -> Conversation[list[StoredMessage]]:
     """Messages of a topic with this id of their producer, of brokers given by name and address.
     `absent` as in `ask_each`."""
     command = requests.messages_by_key(topic, message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True)
@@ -148,7 +148,7 @@ def messages_by_id(
 
 def messages_with_id(
     directory: Directory, topic: str, message_id: str
-) -> Talk[list[StoredMessage]]:
+) -> Conversation[list[StoredMessage]]:
     """All messages of a topic with this id of their producer."""
     return (
         yield from messages_by_id(
@@ -159,7 +159,7 @@ def messages_with_id(
 
 def message_by_id(
     directory: Directory, message_id: str, *, topic: str | None = None, anywhere: bool = True
-) -> Talk[StoredMessage]:
+) -> Conversation[StoredMessage]:
     """The message with this id, that of its producer or that of its broker.
 
     Without `topic` the first kind is looked for in all topics of all brokers, unless `anywhere` is
@@ -181,7 +181,7 @@ def message_by_id(
     if topic is None and not anywhere:
         raise MessageNotFoundError(
             f"no broker has a message at {text}.",
-            cure="Name its topic: the id that a producer made is looked for in one.",
+            fix="Name its topic: the id that a producer made is looked for in one.",
         )
     names = [topic] if topic is not None else (yield from topics(directory))
     for name in sorted(names, key=BROKERS_TOPICS.__contains__):  # what was delivered, first
@@ -189,7 +189,7 @@ def message_by_id(
             return message
     raise MessageNotFoundError(
         f"no message has the id {text}{f' in {topic}' if topic is not None else ''}.",
-        cure="It may be deleted already, or the id is of another cluster.",
+        fix="It may be deleted already, or the id is of another cluster.",
     )
 
 
@@ -202,7 +202,7 @@ def read_range(
     low: int,
     high: int,
     take: Callable[[list[StoredMessage]], bool],
-) -> Talk[None]:
+) -> Conversation[None]:
     """Hands the messages with offsets [low, high) to `take`, a page at a time, while it returns
     True."""
     everything = subscribe(queue.topic, None)
@@ -240,7 +240,7 @@ def messages_between(
     where: str = "",
     count_max: int = COUNT_MAX,
     read_max: int = READ_MAX,
-) -> Talk[Scan]:
+) -> Conversation[Scan]:
     """Messages of a topic stored from `begin_ms` to `end_ms` that an SQL92 expression takes ("":
     all), read from the newest of each queue on; evaluated here, so before any broker. At most
     `read_max` are read. Raises FilterSyntaxError, RouteNotFoundError."""
@@ -287,7 +287,7 @@ def delayed(
     key: str | None = None,
     count_max: int = LISTED_MAX,
     address: str | None = None,
-) -> Talk[dict[str, list[bodies.WaitingMessage]]]:
+) -> Conversation[dict[str, list[bodies.WaitingMessage]]]:
     """Messages that wait for their delivery, by broker address and time; of a topic, with a
     key or message id, or all; of one broker, or of every master. Only SluiceMQ brokers answer."""
 
@@ -306,7 +306,7 @@ def _listed(
     decode: Callable[[bytes | memoryview], list[T]],
     count_max: int,
     only: str | None,
-) -> Talk[dict[str, list[T]]]:
+) -> Conversation[dict[str, list[T]]]:
     """What every master, or `only` the one there, lists in pages, by address. `page`: the request
     from a cursor on for so many; the answer's `cursor_field` says where to go on."""
     found: dict[str, list[T]] = {}
@@ -324,7 +324,7 @@ def _listed(
     return found
 
 
-def cancel_delayed(directory: Directory, address: str, handle: str) -> Talk[None]:
+def cancel_delayed(directory: Directory, address: str, handle: str) -> Conversation[None]:
     """Never deliver a message that `delayed` lists. Raises RequestError when it is too late."""
     yield from directory.ask(address, requests.cancel_delayed(handle=handle))
 
@@ -336,7 +336,7 @@ def transactions(
     topic: str | None = None,
     count_max: int = LISTED_MAX,
     address: str | None = None,
-) -> Talk[dict[str, list[bodies.OpenTransaction]]]:
+) -> Conversation[dict[str, list[bodies.OpenTransaction]]]:
     """Undecided transactions by broker address, the oldest half messages first; of a producer
     group, of a topic, or all; of one broker, or of every master. Only SluiceMQ brokers answer."""
 
@@ -355,7 +355,7 @@ def resolve_transaction(
     state: TransactionState,
     *,
     address: str | None = None,
-) -> Talk[str | None]:
+) -> Conversation[str | None]:
     """Commit or roll back by hand, at one broker or at the first master that knows it; the broker's
     address, None when it is undecided nowhere. A send that was tried again at another broker has
     its id at both.
@@ -487,7 +487,7 @@ def trace(
     *,
     trace_topic: str = DEFAULT_TRACE_TOPIC,
     anywhere: bool = True,
-) -> Talk[Timeline]:
+) -> Conversation[Timeline]:
     """What happened to a message, as far as clients have traced it; by the id of its producer or of
     its broker. `anywhere` as in `message_by_id`, for one whose topic no trace names.
 
@@ -511,7 +511,7 @@ def trace(
         where = f", though the message is in {stored.topic!r}" if stored is not None else ""
         raise MessageNotFoundError(
             f"the topic {trace_topic!r} has no trace of {message_id}{where}.",
-            cure="Clients write traces when they are told to: Sluice(…, trace=True), in Java "
+            fix="Clients write traces when they are told to: Sluice(…, trace=True), in Java "
             "enableMsgTrace; a few seconds later they can be found. Traces in a topic of your own: "
             "--topic.",
         )
@@ -527,7 +527,7 @@ def trace(
 
 def _untraced_groups(
     directory: Directory, stored: StoredMessage, traced: set[str]
-) -> Talk[list[GroupTrace]]:
+) -> Conversation[list[GroupTrace]]:
     """The groups of the message's topic that have traced no delivery of it."""
     queue = MessageQueue(stored.topic, stored.broker, stored.queue_id)
     found: list[GroupTrace] = []
@@ -541,7 +541,9 @@ def _untraced_groups(
     return found
 
 
-def _traces(directory: Directory, message_id: str, trace_topic: str) -> Talk[list[StoredMessage]]:
+def _traces(
+    directory: Directory, message_id: str, trace_topic: str
+) -> Conversation[list[StoredMessage]]:
     """All trace messages that bear the id, oldest first. Raises RouteNotFoundError."""
     found: dict[tuple[str, int, int], StoredMessage] = {}
     end_ms = TIME_MAX_MS
@@ -562,7 +564,7 @@ def _traces(directory: Directory, message_id: str, trace_topic: str) -> Talk[lis
     except (RouteNotFoundError, TopicNotFoundError):
         raise RouteNotFoundError(
             f"no broker has the trace topic {trace_topic!r}.",
-            cure="Set traceTopicEnable=true on a broker and restart it (or create the topic), then "
+            fix="Set traceTopicEnable=true on a broker and restart it (or create the topic), then "
             "switch traces on in the clients: Sluice(…, trace=True).",
         ) from None
     return sorted(found.values(), key=lambda message: message.store_time_ms)
@@ -570,7 +572,7 @@ def _traces(directory: Directory, message_id: str, trace_topic: str) -> Talk[lis
 
 def _batch_traces(
     directory: Directory, stored: StoredMessage, trace_topic: str
-) -> Talk[list[StoredMessage]]:
+) -> Conversation[list[StoredMessage]]:
     """The trace messages of the time after a message was stored that tell of it, found by
     reading."""
     begin_ms, end_ms = stored.store_time_ms - _SKEW_MS, stored.store_time_ms + _LATE_MS
@@ -592,7 +594,7 @@ def _batch_traces(
 
 def _stored(
     directory: Directory, message_id: str, topic: str | None, anywhere: bool
-) -> Talk[StoredMessage | None]:
+) -> Conversation[StoredMessage | None]:
     """The message itself, if it is still there."""
     try:
         return (yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere))

@@ -17,7 +17,7 @@ from sluicemq.client.admin import (
 from sluicemq.client.admin import groups as group_talks
 from sluicemq.client.admin import replicas as replica_talks
 from sluicemq.client.admin import topics as topic_talks
-from sluicemq.client.core.talks import operation
+from sluicemq.client.core.conversations import operation
 from sluicemq.hints import helpful
 
 

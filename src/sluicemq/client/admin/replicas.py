@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from sluicemq.client.admin.topics import cluster_info
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import SUCCESS, expect_success
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ClientError, ConfigurationError
 from sluicemq.model.topic import MASTER_ID
 from sluicemq.wire import fastjson
@@ -24,7 +24,7 @@ TOLD: Final = ("id", "role", "address", "epoch", "lagBytes", "lagMs", "logEnd")
 Status = dict[str, Any]
 
 
-def replicas(directory: Directory) -> Talk[list[Status]]:
+def replicas(directory: Directory) -> Conversation[list[Status]]:
     """One record a replica, the master of each broker first: `broker, cluster, id, role` (master,
     slave, none while it has none, gone), `address, epoch, inSync, lagBytes, lagMs, logEnd, state`
     and the whole answer of a broker of ours in `said`, None where nobody knows."""
@@ -89,13 +89,13 @@ def _broker_of(rows: list[Status], broker: str | None) -> tuple[str, list[Status
     if broker is None or broker not in ours:
         what = "there are several brokers" if broker is None else f"there is no broker {broker!r}"
         names = ", ".join(ours) or "none"
-        raise ConfigurationError(f"{what}.", cure=f"Name one of them with --broker: {names}.")
+        raise ConfigurationError(f"{what}.", fix=f"Name one of them with --broker: {names}.")
     return broker, ours[broker]
 
 
 def switch_master(
     directory: Directory, *, broker: str | None = None, to: int | None = None
-) -> Talk[Mapping[str, Any]]:
+) -> Conversation[Mapping[str, Any]]:
     """Asks the master of a broker to hand over, to a replica or to whoever has most.
 
     Returns the master's record from before; it answers when it has begun. Raises
@@ -106,7 +106,7 @@ def switch_master(
     if master is None or master["said"] is None or master["epoch"] is None:
         raise ConfigurationError(
             f"broker {name} has no master whose place another one could take.",
-            cure="A switch is for replicas with sluiceConsensus that have a master: see `sluice "
+            fix="A switch is for replicas with sluiceConsensus that have a master: see `sluice "
             "cluster status`.",
         )
     expect_success((yield Call(master["address"], requests.switch_master(to))), master["address"])
@@ -115,7 +115,7 @@ def switch_master(
 
 def elect_master(
     directory: Directory, broker_id: int, *, broker: str | None = None
-) -> Talk[Mapping[str, Any]]:
+) -> Conversation[Mapping[str, Any]]:
     """Makes a replica master though it may lack what was acknowledged. Returns its record from
     before. Raises ConfigurationError, RequestError when it is refused."""
     name, rows = _broker_of((yield from replicas(directory)), broker)
@@ -124,7 +124,7 @@ def elect_master(
         living = ", ".join(str(row["id"]) for row in rows if row["said"])
         raise ConfigurationError(
             f"broker {name} has no living replica {broker_id}.",
-            cure=f"There are: {living or 'none'}.",
+            fix=f"There are: {living or 'none'}.",
         )
     expect_success((yield Call(chosen["address"], requests.elect_master())), chosen["address"])
     return chosen

@@ -308,8 +308,8 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
 
 
 def _finding(code: Code, case: str = "", /, **values: Any) -> Finding:
-    what, cure = SENTENCES[code, case]
-    return Finding(code, what.format(**values), cure.format(**values))
+    what, fix = SENTENCES[code, case]
+    return Finding(code, what.format(**values), fix.format(**values))
 
 
 # -------------------------------------------------------------------------- what a filter says
@@ -462,7 +462,7 @@ def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
     error = about.message.body_error
     if error is None:
         return found
-    undecodable = _finding(Code.UNDECODABLE, reason=error.reason, cure=error.cure)
+    undecodable = _finding(Code.UNDECODABLE, reason=error.reason, fix=error.fix)
     return replace(found, findings=(*found.findings, undecodable))
 
 

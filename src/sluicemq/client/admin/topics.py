@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import NAME_SERVERS, Directory
 from sluicemq.client.core.names import check_topic
 from sluicemq.client.core.requests import (
@@ -19,7 +20,6 @@ from sluicemq.client.core.requests import (
     number,
     request_error,
 )
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.model.topic import (
     MASTER_ID,
@@ -38,7 +38,7 @@ from sluicemq.wire.tables import decode_topic_config
 # -------------------------------------------------------------------- clusters and brokers
 
 
-def cluster_info(directory: Directory) -> Talk[bodies.ClusterInfo]:
+def cluster_info(directory: Directory) -> Conversation[bodies.ClusterInfo]:
     """All clusters and brokers that the name server knows."""
     answer = yield from directory.ask(NAME_SERVERS, requests.cluster_info())
     return bodies.decode_cluster_info(answer.body)
@@ -49,7 +49,7 @@ def masters_of(info: bodies.ClusterInfo, cluster: str | None = None) -> dict[str
     if cluster is not None and cluster not in info.clusters:
         raise ConfigurationError(
             f"there is no cluster {cluster!r}.",
-            cure=f"The name server knows: {', '.join(sorted(info.clusters)) or 'none'}.",
+            fix=f"The name server knows: {', '.join(sorted(info.clusters)) or 'none'}.",
         )
     wanted = set(info.brokers) if cluster is None else set(info.clusters[cluster])
     return {
@@ -59,12 +59,12 @@ def masters_of(info: bodies.ClusterInfo, cluster: str | None = None) -> dict[str
     }
 
 
-def masters(directory: Directory, cluster: str | None = None) -> Talk[dict[str, str]]:
+def masters(directory: Directory, cluster: str | None = None) -> Conversation[dict[str, str]]:
     """Broker name -> address of each master. Raises ConfigurationError for an unknown cluster."""
     return masters_of((yield from cluster_info(directory)), cluster)
 
 
-def masters_of_topic(directory: Directory, topic: str) -> Talk[dict[str, str]]:
+def masters_of_topic(directory: Directory, topic: str) -> Conversation[dict[str, str]]:
     """Broker name -> address of each master that has the topic. Raises RouteNotFoundError."""
     route = yield from directory.route(topic)
     masters = ((data.broker, data.addresses.get(MASTER_ID)) for data in route.brokers)
@@ -73,7 +73,7 @@ def masters_of_topic(directory: Directory, topic: str) -> Talk[dict[str, str]]:
 
 def ask_each(
     brokers: Mapping[str, str], command: Command, *, absent: Collection[int] | None = ()
-) -> Talk[list[tuple[str, str, Command]]]:
+) -> Conversation[list[tuple[str, str, Command]]]:
     """The same of several brokers: (name, address, answer) of each that succeeds. One that answers
     with a code of `absent` (None: any) has nothing to tell; other codes are raised as RequestError.
     """
@@ -93,7 +93,7 @@ def ask_masters(
     *,
     topic: str | None = None,
     absent: Collection[int] = (),
-) -> Talk[list[tuple[str, str, Command]]]:
+) -> Conversation[list[tuple[str, str, Command]]]:
     """`ask_each` of all masters, or of those that have a topic."""
     if topic is None:
         brokers = yield from masters(directory)
@@ -102,13 +102,13 @@ def ask_masters(
     return (yield from ask_each(brokers, command, absent=absent))
 
 
-def runtime(directory: Directory, address: str) -> Talk[dict[str, str]]:
+def runtime(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """The counters of one broker."""
     answer = yield from directory.ask(address, requests.runtime_info())
     return bodies.decode_kv_table(answer.body)
 
 
-def access_status(directory: Directory) -> Talk[dict[str, dict[str, Any]]]:
+def access_status(directory: Directory) -> Conversation[dict[str, dict[str, Any]]]:
     """Return how the access rules of each broker and of each protected name server stand, by
     address: `enabled`, since when they are in force (`sinceMs`), `accounts`, the last `error`,
     requests `refused` by access key. `server` is "broker" or "nameserver"; one process may be both,
@@ -129,13 +129,13 @@ def access_status(directory: Directory) -> Talk[dict[str, dict[str, Any]]]:
 # ---------------------------------------------------------------------------------- topics
 
 
-def topics(directory: Directory) -> Talk[list[str]]:
+def topics(directory: Directory) -> Conversation[list[str]]:
     """All topic names, sorted."""
     answer = yield from directory.ask(NAME_SERVERS, requests.topic_list())
     return sorted(set(bodies.decode_topic_list(answer.body)))
 
 
-def queues(directory: Directory, topic: str) -> Talk[list[MessageQueue]]:
+def queues(directory: Directory, topic: str) -> Conversation[list[MessageQueue]]:
     """The readable queues of a topic, sorted."""
     return read_queues(topic, (yield from directory.route(topic)))
 
@@ -152,7 +152,7 @@ def create_topic(
     type: str | None = None,  # noqa: A002 - what RocketMQ calls it
     attributes: Mapping[str, str | None] | None = None,
     force: bool = False,
-) -> Talk[list[str]]:
+) -> Conversation[list[str]]:
     """Creates or changes a topic on every master (of one cluster); returns the broker names.
 
     `type` is "normal", "fifo", "delay" or "transaction", the attribute message.type;
@@ -186,15 +186,15 @@ def create_topic(
             for key, value in changes.items()
         ),
     ]  # fmt: skip
-    for is_wrong, what, cure in checks:
+    for is_wrong, what, fix in checks:
         if is_wrong:
-            raise ConfigurationError(what, cure=cure)
+            raise ConfigurationError(what, fix=fix)
     if type is not None:
         changes[MESSAGE_TYPE] = type.upper()
     config = TopicConfig(name, queues, writers, perm, order=bool(order))
     found = yield from masters(directory, cluster)
     if not found:
-        raise ConfigurationError("no broker is registered.", cure="Start one: sluice broker.")
+        raise ConfigurationError("no broker is registered.", fix="Start one: sluice broker.")
     if not force:
         yield from _check_nothing_hidden(found, name, queues)
     if order is not None:  # first, so that the brokers hear of it when they register the topic
@@ -209,7 +209,7 @@ def create_topic(
     return sorted(found)
 
 
-def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) -> Talk[None]:
+def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) -> Conversation[None]:
     """Raise ConfigurationError if topic `name` holds messages, on one of these brokers, in a queue
     whose number is `queues` or higher."""
     command = requests.topic_stats(topic=name)
@@ -224,12 +224,14 @@ def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) ->
         raise ConfigurationError(
             f"with {queues} queues on each broker, no consumer would read {sum(hidden.values())} "
             f"stored messages of topic {name} ({places}{', …' if len(hidden) > 8 else ''}).",
-            cure="Let the groups read these queues first, or hide them with --force, in Python "
+            fix="Let the groups read these queues first, or hide them with --force, in Python "
             "force=True: they can be read again when the topic has as many queues as before.",
         )
 
 
-def delete_topic(directory: Directory, name: str, *, cluster: str | None = None) -> Talk[None]:
+def delete_topic(
+    directory: Directory, name: str, *, cluster: str | None = None
+) -> Conversation[None]:
     """Deletes a topic on every master, then on every name server."""
     info = yield from cluster_info(directory)
     yield from ask_each(masters_of(info, cluster), requests.delete_topic_on_broker(topic=name))
@@ -242,7 +244,7 @@ def delete_topic(directory: Directory, name: str, *, cluster: str | None = None)
     directory.routes.drop(name)
 
 
-def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfig]]:
+def topic_configs(directory: Directory, topic: str) -> Conversation[dict[str, TopicConfig]]:
     """Broker name -> what its master keeps of a topic, with its attributes; RocketMQ 4 does not
     tell. Raises RouteNotFoundError."""
     command = requests.topic_config(topic=topic, logical=True)
@@ -251,7 +253,7 @@ def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfi
     return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
-def topic_stats(directory: Directory, topic: str) -> Talk[bodies.TopicStats]:
+def topic_stats(directory: Directory, topic: str) -> Conversation[bodies.TopicStats]:
     """`topic_offsets` with how many messages come in a second."""
     command = requests.topic_stats(topic=topic)
     found: dict[MessageQueue, bodies.QueueStats] = {}
@@ -263,12 +265,14 @@ def topic_stats(directory: Directory, topic: str) -> Talk[bodies.TopicStats]:
     return bodies.TopicStats(dict(sorted(found.items())), rate)
 
 
-def topic_offsets(directory: Directory, topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
+def topic_offsets(
+    directory: Directory, topic: str
+) -> Conversation[dict[MessageQueue, bodies.QueueStats]]:
     """Queue -> first offset, next offset, time of the last message."""
     return dict((yield from topic_stats(directory, topic)).queues)
 
 
-def groups_of_topic(directory: Directory, topic: str) -> Talk[list[str]]:
+def groups_of_topic(directory: Directory, topic: str) -> Conversation[list[str]]:
     """The groups that read a topic, or have offsets in it."""
     command = requests.groups_of_topic(topic=topic)
     found: set[str] = set()
@@ -280,34 +284,36 @@ def groups_of_topic(directory: Directory, topic: str) -> Talk[list[str]]:
 # ---------------------------------------------------------------------------------- queues
 
 
-def offset_min(directory: Directory, queue: MessageQueue) -> Talk[int]:
+def offset_min(directory: Directory, queue: MessageQueue) -> Conversation[int]:
     """The first offset that is still stored."""
     return number((yield from directory.ask(queue, requests.offset_min(queue))), "offset")
 
 
-def offset_max(directory: Directory, queue: MessageQueue) -> Talk[int]:
+def offset_max(directory: Directory, queue: MessageQueue) -> Conversation[int]:
     """The offset that the next message will get."""
     return number((yield from directory.ask(queue, requests.offset_max(queue))), "offset")
 
 
-def earliest_time(directory: Directory, queue: MessageQueue) -> Talk[int]:
+def earliest_time(directory: Directory, queue: MessageQueue) -> Conversation[int]:
     """When the oldest message there was stored; -1 when the queue is empty."""
     return number((yield from directory.ask(queue, requests.earliest_time(queue))), "timestamp")
 
 
-def offsets(directory: Directory, queue: MessageQueue) -> Talk[tuple[int, int]]:
+def offsets(directory: Directory, queue: MessageQueue) -> Conversation[tuple[int, int]]:
     """(first stored offset, offset that the next message will get)."""
     first = yield from offset_min(directory, queue)
     return first, (yield from offset_max(directory, queue))
 
 
-def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> Talk[int]:
+def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> Conversation[int]:
     """The first offset stored at `time_ms` or later."""
     command = requests.offset_by_time(queue, time_ms)
     return number((yield from directory.ask(queue, command)), "offset")
 
 
-def committed_offset(directory: Directory, group: str, queue: MessageQueue) -> Talk[int | None]:
+def committed_offset(
+    directory: Directory, group: str, queue: MessageQueue
+) -> Conversation[int | None]:
     """The committed offset of a group, None when it never committed."""
     address = yield from directory.address(queue)
     answer = yield Call(address, requests.offset_of_group(group, queue))
@@ -316,6 +322,8 @@ def committed_offset(directory: Directory, group: str, queue: MessageQueue) -> T
     return number(expect_success(answer, address), "offset")
 
 
-def commit_offset(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Talk[None]:
+def commit_offset(
+    directory: Directory, group: str, queue: MessageQueue, offset: int
+) -> Conversation[None]:
     """Sets the committed offset of a group, also backwards."""
     yield from directory.ask(queue, requests.commit_offset(group, queue, offset))

@@ -27,7 +27,7 @@ from sluicemq.client.aio.received import Feed, ReceivedMessage
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE, ConsumeOptions
 from sluicemq.client.core.replies import take_reply
 from sluicemq.client.core.transactions import question_of
-from sluicemq.client.keeper import Answer, Keeper, stacks
+from sluicemq.client.heartbeat_thread import Answer, HeartbeatThread, stacks
 from sluicemq.client.tasks import EscapedError, Tasks
 from sluicemq.errors import ClosedError, ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
@@ -71,7 +71,12 @@ class BrokerRequests:
     """Answers the brokers of one client."""
 
     def __init__(
-        self, owner: Owner, tasks: Tasks, requester: Requester, keeper: Keeper, started_ms: int
+        self,
+        owner: Owner,
+        tasks: Tasks,
+        requester: Requester,
+        keeper: HeartbeatThread,
+        started_ms: int,
     ) -> None:
         self._owner = owner
         self._keeper = keeper

@@ -14,11 +14,11 @@ from sluicemq.client.admin import topics
 from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
+from sluicemq.client.core.conversations import AsyncioShell, Call, operation
 from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.replies import send_reply
 from sluicemq.client.core.sending import FIRST_BITS
-from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.client.home import Home, running_loop
 from sluicemq.client.tasks import run_application_code
@@ -88,11 +88,11 @@ class Cluster(AsyncioShell):
     offsets: Final = operation(topics.offsets)
     offset_by_time: Final = operation(topics.offset_by_time)
 
-    def alone(self, key: str) -> asyncio.Lock:
+    def exclusive(self, key: str) -> asyncio.Lock:
         """One task at a time asks for the route of a topic."""
         return self._locks[key]
 
-    def exchange(self, call: Call) -> Awaitable[Command]:
+    def send_request(self, call: Call) -> Awaitable[Command]:
         """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
         Raises ConnectionLostError, RequestTimeoutError, now or later."""
         if running_loop() is not self.home.loop:
@@ -113,7 +113,7 @@ class Cluster(AsyncioShell):
             call.is_written = True
             channel.oneway(call.command)
             return call.command
-        return await self.exchange(call)
+        return await self.send_request(call)
 
     def _complete(self, command: Command) -> None:
         """Says who asks, where that is wanted."""
@@ -121,17 +121,17 @@ class Cluster(AsyncioShell):
             command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
         signed(command, self.credentials)
 
-    async def pause(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         """Beside everything else of the loop."""
         await asyncio.sleep(seconds)
 
-    async def awaited(self, value: Awaitable[Any]) -> Any:
+    async def await_value(self, value: Awaitable[Any]) -> Any:
         """Await what a listener of the application returned. Raises as `run_application_code`."""
         return await run_application_code(value)
 
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """`exchange` of a request to an address."""
-        return await self.exchange(Call(address, command, timeout_s))
+        return await self.send_request(Call(address, command, timeout_s))
 
     def first_queue(self) -> int:
         """A random number for a `QueueChooser` to begin with."""
@@ -154,17 +154,17 @@ class Admin(AdminOperations, AsyncioShell):
         self.directory: Directory = cluster.directory
         self._cluster = cluster
 
-    async def exchange(self, call: Call) -> Command:
+    async def send_request(self, call: Call) -> Command:
         """One request over the connections of the `Sluice`."""
-        return await self._cluster.exchange(call)
+        return await self._cluster.send_request(call)
 
-    async def pause(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         """As its `Sluice` does."""
         await asyncio.sleep(seconds)
 
-    def alone(self, key: str) -> asyncio.Lock:
+    def exclusive(self, key: str) -> asyncio.Lock:
         """As its `Sluice` does."""
-        return self._cluster.alone(key)
+        return self._cluster.exclusive(key)
 
     def __repr__(self) -> str:
         return f"<Admin at {self._cluster!r}>"

@@ -201,7 +201,7 @@ class PushConsumer:
         """`batch_max` None: the handler gets single messages."""
         if not callable(handler):
             raise ConfigurationError(
-                f"the handler is {handler!r:.60}.", cure="Give a function of the message."
+                f"the handler is {handler!r:.60}.", fix="Give a function of the message."
             )
         check_number("concurrency", concurrency, 1)
         if batch_max is not None:
@@ -238,7 +238,7 @@ class PushConsumer:
         if self._started:
             raise ConfigurationError(
                 "the consumer runs already.",
-                cure="Subscribe to all topics before start(); then use `change`.",
+                fix="Subscribe to all topics before start(); then use `change`.",
             )
         self._subscriptions[topic] = make_subscription(
             topic, tags=tags, where=where, version=self._version_ms()
@@ -250,7 +250,7 @@ class PushConsumer:
         does."""
         if self._started or not self._subscriptions:
             raise ConfigurationError(
-                "the consumer runs already, or has no topic.", cure="Subscribe, then start once."
+                "the consumer runs already, or has no topic.", fix="Subscribe, then start once."
             )
         self._started = True
         async with self._starting:

@@ -44,7 +44,7 @@ from sluicemq.client.core.requests import (
     is_refused,
     request_error,
 )
-from sluicemq.client.keeper import Keeper
+from sluicemq.client.heartbeat_thread import HeartbeatThread
 from sluicemq.client.tasks import Tasks, notify, run_to_end
 from sluicemq.errors import (
     ConfigurationError,
@@ -82,7 +82,7 @@ class Member:
     def __init__(
         self,
         cluster: Cluster,
-        keeper: Keeper,
+        keeper: HeartbeatThread,
         group: str,
         options: ConsumeOptions,
         *,
@@ -275,7 +275,7 @@ class Member:
                 f"{error.remark.rstrip('.')}. The consumer of topic {topic} in group {self.group} "
                 f"uses {account}.",
                 address=error.address,
-                cure=f"{advice} topicPerms {topic}=SUB and groupPerms {self.group}=SUB in "
+                fix=f"{advice} topicPerms {topic}=SUB and groupPerms {self.group}=SUB in "
                 "plain_acl.yml of the server; sluice acl check says which rule decides.",
             ) from error
 
@@ -290,7 +290,7 @@ class Member:
         if first is not None and all(errors):
             raise ConnectionLostError(
                 f"no broker of the group {self.group!r} can be reached [{first.fact}].",
-                cure="See sluice cluster list, and whether this machine reaches those addresses.",
+                fix="See sluice cluster list, and whether this machine reaches those addresses.",
             ) from first
 
     def _beat_soon(self) -> None:
@@ -315,12 +315,12 @@ class Member:
             if answer.code == SUBSCRIPTION_PARSE_FAILED:
                 raise FilterSyntaxError(
                     f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
-                    cure="Check it: sluice filter check 'EXPRESSION'.",
+                    fix="Check it: sluice filter check 'EXPRESSION'.",
                 )
             if answer.code == SYSTEM_ERROR:
                 raise ConfigurationError(
                     f"{address} does not filter by SQL92: {answer.remark}",
-                    cure="Set enablePropertyFilter=true in its broker.conf, or use tags.",
+                    fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
                 )
             if answer.code != SUCCESS:
                 raise request_error(answer, address)
@@ -500,12 +500,12 @@ def check_sharing(
         raise ConfigurationError(
             f"the group {member.group!r} is already read by another kind of consumer, or by "
             "another handler, of this client.",
-            cure="Use another group, or a Sluice of its own.",
+            fix="Use another group, or a Sluice of its own.",
         )
     if member.options.broadcast != options.broadcast:
         raise ConfigurationError(
             f"the group {member.group!r} of this client broadcasts for one of its consumers only.",
-            cure="Give all consumers of a group the same.",
+            fix="Give all consumers of a group the same.",
         )
     known_rule, rule = (
         (one.on_undecodable, one.body_bytes_max) for one in (member.options, options)
@@ -515,14 +515,14 @@ def check_sharing(
             f"the group {member.group!r} is read by this client already with on_undecodable="
             f"{known_rule[0]!r} and body_bytes_max={known_rule[1]:,}; now they are {rule[0]!r} and "
             f"{rule[1]:,}.",
-            cure="Give all consumers of a group the same.",
+            fix="Give all consumers of a group the same.",
         )
     own = (member.options.ordered, member.options.retry)
     if own != (options.ordered, options.retry):
         raise ConfigurationError(
             f"the group {member.group!r} is read by this client already with ordered={own[0]} and "
             f"{own[1]}; now it is ordered={options.ordered} and {options.retry}.",
-            cure="Give all consumers of a group the same.",
+            fix="Give all consumers of a group the same.",
         )
 
 
@@ -534,7 +534,9 @@ _registry_lock: Final = threading.Lock()
 class Memberships:
     """The groups of one client. `on_join` is called before a consumer enters."""
 
-    def __init__(self, cluster: Cluster, keeper: Keeper, on_join: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, keeper: HeartbeatThread, on_join: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
         self._keeper = keeper
         self._on_join = on_join
@@ -649,7 +651,7 @@ class Memberships:
             known = None if member is None else member.subscriptions.get(topic)
             if member is None or known is None:
                 raise ConfigurationError(
-                    f"the group {group!r} does not read {topic!r} here.", cure="Subscribe first."
+                    f"the group {group!r} does not read {topic!r} here.", fix="Subscribe first."
                 )
             version = max(known.version + 1, self._cluster.clock.now_ms())
             wanted = make_subscription(topic, tags=tags, where=where, version=version)

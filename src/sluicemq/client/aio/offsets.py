@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import AsyncioShell, Call
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, number
-from sluicemq.client.core.talks import AsyncioShell, Call
 from sluicemq.client.tasks import run_to_end
 from sluicemq.errors import ConfigurationError, ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
@@ -119,7 +119,7 @@ class BrokerOffsets:
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
         address = await self._shell.run(directory.address(queue))
-        answer = await self._shell.exchange(Call(address, command))
+        answer = await self._shell.send_request(Call(address, command))
         if answer.code == QUERY_NOT_FOUND:
             return None
         offset = number(expect_success(answer, address), "offset")
@@ -186,7 +186,7 @@ class LocalOffsets:
             raise ConfigurationError(
                 f"another broadcasting consumer keeps its offsets in {self._directory} "
                 f"[{error.fact}]",
-                cure="Give this client a name of its own: Sluice(..., instance='second').",
+                fix="Give this client a name of its own: Sluice(..., instance='second').",
             ) from error
         try:
             self._anchors = self._load_anchors()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
@@ -29,7 +30,6 @@ from sluicemq.client.core.names import check_number
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
 from sluicemq.client.core.requests import SendResult
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
-from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
     TransactionBlock,
@@ -37,7 +37,7 @@ from sluicemq.client.core.transactions import (
     TransactionResult,
     Transactions,
 )
-from sluicemq.client.keeper import Keeper, unique_ids
+from sluicemq.client.heartbeat_thread import HeartbeatThread, unique_ids
 from sluicemq.client.tasks import Closing, Tasks, call_listener
 from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
 from sluicemq.hints import explain, helpful
@@ -78,7 +78,7 @@ class Sends(Protocol):
 
 
 def of_sender(
-    talk: Callable[Concatenate[Sender, P], Talk[T]],
+    talk: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """A talk of the core as a method, with its parameters and docstring."""
 
@@ -167,7 +167,7 @@ class Producer:
         self.cluster.home.enter()
         if not callable(on_done):
             raise ConfigurationError(
-                f"on_done is {on_done!r:.60}.", cure="Give a function: (result, error) -> None."
+                f"on_done is {on_done!r:.60}.", fix="Give a function: (result, error) -> None."
             )
         outgoing = self.sender.ready(make_draft(topic, body, **options))
         check_way(outgoing.topic, queue, timeout_ms)
@@ -183,7 +183,7 @@ class Producer:
                 unknown = SendUnknownError(
                     f"sending message {outgoing.message_id} failed unexpectedly [{error!r}]: it "
                     "may be stored or not.",
-                    cure="Please report the traceback in the log.",
+                    fix="Please report the traceback in the log.",
                 )
                 call_listener(on_done, None, unknown)
             else:
@@ -210,7 +210,7 @@ class Producer:
         check_number("timeout_s", timeout_s, 0.001, whole=False)
         if self._requester is None:
             raise ConfigurationError(
-                "this producer takes no replies.", cure="Make it with `Sluice.producer`."
+                "this producer takes no replies.", fix="Make it with `Sluice.producer`."
             )
         outgoing = self.sender.ready(make_message(topic, body, **options))
         return await self._requester.request(self.sender, outgoing, timeout_s)
@@ -234,7 +234,7 @@ class Producer:
         if queue is not None or timeout_ms is not None:
             check_way(topic.topic if isinstance(topic, Message) else topic, queue, timeout_ms)
 
-        def send(half: Outgoing) -> Talk[SendResult]:
+        def send(half: Outgoing) -> Conversation[SendResult]:
             return self.sender.send(half, queue, timeout_ms)
 
         outgoing = self.sender.ready(make_message(topic, body, **options))
@@ -323,7 +323,7 @@ class Requester:
     """Sends requests for the producers of one client. `awaited`: the replies that are waited for,
     by correlation id."""
 
-    def __init__(self, cluster: Cluster, keeper: Keeper) -> None:
+    def __init__(self, cluster: Cluster, keeper: HeartbeatThread) -> None:
         self.awaited: dict[str, Reply] = {}
         self._cluster = cluster
         self._keeper = keeper

@@ -89,7 +89,7 @@ class PullConsumer:
         if on_undecodable == DEAD_LETTER and group == READ_GROUP:
             raise ConfigurationError(
                 f"on_undecodable='dead_letter' needs a group, and the group is {READ_GROUP!r}.",
-                cure="Name the group that gets the dead letters: pull_consumer(group, …).",
+                fix="Name the group that gets the dead letters: pull_consumer(group, …).",
             )
         self.on_undecodable: OnUndecodable = on_undecodable
         self._body_bytes_max = body_bytes_max
@@ -297,7 +297,7 @@ class LitePullConsumer:
     def _check_open(self) -> None:
         self._cluster.home.enter()
         if self._closing.has_begun:
-            raise ClosedError(f"the consumer of {self.group!r} is closed.", cure="Make a new one.")
+            raise ClosedError(f"the consumer of {self.group!r} is closed.", fix="Make a new one.")
 
     async def subscribe(
         self, topic: str, *, tags: str | None = None, where: str | None = None
@@ -308,7 +308,7 @@ class LitePullConsumer:
         change is complete."""
         self._check_open()
         if self._assigned is not None:
-            raise ConfigurationError("queues are assigned already.", cure=_ONE_WAY)
+            raise ConfigurationError("queues are assigned already.", fix=_ONE_WAY)
         if topic in self._topics:
             await self._groups.change(self.group, topic, tags=tags, where=where)
             return
@@ -359,7 +359,7 @@ class LitePullConsumer:
         last call are read on."""
         self._check_open()
         if self._member is not None:
-            raise ConfigurationError("topics are subscribed to already.", cure=_ONE_WAY)
+            raise ConfigurationError("topics are subscribed to already.", fix=_ONE_WAY)
         wanted = set(queues)
         for queue in wanted:
             check_queue(queue)
@@ -491,7 +491,7 @@ class LitePullConsumer:
         if not first <= offset <= following:
             raise ConfigurationError(
                 f"{queue} holds the offsets {first} up to {following}, not {offset}.",
-                cure="Seek within, or use seek_to_begin or seek_to_end.",
+                fix="Seek within, or use seek_to_begin or seek_to_end.",
             )
         self._reader(queue).move(offset)
 
@@ -507,7 +507,7 @@ class LitePullConsumer:
         if reader is None:
             raise ConfigurationError(
                 f"{queue} is not read by this consumer.",
-                cure="Seek in a queue of `assignment` (after subscribe, wait for the first poll).",
+                fix="Seek in a queue of `assignment` (after subscribe, wait for the first poll).",
             )
         return reader
 
@@ -567,7 +567,7 @@ class LitePullConsumer:
             return self._member.readers
         if self._assigned is not None:
             return self._assigned
-        raise ConfigurationError("nothing is read yet.", cure="Call subscribe or assign first.")
+        raise ConfigurationError("nothing is read yet.", fix="Call subscribe or assign first.")
 
     async def close(self) -> None:
         """Commits what earlier polls returned (when that is automatic), leaves the group.

@@ -54,7 +54,12 @@ from sluicemq.client.core.sending import (
     Sender,
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
-from sluicemq.client.keeper import Keeper, local_address, make_client_id, unique_ids
+from sluicemq.client.heartbeat_thread import (
+    HeartbeatThread,
+    local_address,
+    make_client_id,
+    unique_ids,
+)
 from sluicemq.client.tasks import Closing, Tasks, run_each
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
@@ -140,10 +145,10 @@ class Sluice:
         (testing): what carries the bytes, and heartbeats from the caller's own loop.
         """
         if client_id is not None and not isinstance(client_id, str):
-            raise ConfigurationError(f"client_id is {client_id!r:.60}.", cure="Give a text.")
+            raise ConfigurationError(f"client_id is {client_id!r:.60}.", fix="Give a text.")
         if on_moved is not None and not callable(on_moved):
             raise ConfigurationError(
-                f"on_moved is {on_moved!r:.60}.", cure="Give a function of an OffsetMoved."
+                f"on_moved is {on_moved!r:.60}.", fix="Give a function of an OffsetMoved."
             )
         network = secured(network, Tls.of(tls))
         self.client_id: str = client_id or make_client_id(clock)
@@ -155,7 +160,7 @@ class Sluice:
             client_id=self.client_id,
             rng=rng,
         )
-        self._keeper = Keeper(
+        self._keeper = HeartbeatThread(
             self.client_id,
             credentials=self.cluster.credentials,
             on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
@@ -400,7 +405,7 @@ class Sluice:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this client is closed.", cure="Make a new one.")
+            raise ClosedError("this client is closed.", fix="Make a new one.")
 
     async def close(self) -> CloseReport:
         """Leaves the groups (committing offsets), settles in-flight sends, closes connections.

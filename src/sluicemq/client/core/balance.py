@@ -95,7 +95,7 @@ def _room(tell: Callable[[str], str], name: str) -> str:
     if not room:
         raise ConfigurationError(
             f"the machine room of {name!r} is not known.",
-            cure="Begin client ids and broker names with it (room-…), or give functions that tell.",
+            fix="Begin client ids and broker names with it (room-…), or give functions that tell.",
         )
     return room
 
@@ -110,7 +110,7 @@ class ConsistentHash:
         if not 0 < self.virtual_nodes <= 100_000:
             raise ConfigurationError(
                 f"a member shall have {self.virtual_nodes} points on the ring.",
-                cure="Use 1 to 100,000; Java's default is 10.",
+                fix="Use 1 to 100,000; Java's default is 10.",
             )
 
     def __call__(
@@ -207,7 +207,7 @@ def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> St
     if maker is None:
         raise ConfigurationError(
             f"there is no allocation strategy {choice!r:.60}.",
-            cure=f"Use {', '.join(STRATEGY_NAMES)}, or a function.",
+            fix=f"Use {', '.join(STRATEGY_NAMES)}, or a function.",
         )
     try:
         return maker(**settings)
@@ -215,7 +215,7 @@ def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> St
         raise ConfigurationError(
             f"the allocation strategy {choice!r} cannot be made with "
             f"{', '.join(sorted(settings)) or 'none'}.",
-            cure="machine_room wants rooms=, config wants queues=, consistent_hash takes "
+            fix="machine_room wants rooms=, config wants queues=, consistent_hash takes "
             "virtual_nodes=, machine_room_nearby takes inner=, broker_room=, client_room=.",
         ) from None
 
@@ -237,6 +237,6 @@ def allocate(
     except Exception as error:
         raise ConfigurationError(
             f"the allocation strategy of {group!r} failed: {error!r}.",
-            cure="It gets the client id, sorted queues and sorted members, and returns queues.",
+            fix="It gets the client id, sorted queues and sorted members, and returns queues.",
         ) from error
     return sorted(set(own) & set(queues))

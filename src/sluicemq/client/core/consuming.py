@@ -260,7 +260,7 @@ class RetryRules:
         if not isinstance(self.level, int) or self.level < LEVEL_DEAD:
             raise ConfigurationError(
                 f"the delay level is {self.level!r:.60}.",
-                cure="Use 0 (the ladder), a level of the broker (1 to 18), or -1 (dead letters).",
+                fix="Use 0 (the ladder), a level of the broker (1 to 18), or -1 (dead letters).",
             )
         check_number("suspend_s", self.suspend_s, 0.01, 30, whole=False)
 
@@ -331,7 +331,7 @@ def check_undecodable(on_undecodable: object, body_bytes_max: object) -> None:
     if on_undecodable not in (DELIVER, RAISE, DEAD_LETTER):
         raise ConfigurationError(
             f"on_undecodable must be 'deliver', 'raise' or 'dead_letter', got {on_undecodable!r}.",
-            cure="Choose one of them.",
+            fix="Choose one of them.",
         )
     check_number("body_bytes_max", body_bytes_max, 1)
 
@@ -428,7 +428,7 @@ class ConsumeOptions:
             raise ConfigurationError(
                 "on_undecodable='dead_letter' is not possible with broadcast=True: a broadcasting "
                 "group has no dead letters.",
-                cure="Use on_undecodable='deliver' or 'raise'.",
+                fix="Use on_undecodable='deliver' or 'raise'.",
             )
         for name in ("span_max", "topic_count_max", "topic_bytes_max"):
             if getattr(self, name) is not None:
@@ -441,7 +441,7 @@ class ConsumeOptions:
         if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
             raise ConfigurationError(
                 f"start is {self.start!r}.",
-                cure="Use 'first', 'last', milliseconds since 1970, or a datetime.",
+                fix="Use 'first', 'last', milliseconds since 1970, or a datetime.",
             )
 
     @property
@@ -514,12 +514,12 @@ def make_subscription(
     if tags is not None and where is not None:
         raise ConfigurationError(
             "both tags= and where= are given.",
-            cure="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
+            fix="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
         )
     for name, text in (("tags", tags), ("where", where)):
         if text is not None and not isinstance(text, str):
             raise ConfigurationError(
-                f"{name} is {text!r:.60}.", cure="Give a text: tags='A||B', or where='price > 3'."
+                f"{name} is {text!r:.60}.", fix="Give a text: tags='A||B', or where='price > 3'."
             )
     kind, expression = (TAG, tags or ALL) if where is None else (SQL92, where)
     check_topic(topic)
@@ -574,7 +574,7 @@ class SubscriptionRegistry:
                         if entry is own
                         else "With RocketMQ's brokers messages of one of them would be lost."
                     ),
-                    cure="Use the same expression, or another group.",
+                    fix="Use the same expression, or another group.",
                 )
         clients.setdefault(client, _Entry(subscription, 0)).users += 1
 
@@ -596,7 +596,7 @@ class SubscriptionRegistry:
                     f"the group {group!r} is read by another client of this process too, with "
                     f"{_show(entry.subscription)}; {_show(subscription)} would take messages from "
                     "it.",
-                    cure="Close the other one first, or give it another group.",
+                    fix="Close the other one first, or give it another group.",
                 )
         if client in clients:
             clients[client].subscription = subscription

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation, Exclusive
 from sluicemq.client.core.messages import NEW_TOPIC_QUEUES
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.requests import (
@@ -22,7 +23,6 @@ from sluicemq.client.core.requests import (
     pull_answer,
     request_error,
 )
-from sluicemq.client.core.talks import Alone, Call, Talk
 from sluicemq.clock import Clock
 from sluicemq.errors import (
     ConfigurationError,
@@ -183,7 +183,7 @@ def no_name_server(address: str, answer: Command) -> ConfigurationError:
     """Return the error for an address of a name server at which a broker answers."""
     return ConfigurationError(
         f"a broker answers at {address}, which is given as a name server ({answer.remark}).",
-        cure="Give the name server's address; its port is 9876 unless its listenPort differs.",
+        fix="Give the name server's address; its port is 9876 unless its listenPort differs.",
     )
 
 
@@ -223,7 +223,7 @@ class Directory:
 
     def ask_name_server(
         self, command: Command, is_enough: Callable[[Command], bool] = lambda _answer: True
-    ) -> Talk[Command]:
+    ) -> Conversation[Command]:
         """The first name server that answers, starting with the one that answered last; one whose
         answer is not enough is believed when no other has a better one. An address at which a
         broker answers is passed over.
@@ -257,14 +257,14 @@ class Directory:
         if len(misplaced) == count:
             raise misplaced[0]
         reasons = "; ".join(f"{address}: {error.fact}" for address, error in failures)
-        cures = [error.cure for _, error in failures]
-        about_tls = (one for one in cures if "tls" in one.lower() or "certificate" in one.lower())
+        fixes = [error.fix for _, error in failures]
+        about_tls = (one for one in fixes if "tls" in one.lower() or "certificate" in one.lower())
         usual = "Check host and port, and that the name server runs (sluice nameserver)."
         raise NameServerUnreachableError(
-            f"no name server answers [{reasons}].", cure=next(about_tls, usual)
+            f"no name server answers [{reasons}].", fix=next(about_tls, usual)
         )
 
-    def find_route(self, topic: str) -> Talk[TopicRoute | None]:
+    def find_route(self, topic: str) -> Conversation[TopicRoute | None]:
         """The route as the name servers know it now; None when they know no such topic. One that
         was restarted knows only the brokers that have registered since, so all are asked."""
         answer = yield from self.ask_name_server(
@@ -276,7 +276,7 @@ class Directory:
             raise request_error(answer)
         return decode_topic_route(answer.body)
 
-    def route(self, topic: str, *, create: bool = False) -> Talk[TopicRoute]:
+    def route(self, topic: str, *, create: bool = False) -> Conversation[TopicRoute]:
         """The route of a topic, at most 30 s old; concurrent callers share one question.
 
         With `create` an unknown topic takes the route of TBW102, from which brokers create topics
@@ -285,7 +285,7 @@ class Directory:
         """
         known = self.routes.known.get(topic)
         if known is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
-            yield Alone(topic, self._refresh(topic, create=create))
+            yield Exclusive(topic, self._refresh(topic, create=create))
             known = self.routes.known.get(topic)
         if known is None:
             self.routes.forget(topic)
@@ -299,7 +299,7 @@ class Directory:
             raise no_route(topic, self.name_servers, brokers, auto_create_tried=create)
         return known
 
-    def _refresh(self, topic: str, *, create: bool) -> Talk[None]:
+    def _refresh(self, topic: str, *, create: bool) -> Conversation[None]:
         known = self.routes.known.get(topic)
         if self.routes.is_fresh(topic, self.clock.monotonic_s()):
             return
@@ -318,7 +318,7 @@ class Directory:
         if self.routes.put(topic, found, self.clock.monotonic_s()):
             self.on_route(topic)
 
-    def write_queues(self, topic: str) -> Talk[list[MessageQueue]]:
+    def write_queues(self, topic: str) -> Conversation[list[MessageQueue]]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         yield from self.route(topic, create=True)
         queues = self.routes.writers.get(topic)
@@ -335,11 +335,11 @@ class Directory:
             self.routes.forget(queue.topic)
             raise ConnectionLostError(
                 f"the master of {queue.broker!r} is not in the route of {queue.topic!r}.",
-                cure="See sluice cluster list.",
+                fix="See sluice cluster list.",
             )
         return address
 
-    def address(self, queue: MessageQueue, replica_id: int = MASTER_ID) -> Talk[str]:
+    def address(self, queue: MessageQueue, replica_id: int = MASTER_ID) -> Conversation[str]:
         """Where to read a queue: at this replica of its broker, else at the master or, while that
         is away, at a slave. Raises RouteNotFoundError."""
         route = yield from self.route(queue.topic)
@@ -351,20 +351,20 @@ class Directory:
             self.routes.forget(queue.topic)
             raise RouteNotFoundError(
                 f"the broker {queue.broker!r} is not in the route of {queue.topic!r}.",
-                cure="See sluice cluster list.",
+                fix="See sluice cluster list.",
             )
         return address
 
     def pull(
         self, queue: MessageQueue, command: Command, timeout_s: float, replica_id: int = MASTER_ID
-    ) -> Talk[PullAnswer]:
+    ) -> Conversation[PullAnswer]:
         """The outcome of a pull at the queue's broker. Raises RouteNotFoundError, RequestError."""
         address = yield from self.address(queue, replica_id)
         return pull_answer((yield Call(address, command, timeout_s)), address)
 
     def _exchange(
         self, topic: str, address: str, command: Command, timeout_s: float | None = None
-    ) -> Talk[Command]:
+    ) -> Conversation[Command]:
         """A broker that is not there may have been replaced: the next who asks has a new route."""
         try:
             return (yield Call(address, command, timeout_s))
@@ -374,7 +374,7 @@ class Directory:
 
     def ask_master(
         self, queue: MessageQueue, command: Command, timeout_s: float | None = None
-    ) -> Talk[Command]:
+    ) -> Conversation[Command]:
         """A request that must succeed, to the only broker that may write to a queue. Raises
         ConnectionLostError when it is away, RouteNotFoundError, RequestError."""
         yield from self.route(queue.topic)
@@ -384,7 +384,7 @@ class Directory:
             self.routes.forget(queue.topic)
         return expect_success(answer, address)
 
-    def ask(self, where: MessageQueue | str, command: Command) -> Talk[Command]:
+    def ask(self, where: MessageQueue | str, command: Command) -> Conversation[Command]:
         """A request that must succeed: to a queue's broker, an address, or NAME_SERVERS."""
         if where == NAME_SERVERS:
             return expect_success((yield from self.ask_name_server(command)))
@@ -409,7 +409,7 @@ def no_route(
     if found == []:
         return RouteNotFoundError(
             f"no broker serves the topic {topic!r}. {answer}, but no broker is registered there.",
-            cure="Start a broker (sluice broker), or name the name servers that it registers with.",
+            fix="Start a broker (sluice broker), or name the name servers that it registers with.",
         )
     there = f", and brokers are registered there ({', '.join(found)})" if found else ""
     create = (
@@ -419,8 +419,7 @@ def no_route(
     )
     return RouteNotFoundError(
         f"no broker serves the topic {topic!r}. {answer}{there}; {create}.",
-        cure="Check the spelling (sluice topic list), then create it: "
-        f"sluice topic create {topic}.",
+        fix=f"Check the spelling (sluice topic list), then create it: sluice topic create {topic}.",
     )
 
 
@@ -429,5 +428,5 @@ def no_writable_queue(topic: str) -> RouteNotFoundError:
     return RouteNotFoundError(
         f"the topic {topic!r} exists, but none of its queues can be written to: read-only, or the "
         "master of its broker is away.",
-        cure=f"See sluice topic show {topic} and sluice cluster list.",
+        fix=f"See sluice topic show {topic} and sluice cluster list.",
     )

@@ -134,7 +134,7 @@ class EpochCommitter:
                 raise RequestTimeoutError(
                     f"the broker {broker!r} has not committed epoch {epoch} of {self._query} "
                     f"within {self._timeout_s:g} s: it says {state.state!r}.",
-                    cure="Run it again: it is committed once. Or raise timeoutMs.",
+                    fix="Run it again: it is committed once. Or raise timeoutMs.",
                 )
             self._pause(pause_s)
             pause_s = min(2 * pause_s, PAUSE_LAST_S)

@@ -36,9 +36,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
-from sluicemq.client.core.talks import Call, Talk
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import parse_head
@@ -90,7 +90,7 @@ class Look(NamedTuple):
     reset_to: int | None = None
 
 
-def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Talk[Look]:
+def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Conversation[Look]:
     """Pull the message at `offset` from the broker of the queue. Return it, if it is there, with
     the bounds of the queue.
 
@@ -133,7 +133,7 @@ def check_queue(
     group: str,
     queue: MessageQueue,
     anchors: Iterable[Anchor],
-) -> Talk[Judgement]:
+) -> Conversation[Judgement]:
     """Look for `anchors` in a queue, from the newest to the oldest, and return the verdict.
 
     Stop at the first anchor that is in its place or that retention has removed, and at a reset or
@@ -257,7 +257,7 @@ class QueueIdentity:
 
     def begin(
         self, directory: Directory, group: str, queue: MessageQueue, position: int
-    ) -> Talk[int | None]:
+    ) -> Conversation[int | None]:
         """Look for the message before `position`, the offset that is read next, and take it as the
         first proven anchor. If retention has removed it, take an anchor without a store time; if
         `position` is behind the end, or the queue has a hole, take none. Return the offset of a
@@ -271,7 +271,9 @@ class QueueIdentity:
                 self.proven.append(Anchor(position - 1, None))
         return seen.reset_to
 
-    def check(self, directory: Directory, group: str, queue: MessageQueue) -> Talk[Judgement]:
+    def check(
+        self, directory: Directory, group: str, queue: MessageQueue
+    ) -> Conversation[Judgement]:
         """Check the proven anchors at the broker and return the verdict. If they are in place and
         the queue is suspect, check the newest fresh anchor as well; if it is missing, the verdict
         is CUT, because another broker may have taken over without it. Raises what `look` raises."""

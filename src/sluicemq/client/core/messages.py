@@ -67,13 +67,13 @@ def delay_ms_of(delay: timedelta | float) -> int:
     """A delay in seconds or as timedelta -> ms. Raises ConfigurationError."""
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
-            f"the delay is {delay!r:.60}.", cure="Give seconds or a timedelta: delay=90."
+            f"the delay is {delay!r:.60}.", fix="Give seconds or a timedelta: delay=90."
         )
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if not 0 <= seconds < 1e10:
         raise ConfigurationError(
             f"the delay is {seconds:,} s.",
-            cure="Give 0 or more; brokers take 3 days, or what their timerMaxDelaySec says.",
+            fix="Give 0 or more; brokers take 3 days, or what their timerMaxDelaySec says.",
         )
     return round(seconds * 1000)
 
@@ -84,18 +84,18 @@ def deliver_at_ms_of(moment: datetime | int) -> int:
         if moment.tzinfo is None:
             raise ConfigurationError(
                 f"deliver_at={moment} has no time zone.",
-                cure="Add one: datetime.now(UTC) + …, or .astimezone() for local time.",
+                fix="Add one: datetime.now(UTC) + …, or .astimezone() for local time.",
             )
         return round(moment.timestamp() * 1000)
     if isinstance(moment, bool) or not isinstance(moment, int):
         raise ConfigurationError(
             f"deliver_at is {moment!r:.60}.",
-            cure="Give a datetime with a time zone, or whole milliseconds since 1970.",
+            fix="Give a datetime with a time zone, or whole milliseconds since 1970.",
         )
     if moment < _MS_MIN:
         raise ConfigurationError(
             f"deliver_at={moment} is before 1973.",
-            cure="It counts milliseconds since 1970: multiply seconds by 1,000.",
+            fix="It counts milliseconds since 1970: multiply seconds by 1,000.",
         )
     return moment
 
@@ -106,7 +106,7 @@ def recalled(handle: str) -> RecallHandle:
     if found is None:
         raise ConfigurationError(
             f"{handle!r:.200} is no recall handle.",
-            cure="It is the recall_handle of a SendResult; only timed messages have one.",
+            fix="It is the recall_handle of a SendResult; only timed messages have one.",
         )
     return found
 
@@ -139,14 +139,14 @@ def delay_properties(
         if not isinstance(level, int) or not 0 < level <= level_max:
             raise ConfigurationError(
                 f"the delay level is {level!r:.60}.",
-                cure=f"Levels are 1 to {level_max}, 0 is none. For any other time give delay= or "
+                fix=f"Levels are 1 to {level_max}, 0 is none. For any other time give delay= or "
                 "deliver_at=.",
             )
         found[DELAY] = str(level)
     if message.delay_ms is not None:
         if message.delay_ms < 0:
             raise ConfigurationError(
-                f"the delay is {message.delay_ms:,} ms.", cure="Give 0 or more."
+                f"the delay is {message.delay_ms:,} ms.", fix="Give 0 or more."
             )
         found[_MILLISECONDS] = str(message.delay_ms)
     if message.deliver_at_ms is not None:
@@ -154,7 +154,7 @@ def delay_properties(
     if len(found) > 1:
         raise ConfigurationError(
             f"the message says in more than one way when to deliver it: {', '.join(found)}.",
-            cure="Give one of delay_level, delay and deliver_at.",
+            fix="Give one of delay_level, delay and deliver_at.",
         )
     return found
 
@@ -230,7 +230,7 @@ def expect_one_message(message: object, kind: type[M], call: str) -> M:
         return message
     raise ConfigurationError(
         f"{call} takes exactly one message, got {message!r:.60}.",
-        cure="Give one Message. Only `send` takes several at once (a batch): a broker checks each "
+        fix="Give one Message. Only `send` takes several at once (a batch): a broker checks each "
         "message of a transaction, and answers each request, on its own."
         if isinstance(message, Sequence) and not isinstance(message, str | bytes)
         else "Give a Message.",
@@ -260,13 +260,13 @@ def make_draft(
     if not isinstance(topic, str):
         if not isinstance(topic, Message):
             raise ConfigurationError(
-                f"the topic is {topic!r:.60}.", cure="Give its name, or a Message."
+                f"the topic is {topic!r:.60}.", fix="Give its name, or a Message."
             )
         own = tag, keys, properties, sharding_key, delay_level, delay, deliver_at, flag
         if body is not None or any(own) or not wait_store_ok:
             raise ConfigurationError(
                 "a Message and a body or options of a message are given.",
-                cure="Say all of it in the Message: Message(topic, body, tag=…).",
+                fix="Say all of it in the Message: Message(topic, body, tag=…).",
             )
         return topic
     return Draft(
@@ -292,7 +292,7 @@ def body_of(body: Body | None) -> bytes:
         return bytes(body)
     raise ConfigurationError(
         f"the body is {body!r:.60} ({type(body).__name__}).",
-        cure="Give bytes, or text (sent as UTF-8): json.dumps(…) of what is neither.",
+        fix="Give bytes, or text (sent as UTF-8): json.dumps(…) of what is neither.",
     )
 
 
@@ -302,7 +302,7 @@ def keys_of(keys: object) -> tuple[str, ...]:
         return () if keys is None else (keys,)
     if isinstance(keys, Sequence | Set) and not isinstance(keys, bytes):
         return tuple(keys)
-    raise ConfigurationError(f"the keys are {keys!r:.60}.", cure="Give a text or a list of texts.")
+    raise ConfigurationError(f"the keys are {keys!r:.60}.", fix="Give a text or a list of texts.")
 
 
 def prepare(
@@ -324,12 +324,12 @@ def prepare(
     if not body:
         raise ConfigurationError(
             "the body is empty, which RocketMQ's brokers do not accept.",
-            cure="Send at least one byte.",
+            fix="Send at least one byte.",
         )
     if len(body) > body_bytes_max:
         raise ConfigurationError(
             f"the body has {len(body):,} bytes, the limit is {body_bytes_max:,}.",
-            cure="Split it, or store it elsewhere and send its address.",
+            fix="Split it, or store it elsewhere and send its address.",
         )
     properties = _properties(message, message_id, delay_level_max)
     if message.flag != 0:
@@ -376,7 +376,7 @@ def _properties(message: Message | Draft, message_id: str, delay_level_max: int)
         raise ConfigurationError(
             f"the properties take {len(text.encode()):,} bytes, the limit is "
             f"{PROPERTIES_BYTES_MAX:,}.",
-            cure=_CURE_LARGE,
+            fix=_CURE_LARGE,
         )
     return text
 
@@ -392,7 +392,7 @@ def add_properties(outgoing: Outgoing, added: Mapping[str, str], purpose: str) -
         raise ConfigurationError(
             f"the properties take more than {PROPERTIES_BYTES_MAX:,} bytes with those of "
             f"{purpose}.",
-            cure=_CURE_LARGE,
+            fix=_CURE_LARGE,
         )
     return replace(outgoing, properties=text)
 
@@ -404,17 +404,17 @@ _FIXED_BYTES: Final = 22
 def check_batch(messages: Sequence[Message]) -> None:
     """Raises SendError that names the first message which may not be in this batch."""
     if not messages:
-        raise SendError("the batch is empty.", cure="Give at least one message.")
+        raise SendError("the batch is empty.", fix="Give at least one message.")
     first = messages[0] if isinstance(messages, Sequence) else messages
     for index, message in enumerate(messages if isinstance(messages, Sequence) else [messages]):
         if not isinstance(message, Message) or not isinstance(messages, Sequence):
             raise ConfigurationError(
                 f"a batch is a list of messages, not {message!r:.60}.",
-                cure="Write send_batch([Message(topic, body), …]).",
+                fix="Write send_batch([Message(topic, body), …]).",
             )
         if fault := _batch_fault(message, first):
-            what, cure = fault
-            raise SendError(f"message {index} of the batch {what}. Nothing was sent.", cure=cure)
+            what, fix = fault
+            raise SendError(f"message {index} of the batch {what}. Nothing was sent.", fix=fix)
 
 
 def _batch_fault(message: Message, first: Message) -> tuple[str, str] | None:

@@ -47,14 +47,14 @@ def check_number(
     if not (is_number and low <= value and (high is None or value <= high)):  # type: ignore[operator]
         kind = "a whole number" if whole else "a number"
         most = "or more" if high is None else f"to {high:,}"
-        raise ConfigurationError(f"{what} is {value!r:.60}.", cure=f"Use {kind}, {low:,} {most}.")
+        raise ConfigurationError(f"{what} is {value!r:.60}.", fix=f"Use {kind}, {low:,} {most}.")
 
 
 def check_queue(queue: object) -> None:
     """Raises ConfigurationError for what is none."""
     if not isinstance(queue, MessageQueue):
         raise ConfigurationError(
-            f"{queue!r:.60} is no queue.", cure="Give a MessageQueue: one of `queues(topic)`."
+            f"{queue!r:.60} is no queue.", fix="Give a MessageQueue: one of `queues(topic)`."
         )
 
 
@@ -68,7 +68,7 @@ def check_topic_to_send(name: str) -> str:
     """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
     if isinstance(name, str) and name in BROKERS_TOPICS:
         raise ConfigurationError(
-            f"the topic {name!r} belongs to the broker itself.", cure="Send to a topic of yours."
+            f"the topic {name!r} belongs to the broker itself.", fix="Send to a topic of yours."
         )
     return check_topic(name)
 
@@ -80,19 +80,19 @@ def check_group(name: str) -> str:
 
 def _check(what: str, name: str, limit: int) -> str:
     if not isinstance(name, str):
-        raise ConfigurationError(f"the {what} is {name!r:.60}.", cure=f"Give the {what}'s name.")
+        raise ConfigurationError(f"the {what} is {name!r:.60}.", fix=f"Give the {what}'s name.")
     if not name:
-        raise ConfigurationError(f"the {what} name is empty.", cure=f"Name a {what}.")
+        raise ConfigurationError(f"the {what} name is empty.", fix=f"Name a {what}.")
     if len(name) > limit:
         raise ConfigurationError(
             f"the {what} name {name!r} has {len(name)} characters, the limit is {limit}.",
-            cure="Choose a shorter one.",
+            fix="Choose a shorter one.",
         )
     if not _NAME.fullmatch(name):
         wrong = next(character for character in name if not _NAME.fullmatch(character))
         raise ConfigurationError(
             f"the {what} name {name!r} contains {wrong!r}.",
-            cure="Allowed are letters, digits and the four characters % | - _ of ASCII.",
+            fix="Allowed are letters, digits and the four characters % | - _ of ASCII.",
         )
     return name
 
@@ -100,27 +100,27 @@ def _check(what: str, name: str, limit: int) -> str:
 def check_tag(tag: str) -> str:
     """Visible characters, no `|`, at most 128. Raises ConfigurationError."""
     if not isinstance(tag, str):
-        raise ConfigurationError(f"the tag is {tag!r:.60}.", cure="A message has one tag, a text.")
+        raise ConfigurationError(f"the tag is {tag!r:.60}.", fix="A message has one tag, a text.")
     if not tag:
-        raise ConfigurationError("the tag is empty.", cure="Leave it out, or name one.")
+        raise ConfigurationError("the tag is empty.", fix="Leave it out, or name one.")
     if len(tag) > TAG_LENGTH_MAX:
         raise ConfigurationError(
             f"the tag {tag[:20]!r}… has {len(tag)} characters, the limit is {TAG_LENGTH_MAX}.",
-            cure="Choose a shorter one, or use a property and an SQL92 filter.",
+            fix="Choose a shorter one, or use a property and an SQL92 filter.",
         )
     if "|" in tag:
         raise ConfigurationError(
             f"the tag {tag!r} contains '|', which separates tags in a subscription.",
-            cure="A message has one tag; use a property and an SQL92 filter for more.",
+            fix="A message has one tag; use a property and an SQL92 filter for more.",
         )
     if tag == "*":
         raise ConfigurationError(
-            "the tag '*' means every tag in a subscription.", cure="Choose another one."
+            "the tag '*' means every tag in a subscription.", fix="Choose another one."
         )
     if not tag.isprintable() or tag.strip() != tag:
         raise ConfigurationError(
             f"the tag {tag!r} has an invisible character, or a space at an end.",
-            cure="Use visible characters only.",
+            fix="Use visible characters only.",
         )
     return tag
 
@@ -129,11 +129,11 @@ def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Keys travel separated by spaces, so none may hold one. Raises ConfigurationError."""
     for key in keys:
         if not isinstance(key, str):
-            raise ConfigurationError(f"a key is {key!r:.60}.", cure="Keys are text: str(key).")
+            raise ConfigurationError(f"a key is {key!r:.60}.", fix="Keys are text: str(key).")
         if not key or any(character.isspace() or character in "\x01\x02" for character in key):
             raise ConfigurationError(
                 f"the key {key!r} is empty or contains white space.",
-                cure="Keys are joined by spaces: replace it by another character.",
+                fix="Keys are joined by spaces: replace it by another character.",
             )
     return keys
 
@@ -143,24 +143,24 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
     ConfigurationError naming the one at fault."""
     if not isinstance(properties, Mapping):
         raise ConfigurationError(
-            f"the properties are {properties!r:.60}.", cure="Give a dict of texts: {'price': '3'}."
+            f"the properties are {properties!r:.60}.", fix="Give a dict of texts: {'price': '3'}."
         )
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigurationError(
                 f"the property {name!r} has the value {value!r}.",
-                cure="Names and values are text: write str(value).",
+                fix="Names and values are text: write str(value).",
             )
         if is_refused_property(name) and name not in allowed:
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
-                cure="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",
+                fix="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",
             )
         if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
             raise ConfigurationError(
                 f"the property {name!r} is empty or holds U+0001 or U+0002, which separate "
                 "properties on the wire.",
-                cure="Leave those characters out.",
+                fix="Leave those characters out.",
             )
 
 
@@ -171,7 +171,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
     """
     if not isinstance(text, str | list | tuple) or not all(isinstance(one, str) for one in text):
         raise ConfigurationError(
-            f"the name servers are {text!r:.60}.", cure="Write 'host:port', or a list of these."
+            f"the name servers are {text!r:.60}.", fix="Write 'host:port', or a list of these."
         )
     addresses: dict[str, None] = {}
     for part in filter(None, re.split(r"[;,\s]+", text) if isinstance(text, str) else text):
@@ -183,12 +183,12 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
             host, _, port = bare.partition(":")
         if not host or (port and not natural(port, 65_535)):
             raise ConfigurationError(
-                f"{part!r} is not an address.", cure="Write host:port, for example 127.0.0.1:9876."
+                f"{part!r} is not an address.", fix="Write host:port, for example 127.0.0.1:9876."
             )
         addresses[f"{host}:{port or NAME_SERVER_PORT}"] = None
     if not addresses:
         raise ConfigurationError(
-            "no name server is given.", cure="Write host:port, for example 127.0.0.1:9876."
+            "no name server is given.", fix="Write host:port, for example 127.0.0.1:9876."
         )
     return tuple(addresses)
 
@@ -209,7 +209,7 @@ class Credentials:
             return value
         if not isinstance(value, tuple | list) or len(value) != 2 or not all(value):
             raise ConfigurationError(
-                "credentials are not a pair of texts.", cure="Give (access_key, secret_key)."
+                "credentials are not a pair of texts.", fix="Give (access_key, secret_key)."
             )
         return Credentials(*value)
 

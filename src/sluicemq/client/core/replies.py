@@ -11,10 +11,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
 from sluicemq.client.core.requests import request
-from sluicemq.client.core.talks import Talk
 from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
@@ -52,7 +52,7 @@ def reply_command(
     if not asked.get(REPLY_TO_CLIENT) or not asked.get(CORRELATION_ID):
         raise ConfigurationError(
             f"message {record.message_id} of {record.topic} asks for no reply.",
-            cure="Only messages of `request` do: look for the property CORRELATION_ID.",
+            fix="Only messages of `request` do: look for the property CORRELATION_ID.",
         )
     properties = {
         UNIQ_KEY: message_id,
@@ -127,7 +127,7 @@ def take_reply(command: Command, awaited: Mapping[str, Reply]) -> Command:
 
 def send_reply(
     directory: Directory, record: StoredMessage, body: bytes, message_id: str
-) -> Talk[dict[str, str]]:
+) -> Conversation[dict[str, str]]:
     """Sends a reply; returns when the requester has it. Raises ConfigurationError (nobody asked),
     RequestError (the requester is gone), ConnectionLostError, RequestTimeoutError."""
     queue, command = reply_command(record, body, message_id, directory.clock.now_ms())
@@ -140,11 +140,11 @@ def no_reply(topic: str, message_id: str, where: str, timeout_s: float) -> Reque
     if not where:
         return RequestTimeoutError(
             f"request {message_id} to {topic!r} was not stored within {timeout_s:g} s; it may be.",
-            cure="See sluice cluster list; its handler must cope with getting it twice.",
+            fix="See sluice cluster list; its handler must cope with getting it twice.",
         )
     return RequestTimeoutError(
         f"request {message_id} is stored in {where}, and no reply came within {timeout_s:g} s: it "
         "may be handled still, or is handled and its reply came too late.",
-        cure=f"Is a consumer of {topic!r} online, and does it call message.reply()? "
+        fix=f"Is a consumer of {topic!r} online, and does it call message.reply()? "
         f"`sluice message show {message_id}` shows the request.",
     )

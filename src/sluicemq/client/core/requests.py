@@ -516,14 +516,14 @@ def is_access_remark(remark: str) -> bool:
 
 def request_error(answer: Command, address: str = "") -> RequestError:
     """The exception for an answer that is not success."""
-    kind, cure = _ERRORS.get(answer.code, (RequestError, ""))
+    kind, fix = _ERRORS.get(answer.code, (RequestError, ""))
     if is_refused(answer):
-        kind, cure = PermissionDeniedError, _ACCESS_CURE
+        kind, fix = PermissionDeniedError, _ACCESS_CURE
     if "sluiceProtectedMode" in (answer.remark or ""):
-        cure = ""  # the remark names it
+        fix = ""  # the remark names it
     if answer.code == MESSAGE_ILLEGAL and "delay" in (answer.remark or ""):
-        cure = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
-    return kind(answer.code, (answer.remark or "").strip(), address=address, cure=cure)
+        fix = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
+    return kind(answer.code, (answer.remark or "").strip(), address=address, fix=fix)
 
 
 def expect_success(answer: Command, address: str = "") -> Command:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, TypedDict
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation, Sleep
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import (
     BODY_BYTES_MAX,
@@ -45,7 +46,6 @@ from sluicemq.client.core.requests import (
     fields_of,
     send_results,
 )
-from sluicemq.client.core.talks import Call, Pause, Talk
 from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
@@ -153,14 +153,14 @@ def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Messa
     if not callable(selector):
         raise ConfigurationError(
             f"the selector is {selector!r:.60}.",
-            cure="Give a function: (queues, message) -> queue.",
+            fix="Give a function: (queues, message) -> queue.",
         )
     queue = selector(queues, message)
     if queue not in queues:
         raise SendError(
             f"the selector chose {queue}, which is not one of the {len(queues)} queues of "
             f"{message.topic!r}. Nothing was sent.",
-            cure="Return one element of the sequence it is given.",
+            fix="Return one element of the sequence it is given.",
         )
     return queue
 
@@ -172,7 +172,7 @@ def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = N
         if queue.topic != topic:
             raise ConfigurationError(
                 f"the message goes to {topic!r}, the queue is one of {queue.topic!r}.",
-                cure="Give one of `queues(topic)`.",
+                fix="Give one of `queues(topic)`.",
             )
     if timeout_ms is not None:
         check_number("timeout_ms", timeout_ms, 1)
@@ -253,14 +253,14 @@ class Attempts:
             return SendUnknownError(
                 f"no answer for message {message_id} to {topic!r} (time for all attempts "
                 f"{self._timeout_ms} ms): it may be stored or not [{failures}].",
-                cure="Do not simply send it again unless consumers tolerate duplicates; look it "
+                fix="Do not simply send it again unless consumers tolerate duplicates; look it "
                 "up by its id first.",
             )
         if isinstance(error, RequestError | RouteNotFoundError):
             return error
         return SendError(
             f"message {message_id} to {topic!r} was not stored [{failures}].",
-            cure="See sluice cluster list, and whether the brokers' addresses are reachable.",
+            fix="See sluice cluster list, and whether the brokers' addresses are reachable.",
         )
 
 
@@ -337,7 +337,7 @@ class Sender:
         """Makes no message ready any more, and tries none again."""
 
         def refuse(message: Message | Draft, message_id: str) -> Outgoing:
-            raise ClosedError("this producer is closed.", cure="Make a new one.")
+            raise ClosedError("this producer is closed.", fix="Make a new one.")
 
         self.is_closed, self.prepare, self._bare_below = True, refuse, 0
 
@@ -347,7 +347,7 @@ class Sender:
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
         retries: int | None = None,
-    ) -> Talk[SendResult]:
+    ) -> Conversation[SendResult]:
         """Stores one message that is made ready."""
         ids = (outgoing.message_id,)
         return (yield from self.deliver(outgoing, ids, queue, timeout_ms, retries))[0]
@@ -369,7 +369,7 @@ class Sender:
         timeout_ms: int | None = None,
         flag: int = 0,
         wait_store_ok: bool = True,
-    ) -> Talk[SendResult]:
+    ) -> Conversation[SendResult]:
         """Sends one message and waits until it is stored.
 
         `topic`: its name with a body of at most 4 MiB, or a whole `Message` and no option of one.
@@ -437,7 +437,7 @@ class Sender:
         queue: MessageQueue | None = None,
         flag: int = 0,
         wait_store_ok: bool = True,
-    ) -> Talk[None]:
+    ) -> Conversation[None]:
         """Hands one message to the network and does not wait for the broker: it may get lost.
 
         The options are those of `send`. Raises ConfigurationError, RouteNotFoundError,
@@ -463,7 +463,7 @@ class Sender:
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
-    ) -> Talk[list[SendResult]]:
+    ) -> Conversation[list[SendResult]]:
         """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
 
         Each request is stored all or nothing; when a later one fails, the earlier ones are stored
@@ -494,7 +494,7 @@ class Sender:
         retries: int | None = None,
         *,
         batch: bool = False,
-    ) -> Talk[list[SendResult]]:
+    ) -> Conversation[list[SendResult]]:
         """One result for each of `ids`; in `queue`, or in one that is chosen for each attempt. HOT.
 
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
@@ -539,7 +539,7 @@ class Sender:
                 ) as error:  # fmt: skip
                     self._failed(attempts, outgoing, ids, error, batch)
                     if attempts.pause_s:
-                        yield Pause(attempts.pause_s)
+                        yield Sleep(attempts.pause_s)
                         attempts.began_s = directory.clock.monotonic_s()
                 else:
                     if self._is_enough(attempts, outgoing, results, answer, batch):
@@ -610,7 +610,7 @@ class Sender:
         )
         return again and not self.is_closed
 
-    def write_traces(self, notes: Tracing) -> Talk[bool]:
+    def write_traces(self, notes: Tracing) -> Conversation[bool]:
         """Sends all that is noted; False when that failed. Raises nothing."""
         while (batch := notes.take()) is not None:
             try:
@@ -624,7 +624,7 @@ class Sender:
                 return False
         return True
 
-    def recall(self, handle: str) -> Talk[str]:
+    def recall(self, handle: str) -> Conversation[str]:
         """Takes a timed message back by the `recall_handle` of its send; returns its message id.
 
         Brokers allow it with recallMessageEnable = true. Success means that the message will not be

@@ -264,10 +264,10 @@ def trace_topic(trace: bool | str | None) -> str | None:
     """The argument `trace=` of the clients: True is RocketMQ's own topic, text a topic of yours."""
     if isinstance(trace, str):
         if not trace:
-            raise ConfigurationError("trace is an empty text.", cure="Give True, or a topic.")
+            raise ConfigurationError("trace is an empty text.", fix="Give True, or a topic.")
         return trace
     if trace not in (True, False, None):
-        raise ConfigurationError(f"trace is {trace!r:.60}.", cure="Give True, or a topic.")
+        raise ConfigurationError(f"trace is {trace!r:.60}.", fix="Give True, or a topic.")
     return DEFAULT_TRACE_TOPIC if trace else None
 
 

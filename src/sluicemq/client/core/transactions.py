@@ -24,11 +24,11 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from sluicemq.client.core.conversations import Await, Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
 from sluicemq.client.core.names import check_number
 from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, request
-from sluicemq.client.core.talks import Call, Talk, Wait
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.errors import (
     ConfigurationError,
@@ -58,7 +58,7 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import CheckTransactionStateRequest
 
 _log = logging.getLogger("sluicemq.client")
-SendHalf = Callable[[Outgoing], Talk[SendResult]]
+SendHalf = Callable[[Outgoing], Conversation[SendResult]]
 REMEMBERED: Final = 10_000
 _OFFSET_DIGITS: Final = 16
 
@@ -131,7 +131,7 @@ def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoi
         if name in names:
             raise ConfigurationError(
                 f"a message of a transaction cannot be delayed (property {name}).",
-                cure="Send it without a transaction, or without a delay.",
+                fix="Send it without a transaction, or without a delay.",
             )
     added = {TRAN_MSG: "true", PRODUCER_GROUP: group}
     if check_after_s is not None:
@@ -214,7 +214,7 @@ class Transactions:
         self.group = group
         if listener is not None and not callable(getattr(listener, "execute_local", None)):
             raise ConfigurationError(
-                f"the listener is {listener!r:.60}.", cure="Give a TransactionListener."
+                f"the listener is {listener!r:.60}.", fix="Give a TransactionListener."
             )
         self.listener = listener
         self.trace = trace
@@ -228,10 +228,10 @@ class Transactions:
         if self.listener is None:
             raise ConfigurationError(
                 f"the producer of group {self.group!r} has no TransactionListener.",
-                cure="Give it one (listener=), or use a `producer.transaction(...)` block.",
+                fix="Give it one (listener=), or use a `producer.transaction(...)` block.",
             )
 
-    def answer(self, question: Question, address: str) -> Talk[Command | None]:
+    def answer(self, question: Question, address: str) -> Conversation[Command | None]:
         """37 for the broker that asked; None when this producer cannot know."""
         state = yield from self.check(question)
         if state is None:
@@ -241,7 +241,7 @@ class Transactions:
 
     def begin(
         self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
-    ) -> Talk[tuple[HalfPlace, SendResult]]:
+    ) -> Conversation[tuple[HalfPlace, SendResult]]:
         """Sends the half message. When that fails, a check would roll it back."""
         half = as_half(outgoing, self.group, check_after_s)
         with self._guard:
@@ -262,7 +262,7 @@ class Transactions:
                 if len(self._ended) > REMEMBERED:
                     self._ended.popitem(last=False)
 
-    def finish(self, place: HalfPlace, state: TransactionState) -> Talk[bool]:
+    def finish(self, place: HalfPlace, state: TransactionState) -> Conversation[bool]:
         """Tells the broker how it ended; False when that is left to a check.
 
         Raises RequestError when the broker refuses.
@@ -310,7 +310,7 @@ class Transactions:
         argument: Any,
         check_after_s: int | None,
         send: SendHalf,
-    ) -> Talk[TransactionResult]:
+    ) -> Conversation[TransactionResult]:
         """Half message, local transaction by the listener, its end."""
         self.expect_listener()
         assert self.listener is not None
@@ -331,7 +331,9 @@ class Transactions:
         is_acknowledged = yield from self.finish(place, state)
         return TransactionResult(result, place.transaction_id, state, is_acknowledged)
 
-    def _ask_listener(self, function: Callable[[], object], failure: str) -> Talk[TransactionState]:
+    def _ask_listener(
+        self, function: Callable[[], object], failure: str
+    ) -> Conversation[TransactionState]:
         """Return what `function` of the listener says, UNKNOWN when it fails, which is logged.
 
         Raises KeyboardInterrupt and SystemExit, and what the shell raises when it gives up the
@@ -344,20 +346,20 @@ class Transactions:
         except BaseException:  # noqa: BLE001 -- the listener's own code
             _log.exception(failure)
             return TransactionState.UNKNOWN
-        step = Wait(value)
+        step = Await(value)
         try:
             yield step
             if step.value is None or isinstance(step.value, TransactionState):
                 return step.value or TransactionState.UNKNOWN
             raise ConfigurationError(  # noqa: TRY301 - logged as the listener's own errors are
                 f"the TransactionListener returned {step.value!r}.",
-                cure="Return a TransactionState.",
+                fix="Return a TransactionState.",
             )
         except Exception:  # noqa: BLE001 -- the listener's own code
             _log.exception(failure)
             return TransactionState.UNKNOWN
 
-    def check(self, question: Question) -> Talk[TransactionState | None]:
+    def check(self, question: Question) -> Conversation[TransactionState | None]:
         """The answer to a broker's question; None when this producer cannot know it.
 
         A half message on another broker than the one that was committed is what an unanswered send
@@ -425,11 +427,11 @@ class TransactionBlock:
         """Commit after all, when the block is left normally."""
         self.state = TransactionState.COMMIT
 
-    def entering(self) -> Talk[None]:
+    def entering(self) -> Conversation[None]:
         """Sends the half message; raises as a send does, and SendError when it may get lost."""
         if self._place is not None:
             raise ConfigurationError(
-                "this transaction was entered before.", cure="Make a new one for each message."
+                "this transaction was entered before.", fix="Make a new one for each message."
             )
         self._place, result = yield from self._transactions.begin(
             self._outgoing, self._check_after_s, self._send
@@ -440,10 +442,10 @@ class TransactionBlock:
             raise SendError(
                 f"the broker stored message {result.message_id} of a transaction with "
                 f"{result.status.name}: it was rolled back, the local transaction has not begun.",
-                cure="Try again; look at the broker's disk, or at its slaves.",
+                fix="Try again; look at the broker's disk, or at its slaves.",
             )
 
-    def leaving(self, error: BaseException | None) -> Talk[None]:
+    def leaving(self, error: BaseException | None) -> Conversation[None]:
         """Ends it as `state` says; rolls back after an exception of the user's, which goes on."""
         assert self._place is not None
         if error is not None:

@@ -185,7 +185,7 @@ class BulkReader:
                 f"offsets {self.position} to {self.end} of queue {self.queue.queue_id} of "
                 f"{self.queue.topic!r} are not all there: it holds {answer.offset_min} to "
                 f"{answer.offset_max}.",
-                cure="Retention deleted them, or the queue was reset: start from what is there.",
+                fix="Retention deleted them, or the queue was reset: start from what is there.",
             )
 
     def close(self) -> None:

@@ -11,10 +11,10 @@ from collections import defaultdict, deque
 from random import Random
 from typing import Final, Self
 
+from sluicemq.client.core.conversations import BlockingShell, Call, operation
 from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.sending import FIRST_BITS
-from sluicemq.client.core.talks import BlockingShell, Call, operation
 from sluicemq.client.home import Forks, Home
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
@@ -70,9 +70,9 @@ class Cluster(BlockingShell):
 
         Raises ConnectionLostError or RequestTimeoutError; the connection is then given up.
         """
-        return self.exchange(Call(address, command, timeout_s))
+        return self.send_request(Call(address, command, timeout_s))
 
-    def exchange(self, call: Call) -> Command:
+    def send_request(self, call: Call) -> Command:
         """What `call` does, for a Talk."""
         limit = self.timeout_s if call.timeout_s is None else call.timeout_s
         channel = self.take(call.address, limit)
@@ -94,7 +94,7 @@ class Cluster(BlockingShell):
         """A random number for a `QueueChooser` to begin with."""
         return self.rng.getrandbits(FIRST_BITS)
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Blocks the caller's thread, but not beyond `close`."""
         self._closing.wait(seconds)
 
@@ -105,7 +105,7 @@ class Cluster(BlockingShell):
         oldest_s = self.clock.monotonic_s() - IDLE_S_MAX
         with self._lock:
             if self._closing.is_set():
-                raise ClosedError("this client is closed.", cure="Make a new one.")
+                raise ClosedError("this client is closed.", fix="Make a new one.")
             while self._idle[address]:
                 channel, since_s = self._idle[address].pop()
                 if since_s >= oldest_s:

@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from random import Random
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
+from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
     Body,
@@ -41,7 +42,6 @@ from sluicemq.client.core.replies import (
 )
 from sluicemq.client.core.requests import SendResult
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
-from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic
 from sluicemq.client.core.transactions import (
     HalfPlace,
@@ -52,7 +52,7 @@ from sluicemq.client.core.transactions import (
     Transactions,
     question_of,
 )
-from sluicemq.client.keeper import Keeper, make_client_id, unique_ids
+from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, unique_ids
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
@@ -72,7 +72,7 @@ _CLOSE_S: Final = 3.0
 
 
 def of_sender(
-    talk: Callable[Concatenate[Sender, P], Talk[T]],
+    talk: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
     """A talk of the core as a method of `Producer`, with its parameters and docstring."""
 
@@ -190,7 +190,7 @@ class Producer(Cluster):
         if queue is not None:
             check_way(topic.topic if isinstance(topic, Message) else topic, queue)
 
-        def send(half: Outgoing) -> Talk[SendResult]:
+        def send(half: Outgoing) -> Conversation[SendResult]:
             return self._sender.send(half, queue)
 
         outgoing = self._sender.ready(make_message(topic, body, **options))
@@ -232,19 +232,19 @@ class Inbound(Transactions):
         self._lock = threading.Lock()
         super().__init__(cluster.directory, group, listener, guard=self._lock)
         self._cluster = cluster
-        self._keeper: Keeper | None = None
+        self._keeper: HeartbeatThread | None = None
         self._checks = ThreadPoolExecutor(1, "sluicemq transaction check")
         self._known: dict[str, Future[Any]] = {}
         self._open: dict[str, Reply] = {}
 
-    def introduce(self, topic: str) -> tuple[Keeper, "Future[Any]"]:
+    def introduce(self, topic: str) -> tuple[HeartbeatThread, "Future[Any]"]:
         """Makes this producer known to the brokers of a topic; the future ends when they have heard
         of it. Raises RouteNotFoundError."""
         if topic not in self._known or self._keeper is None:
             self._cluster.route(topic, create=True)
             with self._lock:
                 if self._keeper is None:
-                    self._keeper = Keeper(
+                    self._keeper = HeartbeatThread(
                         make_client_id(self._cluster.clock),
                         credentials=self._cluster.credentials,
                         connect=Sockets(self._cluster.tls).dial,
@@ -258,7 +258,7 @@ class Inbound(Transactions):
 
     def begin(
         self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
-    ) -> Talk[tuple[HalfPlace, SendResult]]:
+    ) -> Conversation[tuple[HalfPlace, SendResult]]:
         """Sends the half message, when its brokers know whom to ask."""
         self.introduce(outgoing.topic)
         return super().begin(outgoing, check_after_s, send)

@@ -79,7 +79,7 @@ class Portal:
         if loop is None or loop.is_closed():
             coroutine.close()
             why = f" its loop ended of {self._failure!r}." if self._failure is not None else ""
-            raise ClosedError(f"this client is closed.{why}", cure="Make a new one.")
+            raise ClosedError(f"this client is closed.{why}", fix="Make a new one.")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def call(
@@ -95,7 +95,7 @@ class Portal:
             coroutine.close()
             raise ConfigurationError(
                 "a blocking call on the client's own thread would wait for itself.",
-                cure="Await the asyncio client there, or give a handler that is a plain function.",
+                fix="Await the asyncio client there, or give a handler that is a plain function.",
             )
         results: list[T] = []
 

@@ -149,7 +149,7 @@ async def account(context: Context) -> Answer:
     key = context.query.get("key", "")
     known = None if rules is None else rules.accounts.get(key)
     if rules is not None and known is None:
-        raise ConfigurationError(f"no account has the key {key!r}.", cure="See the list.")
+        raise ConfigurationError(f"no account has the key {key!r}.", fix="See the list.")
     kind = context.query.get("kind", KINDS[0])
     kind = kind if kind in KINDS else KINDS[0]
     wanted = context.query.get("q", "").strip().lower()
@@ -193,14 +193,14 @@ def tried_request(rules: Rules, request: str, given: Mapping[str, str]) -> Verdi
     """`given`: key, host, topic and group, "" for none. Raises ConfigurationError for a request
     that is not known, or one that names what is not given."""
     if request not in (*REQUESTS, *ALONE):
-        raise ConfigurationError(f"{request!r} is no request.", cure="Choose one of the list.")
+        raise ConfigurationError(f"{request!r} is no request.", fix="Choose one of the list.")
     host = given["host"]
     if host and not numbers_of(host):
-        raise ConfigurationError(f"{host!r} is no IP address.", cure="Write it as 10.10.103.5.")
+        raise ConfigurationError(f"{host!r} is no IP address.", fix="Write it as 10.10.103.5.")
     topic, name = given["topic"], given["group"]
     if request in ALONE:
         if bool(topic) == bool(name):
-            raise ConfigurationError("that is one topic or one group.", cure="Give either of them.")
+            raise ConfigurationError("that is one topic or one group.", fix="Give either of them.")
         resource = Resource(topic or group(name), Permission[request])
         return tried(rules, given["key"], host, lambda account: decide(account, resource))
     code = RequestCode[request]
@@ -209,7 +209,7 @@ def tried_request(rules: Rules, request: str, given: Mapping[str, str]) -> Verdi
     places = (ANY[0], topic, ANY[0]), (ANY[1], name, group(ANY[1]))
     for what, value, probe in places:
         if not value and probe in [one.name for one in named]:
-            raise ConfigurationError(f"{request} names a {what}.", cure=f"Give a {what}.")
+            raise ConfigurationError(f"{request} names a {what}.", fix=f"Give a {what}.")
     made = Request(code, fields_of(topic, name), body_of(topic, name), 0, host)
     return tried(rules, given["key"], host, lambda account: authorize(account, made))
 
@@ -246,7 +246,7 @@ async def everywhere(context: Context, change: Callable[[str], Awaitable[None]])
         done = len(told) - len(failed)
         raise ConfigurationError(
             f"it is done at {done} of {len(told)} brokers. {' '.join(failed)}",
-            cure="Once the reason is gone, do it again: what is done is done again.",
+            fix="Once the reason is gone, do it again: what is done is done again.",
         )
 
 
@@ -277,11 +277,11 @@ async def delete(context: Context) -> Answer:
     """Only for who has typed its key. Raises ConfigurationError."""
     key = context.form.get("access_key", "")
     if context.form.get("typed", "").strip() != key:
-        raise ConfigurationError(f"what was typed is not {key!r}.", cure="Type the key.")
+        raise ConfigurationError(f"what was typed is not {key!r}.", fix="Type the key.")
     mine = Credentials.of(context.session.credentials) or context.mq.cluster.credentials
     if mine is not None and mine.access_key == key:
         raise ConfigurationError(
-            f"this console asks with {key!r}.", cure="Sign in with another key to delete it."
+            f"this console asks with {key!r}.", fix="Sign in with another key to delete it."
         )
     await everywhere(context, lambda at: context.admin.delete_account(at, key))
     return Answer(redirect="/access?done=account_deleted")

@@ -46,7 +46,7 @@ async def show(context: Context) -> Answer:
     group, admin = context.path["group"], context.admin
     known = await context.listed("groups", admin.groups)
     if group not in known:
-        raise GroupNotFoundError(26, f"no broker knows the group {group!r}.", cure="See the list.")
+        raise GroupNotFoundError(26, f"no broker knows the group {group!r}.", fix="See the list.")
     told: dict[str, Part[Any]] = await parts(
         {
             "consumers": admin.consumers(group),
@@ -140,7 +140,7 @@ def _reset_time(context: Context) -> int:
         return PLACES[place]
     time_ms = context.time("time", LATEST_MS)
     if time_ms == LATEST_MS:
-        raise ConfigurationError("there is no time.", cure="Give one, or choose first or last.")
+        raise ConfigurationError("there is no time.", fix="Give one, or choose first or last.")
     return time_ms
 
 

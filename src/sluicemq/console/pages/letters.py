@@ -154,7 +154,7 @@ def asked_of(context: Context) -> dict[str, str]:
         if len(asked.get(name, "")) > TEXT_MAX:
             raise ConfigurationError(
                 f"{name} has {len(asked[name]):,} characters, the limit is {TEXT_MAX:,}.",
-                cure="Larger edits are for the pipeline dead-letters.",
+                fix="Larger edits are for the pipeline dead-letters.",
             )
     return asked
 
@@ -183,16 +183,16 @@ def edit_of(asked: Mapping[str, str]) -> Edit:
         name, is_set, value = line.partition("=")
         if line.strip() and not (is_set and name.strip()):
             raise ConfigurationError(
-                f"{line!r} sets no property.", cure="Write name=value, one a line."
+                f"{line!r} sets no property.", fix="Write name=value, one a line."
             )
         properties |= {name.strip(): value} if line.strip() else {}
     named = {TAGS: asked.get("tag", "").strip(), KEYS: asked.get("keys", "").strip()}
     properties |= {name: text for name, text in named.items() if text}
     to = asked.get("to") or TARGETS[0]
     if to not in TARGETS:
-        raise ConfigurationError(f"to is {to!r}.", cure=f"It is one of {', '.join(TARGETS)}.")
+        raise ConfigurationError(f"to is {to!r}.", fix=f"It is one of {', '.join(TARGETS)}.")
     if to == "topic" and not asked.get("topic", "").strip():
-        raise ConfigurationError("no topic is named.", cure="Name one, or choose the origin.")
+        raise ConfigurationError("no topic is named.", fix="Name one, or choose the origin.")
     find, put = (asked.get(name, "").replace("\r\n", "\n").encode() for name in ("find", "put"))
     return Edit(find, put, properties, asked["topic"].strip() if to == "topic" else to)
 

@@ -91,7 +91,7 @@ async def resend(context: Context) -> Answer:
     """Sends its body, tag, keys and properties to its topic once more, as a new message."""
     message = await _message(context)
     if context.form.get("sure") != "yes":
-        raise ConfigurationError("the box is not ticked.", cure="Tick it to send once more.")
+        raise ConfigurationError("the box is not ticked.", fix="Tick it to send once more.")
     own = own_properties(message.properties)
     sent = await context.mq.send(
         message.topic, message.body, tag=message.tag, keys=message.keys, properties=own

@@ -25,7 +25,7 @@ async def show(context: Context) -> Answer:
     run = runs.get(context.path["name"])
     if run is None:
         raise ConfigurationError(
-            f"no directory has the progress of {context.path['name']!r}.", cure="See the list."
+            f"no directory has the progress of {context.path['name']!r}.", fix="See the list."
         )
     charts = {sink: chart(run.steps, sink) for sink in run.sinks}
     steps = list(run.steps)[-STEPS_SHOWN:][::-1]

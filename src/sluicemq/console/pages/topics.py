@@ -81,7 +81,7 @@ async def show(context: Context) -> Answer:
     )
     if told["route"].value is None:
         await admin.route(topic)  # raises, with its cure
-        raise RouteNotFoundError(f"no broker serves {topic}.", cure="See the list of topics.")
+        raise RouteNotFoundError(f"no broker serves {topic}.", fix="See the list of topics.")
     offsets = told["offsets"].value or {}
     configs = told["configs"].value or {}
     return Answer(
@@ -108,7 +108,7 @@ async def create(context: Context) -> Answer:
     name = context.form.get("topic", "").strip()
     if name in await context.admin.topics():
         raise ConfigurationError(
-            f"there is a topic {name!r} already.", cure="Change it on its own page."
+            f"there is a topic {name!r} already.", fix="Change it on its own page."
         )
     await context.admin.create_topic(
         name,
@@ -140,7 +140,7 @@ async def delete(context: Context) -> Answer:
     topic = context.path["topic"]
     if context.form.get("typed", "").strip() != topic:
         raise ConfigurationError(
-            f"what was typed is not {topic!r}.", cure="Type the name of the topic to delete it."
+            f"what was typed is not {topic!r}.", fix="Type the name of the topic to delete it."
         )
     await context.admin.delete_topic(topic)
     return Answer(redirect="/topics?done=deleted")

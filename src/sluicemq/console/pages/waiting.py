@@ -84,7 +84,7 @@ async def decide(context: Context) -> Answer:
     """Commits or rolls back. Raises MessageNotFoundError when it is undecided nowhere."""
     found = OUTCOMES.get(context.form.get("outcome", ""))
     if found is None:
-        raise ConfigurationError("no outcome is chosen.", cure="Choose one of the two.")
+        raise ConfigurationError("no outcome is chosen.", fix="Choose one of the two.")
     address = await address_of(context)
     expect_sure(context)
     state, done = found
@@ -92,7 +92,7 @@ async def decide(context: Context) -> Answer:
     if await context.admin.resolve_transaction(wanted, state, address=address) is None:
         raise MessageNotFoundError(
             f"the broker has no undecided transaction {wanted!r}.",
-            cure="It may be decided already.",
+            fix="It may be decided already.",
         )
     return back_to("/transactions", context, done)
 
@@ -101,14 +101,14 @@ async def address_of(context: Context) -> str:
     """Of the broker that the form names. Raises ConfigurationError."""
     masters, name = await context.admin.masters(), context.form.get("broker", "")
     if name not in masters:
-        raise ConfigurationError(f"there is no broker {name!r}.", cure="Choose from the list.")
+        raise ConfigurationError(f"there is no broker {name!r}.", fix="Choose from the list.")
     return masters[name]
 
 
 def expect_sure(context: Context) -> None:
     """Raises ConfigurationError."""
     if context.form.get("sure") != "yes":
-        raise ConfigurationError("the box is not ticked.", cure="Tick it if it is what you want.")
+        raise ConfigurationError("the box is not ticked.", fix="Tick it if it is what you want.")
 
 
 def back_to(path: str, context: Context, done: str) -> Answer:

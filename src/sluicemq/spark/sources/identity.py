@@ -165,7 +165,7 @@ class TopicIdentity:
         if self._fails:
             raise OffsetOutOfRangeError(
                 f"{what}.",
-                cure="Set failOnDataLoss=false to go on with the queues that are there, or start"
+                fix="Set failOnDataLoss=false to go on with the queues that are there, or start"
                 " with a new checkpointLocation.",
             )
         logger.warning("%s; the stream goes on with the other queues", what)
@@ -192,7 +192,7 @@ class TopicIdentity:
                     f"retention passed the stream: {place(queue)} of {queue.topic!r} begins at"
                     f" {lowest} now, the stream was at {one.start}:"
                     f" {min(lowest, one.end) - one.start} messages are gone.",
-                    cure="Set failOnDataLoss=false to go on with what is left.",
+                    fix="Set failOnDataLoss=false to go on with what is left.",
                 )
         start, end = max(one.start, lowest), min(one.end, highest)
         if found[:1] == [False] or (one.end > highest and True not in found):
@@ -246,7 +246,7 @@ def recreated_error(
             f" message at offset {anchor.offset} than the one that was there; the read is at"
             f" {offset}, the new topic has the offsets {lowest} to {highest}."
         )
-    return OffsetOutOfRangeError(what, cure=_FIX)
+    return OffsetOutOfRangeError(what, fix=_FIX)
 
 
 # ---- queues that are not there any more

@@ -144,7 +144,7 @@ class Topics:
         if not matching and not may_be_none:
             raise ConfigurationError(
                 f"no topic matches the pattern {self.pattern!r}.",
-                cure=f"There are: {', '.join(names[:20]) or 'none'}.",
+                fix=f"There are: {', '.join(names[:20]) or 'none'}.",
             )
         return matching
 
@@ -157,7 +157,7 @@ def topics_of(options: Options) -> Topics:
         options.required("topic")
     if len(given) > 1:
         raise ConfigurationError(
-            f"the options {' and '.join(given)} are given together.", cure="Give one of them."
+            f"the options {' and '.join(given)} are given together.", fix="Give one of them."
         )
     if options["topicsPattern"] is not None:
         return Topics(pattern=options["topicsPattern"])
@@ -236,7 +236,7 @@ def queue_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
     bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
     if not bounds:
         raise ConfigurationError(
-            f"the topic {','.join(topics)!r} has no readable queue.", cure="See sluice topic show."
+            f"the topic {','.join(topics)!r} has no readable queue.", fix="See sluice topic show."
         )
     return bounds
 
@@ -278,7 +278,7 @@ def ending_offsets(index: TimeIndex, options: Options, bounds: Bounds) -> Offset
     if options["endingTimestamp"] is None and chosen == "earliest":
         raise ConfigurationError(
             "the option 'endingOffsets' is 'earliest': nothing would be read.",
-            cure="Use latest or JSON by broker and queue.",
+            fix="Use latest or JSON by broker and queue.",
         )
     return _chosen(index, options, bounds, "ending", chosen)
 
@@ -327,12 +327,12 @@ def chosen_offsets(
             f" {lowest} to {highest}"
         )
         if found > highest:
-            cure = "Choose one that is there, or earliest or latest."
-            raise ConfigurationError(f"{asked}.", cure=cure)
+            fix = "Choose one that is there, or earliest or latest."
+            raise ConfigurationError(f"{asked}.", fix=fix)
         if found < lowest and fail_on_data_loss:
             raise OffsetOutOfRangeError(
                 f"{asked}: {lowest - found} messages are gone.",
-                cure="Set failOnDataLoss=false to read what is left, or choose earliest.",
+                fix="Set failOnDataLoss=false to read what is left, or choose earliest.",
             )
         if found < lowest:
             logger.warning("%s: offsets %d to %d of %s are gone and not read", option, found,
@@ -351,17 +351,17 @@ def _by_queue(
     if not by_topic and len(topics) != 1:
         raise ConfigurationError(
             f"the option {option!r} names brokers, and several topics are read.",
-            cure='Write {"topic": {"broker": {"0": 120}}}.',
+            fix='Write {"topic": {"broker": {"0": 120}}}.',
         )
     given = dict(from_table(table if by_topic else {topics[0]: table}))
     several = len({queue.topic for queue in (*given, *bounds)}) > 1
-    for wrong, what, cure in (
+    for wrong, what, fix in (
         (sorted(set(given) - set(bounds)), "names", "It is not in the topic's route."),
         (sorted(set(bounds) - set(given)), "does not name", "Every queue needs an offset."),
     ):
         if wrong:
             listed = ", ".join(f"{one.topic}:" * several + place(one) for one in wrong[:5])
-            raise ConfigurationError(f"the option {option!r} {what} {listed}.", cure=cure)
+            raise ConfigurationError(f"the option {option!r} {what} {listed}.", fix=fix)
     return given
 
 
@@ -415,7 +415,7 @@ def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: 
                 answer.code,
                 answer.remark or "",
                 address=address,
-                cure=f"The selector {expression!r} cannot be evaluated there; a Java broker needs"
+                fix=f"The selector {expression!r} cannot be evaluated there; a Java broker needs"
                 " enablePropertyFilter=true.",
             )
 
@@ -622,7 +622,7 @@ def from_checkpoint(found: Mapping[str, Any], topic: str | None, part: str = "qu
     if not is_known or not isinstance(found.get("queues"), dict):
         raise ConfigurationError(
             f"the checkpoint holds an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
-            cure="It is another source's or a newer SluiceMQ's: use another checkpointLocation.",
+            fix="It is another source's or a newer SluiceMQ's: use another checkpointLocation.",
         )
     if topic is not None and (version != CHECKPOINT_VERSION or found.get("topic") != topic):
         raise other_topic(str(found.get("topic")), topic)
@@ -644,5 +644,5 @@ def other_topic(found: str, label: str) -> ConfigurationError:
     """The error for a checkpoint of a topic that the stream does not read."""
     return ConfigurationError(
         f"the checkpoint is of the topic {found!r}, the stream reads {label!r}.",
-        cure="Use another checkpointLocation for another topic.",
+        fix="Use another checkpointLocation for another topic.",
     )

@@ -208,7 +208,7 @@ def _chunks(
         except OffsetOutOfRangeError as error:
             if plan.fail_on_data_loss:
                 raise OffsetOutOfRangeError(
-                    str(error), cure="Set failOnDataLoss=false to read what is left."
+                    str(error), fix="Set failOnDataLoss=false to read what is left."
                 ) from None
             first = _first_stored(plan, partition)
             start = min(first, partition.end) if first > reader.position else partition.end
@@ -220,7 +220,7 @@ def _chunks(
                 raise OffsetOutOfRangeError(
                     f"{place(partition.queue)} of {topic!r} disappeared while its offsets"
                     f" {reader.position} to {partition.end} were to be read [{error.fact}].",
-                    cure="Set failOnDataLoss=false to read what is left.",
+                    fix="Set failOnDataLoss=false to read what is left.",
                 ) from None
             tally.lost += partition.end - reader.position
             start = partition.end
@@ -258,7 +258,7 @@ def finished(batch: Any, plan: ReadPlan, queue: MessageQueue, tally: Tally) -> A
             raise ConfigurationError(
                 f"the property {column.property_name!r} has the value {example!r}, which is no"
                 f" {column.kind}.",
-                cure="Choose another type, or badProperties=null.",
+                fix="Choose another type, or badProperties=null.",
             )
         if count:
             tally.bad[column.name] = tally.bad.get(column.name, 0) + count
@@ -281,7 +281,7 @@ def _read_bodies(found: dict[str, Any], plan: ReadPlan, queue: MessageQueue, tal
     if plan.bad_body == FAIL:
         raise ConfigurationError(
             f"the body at offset {offset} of {place(queue)} of {queue.topic!r} is {reason}.",
-            cure="Set badBody=null to have the reason in the column _error.",
+            fix="Set badBody=null to have the reason in the column _error.",
         )
     tally.bad_bodies += bad
     tally.examples.setdefault(ERROR, f"offset {offset}: {reason}")
@@ -359,14 +359,14 @@ class StorePlace:
                 raise ConfigurationError(
                     f"the topic {topic!r} in {self.root} has queues of batches (BatchCQ), which"
                     " are not read here.",
-                    cure='Read it at its broker: format("rocketmq").',
+                    fix='Read it at its broker: format("rocketmq").',
                 )
             if topic not in there:
                 listed = ", ".join(sorted(there)[:_NAMES_SHOWN]) or "none"
                 more = " …" if len(there) > _NAMES_SHOWN else ""
                 raise ConfigurationError(
                     f"the store in {self.root} has no topic {topic!r}.",
-                    cure=f"{did_you_mean(topic, sorted(there), cutoff=0.5)}There are:"
+                    fix=f"{did_you_mean(topic, sorted(there), cutoff=0.5)}There are:"
                     f" {listed}{more}.",
                 )
         return list(wanted.names)
@@ -414,7 +414,7 @@ class Snapshot:
             )  # fmt: skip
         except StoreDamagedError as error:
             if is_fatal:
-                raise StoreDamagedError(error.fact + ".", cure=f"{error.cure} {_SKIP}") from None
+                raise StoreDamagedError(error.fact + ".", fix=f"{error.fix} {_SKIP}") from None
             logger.warning("%s", error)
 
     def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int:
@@ -488,12 +488,12 @@ def read_part(
             for batch in decoder.decode_at(places.view, places.starts):
                 yield finished(batch, plan, queue, tally)
     except (OffsetOutOfRangeError, StoreDamagedError) as error:
-        raise type(error)(error.fact + ".", cure=f"{error.cure} {_SKIP}") from None
+        raise type(error)(error.fact + ".", fix=f"{error.fix} {_SKIP}") from None
     except ProtocolError as error:
         raise StoreDamagedError(
             f"a message of queue {queue.queue_id} of {queue.topic!r} in {place.root} is damaged:"
             f" {error}",
-            cure="`sluice store verify` shows all damage; checkBodies=true with"
+            fix="`sluice store verify` shows all damage; checkBodies=true with"
             " failOnDataLoss=false reads what is sound.",
         ) from None
     finally:

@@ -197,7 +197,7 @@ def stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
             if options[name] is not None:
                 raise ConfigurationError(
                     f"the option {name!r} needs Spark 4.2 or later.",
-                    cure="Leave it out, or upgrade pyspark.",
+                    fix="Leave it out, or upgrade pyspark.",
                 )
         return PlainStream(options, schema)
     except SluiceError as error:
@@ -280,7 +280,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 if queue.broker not in addresses:
                     raise RouteNotFoundError(
                         f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
-                        cure="Start it again; the stream continues where it was.",
+                        fix="Start it again; the stream continues where it was.",
                     )
                 bound = admin.offsets(queue)
                 one = QueueRange(queue, begins.get(queue, bound[0]), stop)
@@ -367,7 +367,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 raise ConfigurationError(
                     f"the checkpoint was written with the filter {written!r}, the stream has"
                     f" {self.expression!r}.",
-                    cure="Use another checkpointLocation, or onFilterChange=continue.",
+                    fix="Use another checkpointLocation, or onFilterChange=continue.",
                 )
             logger.warning("the filter was %r, it is %r from now on", written, self.expression)
             self._filter_change_logged = True

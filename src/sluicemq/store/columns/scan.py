@@ -575,7 +575,7 @@ class RangeScan:
             raise OffsetOutOfRangeError(
                 f"offsets {start} to {end} of queue {queue.queue_id} of {queue.topic!r} are not all"
                 f" there: it holds {queue.offset_min} to {queue.visible_offset}.",
-                cure="Retention deleted them, or the queue was reset: start from what is there.",
+                fix="Retention deleted them, or the queue was reset: start from what is there.",
             )
 
     def _spoil(self, count: int, offset: int, reason: str) -> None:
@@ -585,5 +585,5 @@ class RangeScan:
             raise StoreDamagedError(
                 f"the message at offset {offset} of queue {queue.queue_id} of {queue.topic!r} is"
                 f" damaged: {reason}.",
-                cure="`sluice store verify` shows all damage, `sluice store repair` mends.",
+                fix="`sluice store verify` shows all damage, `sluice store repair` mends.",
             )

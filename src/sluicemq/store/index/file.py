@@ -60,7 +60,7 @@ def fit_geometry(path: str, size: int, configured: Geometry) -> Geometry:
     raise StoreDamagedError(
         f"{path} has {size} bytes, but maxHashSlotNum={configured.slots} and"
         f" maxIndexNum={configured.entries} make {configured.size_bytes}.",
-        cure="Set them to what the file was written with, or remove the directory index: it is"
+        fix="Set them to what the file was written with, or remove the directory index: it is"
         " built again from the log.",
     )
 
@@ -95,7 +95,7 @@ class IndexFile:
                 f"{path} says that it holds {count - 1} entries in {file.slots_used} slots, and has"
                 f" room for {file.geometry.entries - 1} in {file.geometry.slots}: it is damaged, or"
                 " maxHashSlotNum and maxIndexNum are not what it was written with.",
-                cure="Remove the directory index: it is built again from the log.",
+                fix="Remove the directory index: it is built again from the log.",
             )
         return file
 

@@ -361,7 +361,7 @@ class TimerWheel:
         elif size != WHEEL_BYTES:
             raise StoreDamagedError(
                 f"{self._path} has {size} bytes instead of {WHEEL_BYTES}.",
-                cure="Bring it back from a copy, or remove timerwheel and timerlog: they are built"
+                fix="Bring it back from a copy, or remove timerwheel and timerlog: they are built"
                 " again from the commit log.",
             )
 

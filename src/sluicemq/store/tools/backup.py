@@ -174,7 +174,7 @@ def back_up(
     config = fit_sizes(config, files, "--commit-log")
     manifest = _read_manifest(files, target) if files.exists(target) else None
     if manifest is None and files.names(target):
-        raise StoreError(f"{target} is not empty, and no backup.", cure="Name another directory.")
+        raise StoreError(f"{target} is not empty, and no backup.", fix="Name another directory.")
     state = _read_state(files, f"{root}/config")
     log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
     log.segments.load(removes=False)
@@ -244,7 +244,7 @@ def _read_state(files: Files, directory: str) -> dict[str, bytes]:
         before = found
     raise StoreError(
         f"The files in {directory} changed each of the {LOOKS_MAX} times they were read.",
-        cure="Try it again when fewer topics and groups are being changed.",
+        fix="Try it again when fewer topics and groups are being changed.",
     )
 
 
@@ -282,7 +282,7 @@ def _check_same(log: CommitLog, directory: str, end: int, manifest: Manifest) ->
     if fact:
         raise StoreError(
             f"{directory} holds a log that ends at {end}, and {fact}.",
-            cure="Begin a new backup in an empty directory.",
+            fix="Begin a new backup in an empty directory.",
         )
 
 
@@ -306,7 +306,7 @@ def _sound_end(log: CommitLog, begin: int, config: StoreConfig, progress: Progre
         raise StoreDamagedError(
             f"The log in {log.segments.directory} holds no whole record at {end}, and the"
             f" checkpoint says that it is whole up to {mark.log_offset}.",
-            cure=f"See `sluice store verify {config.root}`; `sluice store repair` saves the rest."
+            fix=f"See `sluice store verify {config.root}`; `sluice store repair` saves the rest."
             " What was backed up before is as it was.",
         )
     return end
@@ -377,9 +377,9 @@ def restore(
     """
     manifest = _read_manifest(files, source)
     if manifest is None:
-        raise StoreError(f"{source} is no backup.", cure="Name what `sluice store backup` made.")
+        raise StoreError(f"{source} is no backup.", fix="Name what `sluice store backup` made.")
     if files.names(root) and not files.exists(f"{root}/{RESTORING}"):
-        raise StoreError(f"{root} is not empty.", cure="Name a directory that is not there yet.")
+        raise StoreError(f"{root} is not empty.", fix="Name a directory that is not there yet.")
     log = CommitLog(files, f"{source}/commitlog", manifest.log_file_bytes)
     log.segments.load(removes=False)
     last = manifest.moments[-1].end
@@ -387,7 +387,7 @@ def restore(
     if not log.start <= end <= last:
         raise StoreError(
             f"The backup in {source} holds the log from {log.start} to {last}, not {end}.",
-            cure="Name a place between.",
+            fix="Name a place between.",
         )
     before = [one for one in manifest.moments if one.end <= end]
     moment = before[-1] if before else manifest.moments[0]

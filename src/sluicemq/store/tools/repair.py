@@ -194,7 +194,7 @@ class _Repair:
         if len(layout.log_paths) > 1:
             raise StoreError(
                 f"The log lies in {len(layout.log_paths)} directories.",
-                cure="Copy its files into one directory, and repair that.",
+                fix="Copy its files into one directory, and repair that.",
             )
         self._files = layout.files
         self._log_bytes = log_file_bytes or layout.log.file_bytes
@@ -208,7 +208,7 @@ class _Repair:
                 raise StoreError(
                     f"{item.path} has {item.size} bytes, files of this log should have"
                     f" {self._log_bytes}.",
-                    cure="Say the size with --log-file-bytes (mappedFileSizeCommitLog), or move"
+                    fix="Say the size with --log-file-bytes (mappedFileSizeCommitLog), or move"
                     " the file away if it does not belong here.",
                 )
         self._found = _Found([], [], [], 0, [], 0)
@@ -452,7 +452,7 @@ class _Repair:
                     raise StoreError(
                         f"The log is still damaged at {found.start} after its repair:"
                         f" {found.reason}.",
-                        cure="The disk may be failing: copy the store to another one and repair"
+                        fix="The disk may be failing: copy the store to another one and repair"
                         " it there.",
                     )
                 continue

@@ -38,7 +38,7 @@ from sluicemq.wire.frames import Pieces
 
 def refuse(stream: Stream) -> StreamUser:
     """No stream is served here."""
-    raise ConfigurationError("Requests are served here, no streams.", cure="Dial another port.")
+    raise ConfigurationError("Requests are served here, no streams.", fix="Dial another port.")
 
 
 USUAL_S = 0.002
@@ -277,7 +277,7 @@ class Listener:
             address = f"{host or '127.0.0.1'}:{port}"
             other = self._network.listeners.get(address)
             if other is not None and other.process.is_alive:
-                raise ConfigurationError(f"{address} is in use.", cure="Stop what serves it.")
+                raise ConfigurationError(f"{address} is in use.", fix="Stop what serves it.")
             self._network.listeners[address] = self
             self._addresses.append(address)
 

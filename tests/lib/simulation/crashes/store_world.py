@@ -286,7 +286,7 @@ class StoreWorld:
                 if low < high:
                     self.store.reader.read(*key, low, 1000, 1 << 20)
         except StoreDamagedError as error:
-            if not error.cure or ROOT not in str(error):
+            if not error.fix or ROOT not in str(error):
                 raise Violation(f"{error} names no path or no cure") from error
             return f"{text}: {error}"
         return f"{text}: opens"

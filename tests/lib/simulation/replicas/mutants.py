@@ -10,12 +10,12 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from sluicemq.broker.failover.election import View
+from sluicemq.broker.group_commit import Announced
 from sluicemq.broker.registration import Announcements
 from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.mirror import Applier
 from sluicemq.broker.table import TABLE
-from sluicemq.broker.turns import Announced
 from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.store.store import Store

@@ -18,6 +18,7 @@ from simulation.cluster.nodes import HOST, SMALL, Node
 from simulation.cluster.processes import Process
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.replica import LogEnd, Replica
+from sluicemq.broker.group_commit import Postponed
 from sluicemq.broker.replication.epochs import Epochs
 from sluicemq.broker.replication.feed import Admission, Feeds
 from sluicemq.broker.replication.follower import Follower, follow
@@ -25,7 +26,6 @@ from sluicemq.broker.replication.insync import InSync, Term
 from sluicemq.broker.replication.mirror import Applier, Mirror, MirroredFiles, Places
 from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.turns import Postponed
 from sluicemq.clock import Clock
 from sluicemq.config import load_broker_config
 from sluicemq.errors import SluiceError

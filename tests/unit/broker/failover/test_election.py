@@ -142,7 +142,7 @@ def test_the_first_master_has_the_longest_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "me", "cure"),
+    ("seen", "me", "fix"),
     [
         (view(None, ONE, member(4)), member(4), "--unclean"),
         (view(state(ONE, epoch=2)), TWO, "--unclean"),
@@ -150,10 +150,10 @@ def test_the_first_master_has_the_longest_log() -> None:
     ],
     ids=["record lost", "older record", "a foreign log"],
 )
-def test_what_a_person_has_to_decide(seen: View, me: Member, cure: str) -> None:
+def test_what_a_person_has_to_decide(seen: View, me: Member, fix: str) -> None:
     step = next_step(seen, me, 1000)
     assert isinstance(step, Blocked)
-    assert cure in step.reason
+    assert fix in step.reason
 
 
 def test_a_first_master_that_was_killed_before_its_log_had_an_epoch_goes_on() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from sluicemq.broker.group_commit import Postponed
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
 from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests, refresh
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import Postponed
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import RequestError

@@ -3,12 +3,19 @@
 import pytest
 
 from sluicemq.client.aio.cluster import Cluster as AsyncioCluster
-from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Call, Pause, Talk, operation
+from sluicemq.client.core.conversations import (
+    AsyncioShell,
+    BlockingShell,
+    Call,
+    Conversation,
+    Sleep,
+    operation,
+)
 from sluicemq.errors import ConnectionLostError
 from sluicemq.wire.frames import Command
 
 
-def twice(directory: str, text: str) -> Talk[str]:
+def twice(directory: str, text: str) -> Conversation[str]:
     """Both answers, one after the other; a lost connection is asked for again."""
     first = yield Call(directory, Command(1, {"text": text}))
     try:
@@ -30,21 +37,21 @@ class Answers:
 
 
 class Threads(Answers, BlockingShell):
-    def exchange(self, call: Call) -> Command:
+    def send_request(self, call: Call) -> Command:
         return self.answer(call)
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.rested_s = seconds
 
 
 class Tasks(Answers, AsyncioShell):
-    async def exchange(self, call: Call) -> Command:
+    async def send_request(self, call: Call) -> Command:
         return self.answer(call)
 
-    async def pause(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.rested_s = seconds
 
-    alone = AsyncioCluster.alone
+    exclusive = AsyncioCluster.exclusive
 
 
 async def test_a_talk_runs_alike_in_both_shells() -> None:
@@ -53,8 +60,8 @@ async def test_a_talk_runs_alike_in_both_shells() -> None:
 
 
 async def test_a_talk_rests_in_both_shells() -> None:
-    def late(directory: str) -> Talk[str]:
-        yield Pause(1.5)
+    def late(directory: str) -> Conversation[str]:
+        yield Sleep(1.5)
         return directory
 
     threads, tasks = Threads(), Tasks()
@@ -63,7 +70,7 @@ async def test_a_talk_rests_in_both_shells() -> None:
 
 
 async def test_an_error_that_the_talk_does_not_catch_is_the_callers() -> None:
-    def lost(directory: str) -> Talk[None]:
+    def lost(directory: str) -> Conversation[None]:
         yield Call(directory, Command(2))
 
     with pytest.raises(ConnectionLostError, match="away"):

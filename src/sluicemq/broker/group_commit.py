@@ -120,7 +120,7 @@ class Parked:
     leaves_more: bool = False
 
 
-def failed(answer: bytes, error: BaseException, remark: str) -> bytes:
+def error_answer(answer: bytes, error: BaseException, remark: str) -> bytes:
     """What leaves instead of an encoded answer whose change did not reach the disk."""
     full = isinstance(error, StoreFullError)
     code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
@@ -128,17 +128,17 @@ def failed(answer: bytes, error: BaseException, remark: str) -> bytes:
     return encode(Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE))
 
 
-def unconfirmed(answer: bytes, error: BaseException) -> bytes:
+def unconfirmed_answer(answer: bytes, error: BaseException) -> bytes:
     """What leaves instead of an encoded answer whose change is written and was not synced: whether
     it is there after a restart, nobody knows."""
     remark = (
         "it was written, but the disk did not confirm it, so it may come back when the broker is"
         f" started again: {error}"
     )
-    return failed(answer, error, remark)
+    return error_answer(answer, error, remark)
 
 
-class TurnStore(Protocol):
+class CommitStore(Protocol):
     """What a turn needs of the store."""
 
     on_visible: Callable[[Visible], None] | None
@@ -150,7 +150,7 @@ class TurnStore(Protocol):
     def confirm(self, end_offset: int) -> None: ...
 
 
-class Gate(Protocol):
+class ReplicationGate(Protocol):
     """What a turn needs of the replicas: `insync.InSync`. `holds_answers` of a SYNC_MASTER, and not
     of one that is quick to answer and slow to show."""
 
@@ -174,7 +174,7 @@ RunSync = Callable[[Callable[[int | BaseException], None]], None]
 
 
 @dataclass(slots=True, eq=False)
-class Answers:
+class PendingAnswers:
     """Answers that leave together. `announcing`: of sends that have made a topic."""
 
     count: int = 0
@@ -188,7 +188,7 @@ class Answers:
             yield from ((peer, frame) for frame in frames if frame)
         yield from ((peer, frame) for peer, frame in self.announcing if frame)
 
-    def join(self, others: "Answers") -> None:
+    def join(self, others: "PendingAnswers") -> None:
         """Takes over others, which leave at the same time."""
         self.count += others.count
         for peer, frames in others.frames.items():
@@ -196,7 +196,7 @@ class Answers:
         self.announcing += others.announcing
 
 
-class Turns:
+class GroupCommit:
     """Holds the answers of sends until their messages are safe.
 
     `announce(peer, answer)` takes those that have to wait for the name servers too. With a `gate`
@@ -205,14 +205,14 @@ class Turns:
 
     def __init__(
         self,
-        store: TurnStore,
+        store: CommitStore,
         clock: Clock,
         *,
         call_soon: Callable[[Callable[[], None]], object],
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
         sync_timeout_s: float = 5.0,
-        gate: Gate | None = None,
+        gate: ReplicationGate | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -226,21 +226,21 @@ class Turns:
         self._sync_timeout_s = sync_timeout_s
         self._gate = gate
         if gate is not None:
-            gate.on_confirmed.append(self.confirmed)
+            gate.on_confirmed.append(self.on_replicated)
         self._holds = gate is not None and gate.holds_answers
-        self._gated: deque[Answers] = deque()
+        self._gated: deque[PendingAnswers] = deque()
         """They wait for the gate, in its order."""
         self.on_commit: Callable[[], None] | None = None
         """Told when the log has more, for those who send it on."""
         self._waits = run_sync is not None or self._holds
-        self._written = self._synced = Answers()
+        self._written = self._synced = PendingAnswers()
         """The turn's answers: those that leave after the commit, and those that wait for the fsync
         and the gate after it. Without them they are the same."""
         if self._waits:
-            self._synced = Answers()
-        self._next: Answers | None = None
+            self._synced = PendingAnswers()
+        self._next: PendingAnswers | None = None
         """They wait for the next fsync, `_syncing` for the one that runs."""
-        self._syncing: Answers | None = None
+        self._syncing: PendingAnswers | None = None
         self._outgoing: dict[Peer, list[bytes]] = {}
         self._visible: Visible = []
         self._is_scheduled = False
@@ -249,19 +249,21 @@ class Turns:
         self._started_s = 0.0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
-        self.turns = 0
+        self.commits = 0
         self.commits_failed = 0
-        self.slow_s = math.inf
+        self.slow_commit_s = math.inf
         """A turn that takes longer goes into the log."""
         # Who waits is woken when the store is done: what goes wrong there is no failed commit.
         store.on_visible = self._visible.extend
 
     # ------------------------------------------------------------------------- during a turn
 
-    def hold(self, peer: Peer, answer: bytes, waits: bool = True, announces: bool = False) -> None:
+    def send_after_commit(
+        self, peer: Peer, answer: bytes, waits: bool = True, announces: bool = False
+    ) -> None:
         """Keeps an answer until the end of the turn; see `Durable`. HOT."""
         if not self._is_scheduled:
-            self.soon()
+            self.schedule_commit()
         answers = self._synced if waits else self._written
         answers.count += 1
         if announces:
@@ -273,10 +275,10 @@ class Turns:
         else:
             frames.append(answer)
 
-    def hold_all(self, peer: Peer, frames: list[bytes]) -> None:
+    def send_all_after_commit(self, peer: Peer, frames: list[bytes]) -> None:
         """The same for plain sends that came one behind the other. HOT."""
         if not self._is_scheduled:
-            self.soon()
+            self.schedule_commit()
         answers = self._synced
         answers.count += len(frames)
         known = answers.frames.get(peer)
@@ -285,48 +287,48 @@ class Turns:
         else:
             known += frames
 
-    def own(self, undo: Callable[[], object] | None = None) -> None:
+    def commit_internal(self, undo: Callable[[], object] | None = None) -> None:
         """The broker itself has appended something: as `soon`, and it wants to be seen, also when
         nobody else's answer waits for an fsync. `undo` is called if the commit fails, the last one
         first: what the turn had appended never was."""
         self._has_own = True
         if undo is not None:
             self._undos.append(undo)
-        self.soon()
+        self.schedule_commit()
 
-    def end_own(self) -> bool:
+    def commit_now(self) -> bool:
         """End the turn now, with what the broker has appended; False when that is not stored."""
         failures = self.commits_failed
         self._has_own = True
-        self.end()
+        self.commit()
         return failures == self.commits_failed
 
-    def soon(self) -> None:
+    def schedule_commit(self) -> None:
         """The turn has something to commit: it ends when the loop's iteration does."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._started_s = self._clock.monotonic_s()
-            self._call_soon(self.end)
+            self._call_soon(self.commit)
 
-    def write(self, peer: Peer, frame: bytes) -> None:
+    def queue_frame(self, peer: Peer, frame: bytes) -> None:
         """Adds a frame to what leaves at the end of this turn."""
         self._outgoing.setdefault(peer, []).append(frame)
 
     # ------------------------------------------------------------------------------- its end
 
-    def end(self) -> None:
+    def commit(self) -> None:
         """Commits the turn, when it has something to commit, and lets its answers go. HOT."""
         if not (self._is_scheduled or self._has_own):
             return
         self._is_scheduled = False
         written, synced = self._written, self._synced
-        self._written = self._synced = Answers()
+        self._written = self._synced = PendingAnswers()
         if self._waits:
-            self._synced = Answers()
+            self._synced = PendingAnswers()
         written.started_s = synced.started_s = self._started_s
         own, self._has_own = self._has_own, False
         undos, self._undos = self._undos, []
-        self.turns += 1
+        self.commits += 1
         try:
             end = self._store.commit()
         except Exception as error:  # noqa: BLE001 -- nobody may be left without an answer
@@ -343,13 +345,13 @@ class Turns:
                 self._next.join(synced)
             self._start_sync()
         elif self._gate is not None:
-            self._to_gate(synced if self._holds else Answers(), end)
+            self._to_gate(synced if self._holds else PendingAnswers(), end)
         if self.on_commit is not None:
             self.on_commit()
         self.flush()
 
     def _take_back(
-        self, answers: Answers, undos: list[Callable[[], object]], error: Exception
+        self, answers: PendingAnswers, undos: list[Callable[[], object]], error: Exception
     ) -> None:
         """What the turn had appended never was."""
         self.commits_failed += 1
@@ -360,7 +362,7 @@ class Turns:
         self._fail(answers, error)
         self.flush()
 
-    def _release(self, answers: Answers) -> None:
+    def _release(self, answers: PendingAnswers) -> None:
         """What was waited for is done: the answers leave, and who waits for messages is woken."""
         if answers.count:
             for peer, frames in answers.frames.items() if self._outgoing else ():
@@ -371,7 +373,7 @@ class Turns:
             seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
             self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
             self.latency_sum_s += seconds * count
-            if seconds > self.slow_s:
+            if seconds > self.slow_commit_s:
                 who = next(iter(answers.frames), None)
                 text = f"until {count} sends were safe"
                 note_slow(RequestCode.SEND_MESSAGE_V2, who, seconds, text)
@@ -420,18 +422,18 @@ class Turns:
 
     # ---------------------------------------------------------------------------------- the gate
 
-    def _to_gate(self, answers: Answers, end: int) -> None:
+    def _to_gate(self, answers: PendingAnswers, end: int) -> None:
         """What waited for commit and fsync up to `end` waits for the replicas."""
         assert self._gate is not None, "only turns with a gate come here"
         if not self._holds:
             self._release(answers)
-            answers = Answers()
+            answers = PendingAnswers()
         elif answers.count and self._gate.is_slave_missing:
             self._answer_late(answers, ResponseCode.SLAVE_NOT_AVAILABLE, SLAVE_MISSING)
         self._gated.append(answers)
         self._gate.wait(end, partial(self._opened, answers))
 
-    def _opened(self, answers: Answers, result: int | BaseException) -> None:
+    def _opened(self, answers: PendingAnswers, result: int | BaseException) -> None:
         self._gated.remove(answers)  # it is the first one
         if isinstance(result, BaseException):
             if answers.count:
@@ -439,20 +441,20 @@ class Turns:
         else:
             self._release(answers)
 
-    def confirmed(self, end: int) -> None:
+    def on_replicated(self, end: int) -> None:
         """What the replicas have is visible, and the answers that waited for that leave."""
         self._store.confirm(end)
-        self.shown()
+        self.show_published()
 
-    def shown(self) -> None:
+    def show_published(self) -> None:
         """There is something to see, or to send."""
-        self._release(Answers())
+        self._release(PendingAnswers())
         self.flush()
 
-    def followed(self, visible: Visible) -> None:
+    def on_follower_append(self, visible: Visible) -> None:
         """A slave's log has more to show, outside of any turn."""
         if not self._visible:
-            self._call_soon(self.shown)
+            self._call_soon(self.show_published)
         self._visible += visible
 
     def expire(self, now_s: float) -> None:
@@ -469,7 +471,7 @@ class Turns:
         self._start_sync()
         self.flush()
 
-    def _answer_late(self, answers: Answers, code: ResponseCode, remark: str) -> None:
+    def _answer_late(self, answers: PendingAnswers, code: ResponseCode, remark: str) -> None:
         """They are stored, and not as safe as they were to be: nobody waits any longer."""
         if not answers.count:
             return
@@ -477,7 +479,7 @@ class Turns:
         for peer, answer in answers:
             late = decode(answer[4:])
             late.code, late.remark = code, remark
-            self.write(peer, encode(late))
+            self.queue_frame(peer, encode(late))
         answers.count, answers.frames, answers.announcing = 0, {}, []
 
     @property
@@ -487,12 +489,14 @@ class Turns:
         is_gated = any(answers.count for answers in self._gated)
         return not (self._written.count or self._synced.count or is_syncing or is_gated)
 
-    def _fail(self, answers: Answers, error: BaseException, *, is_written: bool = False) -> None:
+    def _fail(
+        self, answers: PendingAnswers, error: BaseException, *, is_written: bool = False
+    ) -> None:
         log.error("%d messages are refused: %s", answers.count, error)
         is_known = isinstance(error, StoreUncertainError)
         remark = str(error) if is_known else f"the message was not stored: {error}"
         for peer, answer in answers:
             if is_written and not is_known:
-                self.write(peer, unconfirmed(answer, error))
+                self.queue_frame(peer, unconfirmed_answer(answer, error))
             else:
-                self.write(peer, failed(answer, error, remark))
+                self.queue_frame(peer, error_answer(answer, error, remark))

@@ -83,7 +83,7 @@ def unique_ids(clock: Clock) -> UniqueIds:
     return UniqueIds(clock, address, os.getpid(), secrets.randbits(31))
 
 
-class Keeper:
+class HeartbeatThread:
     """The heartbeat thread of one client. Its methods may be called from any thread."""
 
     def __init__(
@@ -181,7 +181,7 @@ class Keeper:
     def _submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
         if self._closed:
             coroutine.close()
-            raise ClosedError("this client is closed.", cure="Make a new one.")
+            raise ClosedError("this client is closed.", fix="Make a new one.")
         if self._has_thread:
             if self._thread is None:
                 self._thread = threading.Thread(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from simulation.stepped import ManualClock
+from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.replication.insync import InSync, Term
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.turns import Turns
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
@@ -58,7 +58,7 @@ class Stage:
         self.soon: list[object] = []
         self.syncs: list[object] = []
         self.woken: list[tuple[str, int, int]] = []
-        self.turns = Turns(
+        self.turns = GroupCommit(
             self.store,
             self.clock,
             call_soon=self.soon.append,
@@ -77,7 +77,7 @@ class Stage:
 
     def hold(self, peer: Peer, opaque: int, *, waits: bool = True, oneway: bool = False) -> None:
         answer = encode(Command(0, {"queueOffset": "7"}, opaque=opaque, flag=FLAG_RESPONSE))
-        self.turns.hold(peer, b"" if oneway else answer, waits)
+        self.turns.send_after_commit(peer, b"" if oneway else answer, waits)
 
     def answers(self, peer: Peer) -> list[Command]:
         return FrameReader().feed(b"".join(self.wires[peer].writes))
@@ -88,10 +88,10 @@ def test_answers_leave_with_the_word_of_the_replica_that_they_waited_for() -> No
     settings = Settings(BrokerConfig(broker_role="SYNC_MASTER"), StoreConfig())
     term = Term(1, 1, in_sync={1: "a", 2: "b"})
     gate = InSync(settings, stage.clock, lambda: 100, own_id=1, term=term)
-    turns = Turns(stage.store, stage.clock, call_soon=stage.soon.append, gate=gate)
+    turns = GroupCommit(stage.store, stage.clock, call_soon=stage.soon.append, gate=gate)
     peer = stage.peer()
-    turns.hold(peer, encode(Command(0, {}, opaque=1, flag=FLAG_RESPONSE)))
-    turns.end()
+    turns.send_after_commit(peer, encode(Command(0, {}, opaque=1, flag=FLAG_RESPONSE)))
+    turns.commit()
     assert not stage.wires[peer].writes
     gate.decided(term._replace(in_sync={1: "a"}))
     assert stage.store.confirmed == [100]
@@ -107,7 +107,7 @@ def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> No
     assert [wire.writes for wire in stage.wires.values()] == [[], []]
     assert len(stage.soon) == 1
 
-    stage.turns.end()
+    stage.turns.commit()
 
     assert stage.store.commits == 1
     assert [len(wire.writes) for wire in stage.wires.values()] == [1, 1]
@@ -119,13 +119,13 @@ def test_the_next_turn_asks_for_its_own_end() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.hold(peer, 2)
     assert len(stage.soon) == 2
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(StoreFullError("no room in /store.", cure="Free space."), 14),
+    ("error", "code"), [(StoreFullError("no room in /store.", fix="Free space."), 14),
                         (StoreError("broken disk."), 1), (OSError(5, "Input/output error"), 1)],
 )  # fmt: skip
 def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
@@ -136,10 +136,10 @@ def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
     stage.hold(one, 1)
     stage.hold(two, 2)
     stage.store.error = error
-    stage.turns.end()
+    stage.turns.commit()
     stage.store.error = None
     stage.hold(one, 3)
-    stage.turns.end()
+    stage.turns.commit()
 
     assert [(a.opaque, a.code) for a in stage.answers(one)] == [(1, code), (3, 0)]
     assert [(a.opaque, a.code) for a in stage.answers(two)] == [(2, code)]
@@ -150,10 +150,10 @@ def test_one_way_sends_are_committed_and_get_nothing_not_even_an_error() -> None
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1, oneway=True)
-    stage.turns.end()
+    stage.turns.commit()
     stage.hold(peer, 2, oneway=True)
     stage.store.error = StoreError("broken")
-    stage.turns.end()
+    stage.turns.commit()
     assert stage.store.commits == 2
     assert b"".join(stage.wires[peer].writes) == b""
 
@@ -162,7 +162,7 @@ def test_long_polls_are_woken_in_the_turn_that_shows_the_messages() -> None:
     stage = Stage()
     stage.store.news = [("T", 0, 5)]
     stage.hold(stage.peer(), 1)
-    stage.turns.end()
+    stage.turns.commit()
     assert stage.woken == [("T", 0, 5)]
 
 
@@ -173,7 +173,7 @@ def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     assert stage.answers(peer) == []
     assert stage.store.published == []
 
@@ -184,12 +184,12 @@ def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
     assert stage.turns.is_idle
 
 
-def test_turns_that_come_during_an_fsync_share_the_next_one() -> None:
+def test_group_commit_that_come_during_an_fsync_share_the_next_one() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     for opaque in range(4):
         stage.hold(peer, opaque)
-        stage.turns.end()
+        stage.turns.commit()
     assert len(stage.syncs) == 1
     stage.syncs.pop()(100)
     assert [a.opaque for a in stage.answers(peer)] == [0]
@@ -203,7 +203,7 @@ def test_who_does_not_want_to_wait_is_answered_after_the_commit_and_shown_after_
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1, waits=False)
-    stage.turns.end()
+    stage.turns.commit()
     assert [a.code for a in stage.answers(peer)] == [0]
     assert stage.store.published == []
     stage.syncs.pop()(100)
@@ -214,7 +214,7 @@ def test_a_slow_fsync_is_answered_flush_disk_timeout_once() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.clock.advance(5.1)
     stage.turns.expire(stage.clock.monotonic_s())
     stage.turns.expire(stage.clock.monotonic_s())
@@ -229,7 +229,7 @@ def test_a_failed_fsync_is_an_error_and_shows_nothing() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.syncs.pop()(StoreError("the disk failed"))
     assert [a.code for a in stage.answers(peer)] == [1]
     assert stage.store.published == []
@@ -246,7 +246,7 @@ def test_a_reader_that_fails_when_it_is_woken_does_not_fail_the_sends() -> None:
     peer = stage.peer()
     stage.hold(peer, 1)
     with pytest.raises(OSError, match="reader"):
-        stage.turns.end()
+        stage.turns.commit()
     stage.turns.flush()
     assert [a.code for a in stage.answers(peer)] == [0]
 
@@ -256,7 +256,7 @@ def test_an_unforeseen_error_of_the_commit_answers_everyone_too() -> None:
     peer = stage.peer()
     stage.hold(peer, 1)
     stage.store.error = KeyError("a mistake of ours")
-    stage.turns.end()
+    stage.turns.commit()
     assert [a.code for a in stage.answers(peer)] == [1]
 
 
@@ -266,7 +266,7 @@ def test_latency_is_counted_for_each_message() -> None:
     stage.hold(peer, 1)
     stage.hold(peer, 2)
     stage.clock.advance(0.003)
-    stage.turns.end()
+    stage.turns.commit()
     assert sum(stage.turns.latency_counts) == 2
     assert stage.turns.latency_sum_s == pytest.approx(0.006)
 
@@ -275,9 +275,9 @@ def test_a_failed_fsync_says_that_the_message_may_come_back() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.hold(peer, 2)
-    stage.turns.end()
+    stage.turns.commit()
     for _ in range(2):  # the second is refused by the log, and its message is written too
         stage.syncs.pop(0)(StoreError("Input/output error."))  # type: ignore[operator]
     assert [answer.code for answer in stage.answers(peer)] == [1, 1]
@@ -291,7 +291,7 @@ def test_a_failed_commit_that_may_come_back_does_not_say_that_it_was_not_stored(
     peer = stage.peer()
     stage.store.error = StoreUncertainError("It may come back.")
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     assert [answer.remark for answer in stage.answers(peer)] == ["It may come back."]
 
 
@@ -299,9 +299,9 @@ def test_an_fsync_without_a_descriptor_is_tried_again_and_its_answers_wait() -> 
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.hold(peer, 2)
-    stage.turns.end()
+    stage.turns.commit()
     stage.syncs.pop()(StoreTransientError("Too many open files."))  # type: ignore[operator]
     assert stage.answers(peer) == []
     assert stage.syncs == []
@@ -316,12 +316,12 @@ def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_t
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.clock.advance(6)
     stage.turns.expire(6.0)
     stage.syncs.pop()(StoreTransientError("Too many open files."))  # type: ignore[operator]
     stage.hold(peer, 2)
-    stage.turns.end()
+    stage.turns.commit()
     stage.turns.expire(6.2)
     assert [answer.code for answer in stage.answers(peer)] == [10]
     stage.syncs.pop()(200)  # type: ignore[operator]
@@ -361,12 +361,12 @@ def test_answers_leave_when_the_gate_opens_and_not_before(sync: bool) -> None:
     stage = gated(gate, sync=sync)
     one, two = stage.peer(), stage.peer()
     stage.hold(one, 1)
-    stage.turns.end()
+    stage.turns.commit()
     if sync:
         assert gate.waiting == []
         stage.syncs.pop()(100)  # type: ignore[operator]
     stage.hold(two, 2)
-    stage.turns.end()
+    stage.turns.commit()
     if sync:
         stage.syncs.pop()(200)  # type: ignore[operator]
     assert [end for end, _ in gate.waiting] == [100, 200]
@@ -387,7 +387,7 @@ def test_who_does_not_wait_is_answered_before_the_gate_opens() -> None:
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1, waits=False)
-    stage.turns.end()
+    stage.turns.commit()
     assert [answer.opaque for answer in stage.answers(peer)] == [1]
     assert [end for end, _ in gate.waiting] == [100], "others see it when it is safe"
 
@@ -397,7 +397,7 @@ def test_a_master_that_does_not_hold_answers_shows_late() -> None:
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     assert [answer.code for answer in stage.answers(peer)] == [0]
     gate.open(100)
     assert stage.store.confirmed == [100]
@@ -409,7 +409,7 @@ def test_without_a_slave_nobody_waits_and_nobody_sees() -> None:
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     assert [answer.code for answer in stage.answers(peer)] == [11]
     assert stage.store.confirmed == []
     gate.open(100)
@@ -421,7 +421,7 @@ def test_slaves_that_are_slow_are_waited_for_so_long() -> None:
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     stage.clock.advance(2.9)
     stage.turns.expire(stage.clock.monotonic_s())
     assert not stage.answers(peer)
@@ -437,7 +437,7 @@ def test_a_deposed_master_is_unsure_of_what_it_holds() -> None:
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.end()
+    stage.turns.commit()
     gate.waiting.pop()[1](StoreUncertainError("replica 2 is master"))
     stage.turns.flush()
     assert [answer.code for answer in stage.answers(peer)] == [1]

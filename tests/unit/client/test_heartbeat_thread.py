@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from sluicemq.client.keeper import Keeper, make_client_id, unique_ids
+from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, unique_ids
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ClosedError, ConnectionLostError
 from sluicemq.model.subscription import Subscription
@@ -33,7 +33,7 @@ def keeper():
             noticed.append((address, command.fields["consumerGroup"]))
         return command.code == 40
 
-    keeper = Keeper("me@1", on_ask=on_ask, period_s=0.1)
+    keeper = HeartbeatThread("me@1", on_ask=on_ask, period_s=0.1)
     keeper.noticed = noticed
     yield keeper
     keeper.close()
@@ -57,7 +57,7 @@ def test_heartbeats_go_on_by_themselves(fake_thread, keeper):
 
 
 def test_nothing_is_sent_before_there_is_a_group():
-    keeper = Keeper("me@1", period_s=0.01)
+    keeper = HeartbeatThread("me@1", period_s=0.01)
     assert keeper._thread is None
     keeper.close()
 
@@ -71,7 +71,7 @@ def test_a_broker_that_is_away_is_told_and_does_not_hinder_the_others(fake_threa
 
 
 def test_closing_unregisters_every_group_and_ends_the_thread(fake_thread):
-    keeper = Keeper("me@1")
+    keeper = HeartbeatThread("me@1")
     keeper.consume(ConsumerData("g"))
     keeper.produce("p")
     keeper.use([fake_thread.broker.address])

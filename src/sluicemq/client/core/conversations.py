@@ -44,29 +44,29 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class Exclusive:
     """A part of a Talk that no two tasks of a shell are in at once for one key. Answered when it is
     over; its result is dropped."""
 
     key: str
-    talk: "Talk[Any]"
+    conversation: "Conversation[Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     """So many seconds pass: what is asked afterwards may be answered differently."""
 
     seconds: float
 
 
 @dataclass(slots=True)
-class Wait:
+class Await:
     """What a function of the user returned. Its `value` is awaited where that can be done."""
 
     value: Any
 
 
-Talk = Generator[Call | Alone | Pause | Wait, Command, T]
+Conversation = Generator[Call | Exclusive | Sleep | Await, Command, T]
 
 
 _NOTHING = Command(0)
@@ -79,14 +79,14 @@ class BlockingShell(ABC):
     """What its operations are given first: a `core.directory.Directory`."""
 
     @abstractmethod
-    def exchange(self, call: Call) -> Command:
+    def send_request(self, call: Call) -> Command:
         """The answer to a call. Raises SluiceError."""
 
     @abstractmethod
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Returns after so long."""
 
-    def run(self, talk: Talk[T]) -> T:
+    def run(self, talk: Conversation[T]) -> T:
         """The result of a Talk."""
         answer = _NOTHING
         try:
@@ -94,11 +94,11 @@ class BlockingShell(ABC):
             while True:
                 try:
                     if isinstance(step, Call):
-                        answer = self.exchange(step)
-                    elif isinstance(step, Alone):
-                        answer = self.run(step.talk)
-                    elif isinstance(step, Pause):
-                        self.pause(step.seconds)
+                        answer = self.send_request(step)
+                    elif isinstance(step, Exclusive):
+                        answer = self.run(step.conversation)
+                    elif isinstance(step, Sleep):
+                        self.sleep(step.seconds)
                 except BaseException as error:  # noqa: BLE001 - the Talk decides
                     step = talk.throw(error)
                 else:
@@ -115,22 +115,22 @@ class AsyncioShell(ABC):
     """What its operations are given first: a `core.directory.Directory`."""
 
     @abstractmethod
-    def exchange(self, call: Call) -> Awaitable[Command]:
+    def send_request(self, call: Call) -> Awaitable[Command]:
         """The answer to a call. Raises SluiceError."""
 
     @abstractmethod
-    async def pause(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         """Returns after so long."""
 
     @abstractmethod
-    def alone(self, key: str) -> AbstractAsyncContextManager[object]:
+    def exclusive(self, key: str) -> AbstractAsyncContextManager[object]:
         """Held by one task at a time for each key."""
 
-    async def awaited(self, value: Awaitable[Any]) -> Any:
+    async def await_value(self, value: Awaitable[Any]) -> Any:
         """Await what a function of the application returned, and return its result."""
         return await value
 
-    async def run(self, talk: Talk[T]) -> T:
+    async def run(self, talk: Conversation[T]) -> T:
         """The result of a Talk."""
         answer = _NOTHING
         try:
@@ -138,14 +138,14 @@ class AsyncioShell(ABC):
             while True:
                 try:
                     if isinstance(step, Call):
-                        answer = await self.exchange(step)
-                    elif isinstance(step, Alone):
-                        async with self.alone(step.key):
-                            answer = await self.run(step.talk)
-                    elif isinstance(step, Pause):
-                        await self.pause(step.seconds)
+                        answer = await self.send_request(step)
+                    elif isinstance(step, Exclusive):
+                        async with self.exclusive(step.key):
+                            answer = await self.run(step.conversation)
+                    elif isinstance(step, Sleep):
+                        await self.sleep(step.seconds)
                     elif isinstance(step.value, Awaitable):
-                        answer = step.value = await self.awaited(step.value)
+                        answer = step.value = await self.await_value(step.value)
                 except BaseException as error:  # noqa: BLE001 - the Talk decides
                     step = talk.throw(error)
                 else:
@@ -166,7 +166,7 @@ class Operation(Protocol[P, T_co]):
     ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
 
 
-def operation(talk: Callable[Concatenate[Any, P], Talk[T]]) -> Operation[P, T]:
+def operation(talk: Callable[Concatenate[Any, P], Conversation[T]]) -> Operation[P, T]:
     """Binds a function that makes a Talk; its first parameter becomes the shell's directory."""
 
     @functools.wraps(talk)
