@@ -6,6 +6,7 @@ and what cures it."""
 import difflib
 import inspect
 import pydoc
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -121,7 +122,8 @@ def error(name: str) -> None:
     if not name:
         click.echo(inspect.getdoc(errors))
         return
-    path = f"sluicemq.{name}" if "." in name else f"sluicemq.errors.{name}"
+    moved = re.sub(r"^replication\.", "broker.failover.", name)  # pages keep their published names
+    path = f"sluicemq.{moved}" if "." in name else f"sluicemq.errors.{name}"
     kind = pydoc.locate(path)
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
         near = difflib.get_close_matches(name, vars(errors), 1)
