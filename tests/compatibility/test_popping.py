@@ -234,6 +234,7 @@ def await_tables(config: Path) -> None:
     of order every ten seconds; ours keeps a new topic in its journal for up to a second."""
     for name, wanted in (
         ("topics.json", '"Order"'),
+        ("subscriptionGroup.json", '"G"'),  # Java drops what it reads of a group it does not know
         ("consumerOrderInfo.json", r'"cm":\s*1\b'),
         ("consumerOffset.json", r'"T@G":\s*{\s*"?0"?:\s*5\b'),
         ("consumerOffset.json", r'"Order@G":\s*{\s*"?0"?:\s*1\b'),

@@ -25,6 +25,9 @@ class Demo:
     def __init__(self, directory: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.directory = directory
+        self.start()
+
+    def start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "examples" / "flights" / "demo.py"), "--short"],
@@ -32,17 +35,28 @@ class Demo:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env=environment | {MARK: self.mark, "TMPDIR": str(directory), "PYTHONUNBUFFERED": "1"},
+            env=environment
+            | {MARK: self.mark, "TMPDIR": str(self.directory), "PYTHONUNBUFFERED": "1"},
         )
 
     def read_until(self, text: str) -> str:
-        """Output up to the line with `text`."""
-        assert self.process.stdout is not None
-        seen = ""
-        for line in self.process.stdout:
-            seen += line
-            if text in line:
-                return seen
+        """Return the output up to the line with `text`.
+
+        Start the demo again when Spark ended it because a Python worker took more than 10 s to
+        start, a limit of Spark that cannot be changed, and short for a busy machine.
+        """
+        for _ in range(3):
+            assert self.process.stdout is not None
+            seen = ""
+            for line in self.process.stdout:
+                seen += line
+                if text in line:
+                    return seen
+            if "Python worker failed to connect back" not in seen:
+                break
+            self.process.wait()
+            self.process.stdout.close()
+            self.start()
         raise AssertionError(f"{text!r} did not come:\n{seen}")
 
     def left(self) -> list[str]:

@@ -2,8 +2,8 @@
 
 With `failovers(monkeypatch)` whatever a test does with a stepped broker happens a second time on
 another disk: the log by its bytes (`store/follow.py`), the state by operations on files
-(`broker/replication/mirror.py`). `files.kill()`, by which tests get what a killed broker leaves, then
-is the disk of the slave, so each test of a restart is one of a failover.
+(`broker/replication/mirror.py`). `files.kill()`, by which tests get what a killed broker leaves,
+then is the disk of the slave, so each test of a restart is one of a failover.
 """
 
 import functools
