@@ -41,7 +41,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -53,10 +53,10 @@ from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, Command
 
-PERIOD_S: Final = 30.0
+HEARTBEAT_PERIOD_S: Final = 30.0
 RECONNECT_S: Final = 1.0
 CALL_TIMEOUT_S: Final = 5.0
-DEPTH_MAX: Final = 64
+STACK_DEPTH_MAX: Final = 64
 _log = logging.getLogger("sluicemq.client")
 _T = TypeVar("_T")
 Answer = Callable[[Command], None]
@@ -77,7 +77,7 @@ def make_client_id(clock: Clock) -> str:
     return f"{local_address()}@{os.getpid()}#{clock.now_ms()}{secrets.randbelow(1_000_000):06d}"
 
 
-def unique_ids(clock: Clock) -> UniqueIds:
+def make_unique_ids(clock: Clock) -> UniqueIds:
     """Ids of messages, of this process alone."""
     address = ipaddress.ip_address(local_address()).packed
     return UniqueIds(clock, address, os.getpid(), secrets.randbits(31))
@@ -91,8 +91,8 @@ class HeartbeatThread:
         client_id: str,
         *,
         credentials: Credentials | None = None,
-        on_ask: Callable[[Command, str, Answer], bool] = lambda *_: False,
-        period_s: float = PERIOD_S,
+        on_request: Callable[[Command, str, Answer], bool] = lambda *_: False,
+        period_s: float = HEARTBEAT_PERIOD_S,
         connect: Dial = dial,
         has_thread: bool = True,
         outages: Outages | None = None,
@@ -101,14 +101,14 @@ class HeartbeatThread:
         self._outages = outages or Outages(SYSTEM_CLOCK, _log)
         self.client_id = client_id
         self._credentials = credentials
-        self._on_ask = on_ask
+        self._handle_request = on_request
         self._period_s = period_s
         self._producers: tuple[str, ...] = ()
         self._consumers: dict[str, ConsumerData] = {}
         self._addresses: frozenset[str] = frozenset()
         self._channels: dict[str, Channel] = {}
-        self._down: dict[str, tuple[int, float]] = {}
-        self._refusals: dict[str, dict[str, RequestError]] = {}
+        self._unreachable: dict[str, tuple[int, float]] = {}
+        self._access_errors: dict[str, dict[str, RequestError]] = {}
         """By address and group: what access control did not allow in the last heartbeat."""
         self._connect = connect
         self._has_thread = has_thread
@@ -118,48 +118,52 @@ class HeartbeatThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._wake = asyncio.Event()
-        self._soon: set[str] = set()
+        self._due_addresses: set[str] = set()
         """Where a beat is due before all others: a broker of a thousand that is away must not make
         every client beat at all of them."""
-        self._beating = asyncio.Lock()
+        self._heartbeat_lock = asyncio.Lock()
         self._closed = False
 
-    def produce(self, group: str) -> None:
+    def add_producer_group(self, group: str) -> None:
         """Adds a producer group to the next heartbeats."""
         self._producers = tuple(sorted({*self._producers, group}))
 
-    def consume(self, data: ConsumerData) -> None:
+    def set_consumer_group(self, data: ConsumerData) -> None:
         """Adds or replaces a consumer group and its subscriptions in the next heartbeats."""
         self._consumers = {**self._consumers, data.group: data}
 
-    def use(self, addresses: Iterable[str], routed: Container[str] | None = None) -> None:
+    def update_addresses(
+        self, addresses: Iterable[str], routed: Container[str] | None = None
+    ) -> None:
         """Adds brokers to beat at; new ones hear of us at once when we beat already. Of those that
         do not answer only the `routed` stay: the others are gone for good."""
-        gone = {one for one in tuple(self._down) if routed is not None and one not in routed}
+        gone = {one for one in tuple(self._unreachable) if routed is not None and one not in routed}
         known, self._addresses = self._addresses, self._addresses.difference(gone).union(addresses)
         for address in gone:
-            self._refusals.pop(address, None)
+            self._access_errors.pop(address, None)
         for address in self._addresses - known:
             if self._loop is not None and not self._closed:
-                self._loop.call_soon_threadsafe(self._beat_soon, address)
+                self._loop.call_soon_threadsafe(self._mark_due, address)
 
-    def beat(self) -> "Future[dict[str, SluiceError | None]]":
+    def send_heartbeats(self) -> "Future[dict[str, SluiceError | None]]":
         """A heartbeat to every broker now; the future holds what went wrong at each address."""
-        return self._submit(self._beat_at(lambda: self._addresses))
+        return self._submit(self._send_heartbeats(lambda: self._addresses))
 
-    def tell(self, address: str, command: Command) -> None:
+    def send_oneway(self, address: str, command: Command) -> None:
         """Sends a one-way request on the keeper's connection to a broker; dropped without one."""
 
         async def send() -> None:
             channel = self._channels.get(address)
             with contextlib.suppress(SluiceError):
                 if channel is not None:
-                    channel.oneway(signed(command, self._credentials))
+                    channel.oneway(sign_request(command, self._credentials))
 
         with contextlib.suppress(ClosedError):
             self._submit(send())
 
-    def leave(self, *, producer: str | None = None, consumer: str | None = None) -> "Future[None]":
+    def remove_group(
+        self, *, producer: str | None = None, consumer: str | None = None
+    ) -> "Future[None]":
         """Takes a group out of the heartbeats and unregisters it everywhere at once."""
         if producer:
             self._producers = tuple(group for group in self._producers if group != producer)
@@ -193,11 +197,11 @@ class HeartbeatThread:
             self._ready.wait()
         elif self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._tasks.keep(self._main, "sluicemq keeper")
+            self._tasks.supervise(self._main, "sluicemq keeper")
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def end(self, timeout_s: float = 3.0) -> None:
+    async def aclose(self, timeout_s: float = 3.0) -> None:
         """`close` for those who must not block."""
         if self._has_thread:
             await asyncio.to_thread(self.close, timeout_s)
@@ -218,18 +222,22 @@ class HeartbeatThread:
                 async with asyncio.timeout_at(all_due_s):
                     await self._wake.wait()
             self._wake.clear()
-            due = frozenset(self._soon)
-            self._soon.clear()
+            due = frozenset(self._due_addresses)
+            self._due_addresses.clear()
             if self._loop.time() >= all_due_s:
                 due, all_due_s = self._addresses, self._loop.time() + self._period_s
             if not self._closed and (self._producers or self._consumers):
                 try:
-                    await run_application_code(self._beat_at(partial(self._without_resting, due)))
+                    await run_application_code(
+                        self._send_heartbeats(partial(self._select_due, due))
+                    )
                 except Exception:  # noqa: BLE001 - the brokers would forget this client
                     _log.exception("heartbeats of %s failed, will try again", self.client_id)
                     for address in due:
-                        self._beat_in(RECONNECT_S, address)
-        async with self._beating:  # A heartbeat that was asked for just before may be dialling.
+                        self._schedule_heartbeat(RECONNECT_S, address)
+        async with (
+            self._heartbeat_lock
+        ):  # A heartbeat that was asked for just before may be dialling.
             for group in self._consumers:
                 await self._unregister_at_once(None, group)
             for group in self._producers:
@@ -238,44 +246,48 @@ class HeartbeatThread:
             for channel in channels.values():
                 await channel.close()
 
-    def _without_resting(self, addresses: frozenset[str]) -> frozenset[str]:
+    def _select_due(self, addresses: frozenset[str]) -> frozenset[str]:
         """Those but for brokers that were away and are not due for another try."""
         now_s = asyncio.get_running_loop().time()
-        down = {address for address, (_, due_s) in self._down.items() if due_s > now_s}
+        down = {address for address, (_, due_s) in self._unreachable.items() if due_s > now_s}
         return (addresses & self._addresses) - down
 
-    async def _beat_at(self, find: Callable[[], frozenset[str]]) -> dict[str, SluiceError | None]:
+    async def _send_heartbeats(
+        self, find: Callable[[], frozenset[str]]
+    ) -> dict[str, SluiceError | None]:
         """Once nobody else beats: at those that are found then."""
-        async with self._beating:
+        async with self._heartbeat_lock:
             if self._closed:
                 return {}
             value = Heartbeat(self.client_id, self._producers, tuple(self._consumers.values()))
             addresses = sorted(find())
-            outcomes = await asyncio.gather(*(self._beat(address, value) for address in addresses))
+            outcomes = await asyncio.gather(
+                *(self._send_heartbeat(address, value) for address in addresses)
+            )
             return dict(zip(addresses, outcomes, strict=True))
 
-    async def _beat(self, address: str, value: Heartbeat) -> SluiceError | None:
+    async def _send_heartbeat(self, address: str, value: Heartbeat) -> SluiceError | None:
         try:
-            channel = await self._channel(address)
+            channel = await self._get_channel(address)
             answer = await self._call(channel, value)
-            refused = await self._refused(channel, value, answer)
+            refused = await self._find_refused_groups(channel, value, answer)
         except SluiceError as error:
             # Said once, and tried again after 1 s, 2 s … 30 s.
-            failures = self._down.get(address, (0, 0.0))[0]
+            failures = self._unreachable.get(address, (0, 0.0))[0]
             self._outages.failed(
                 address, "heartbeat to %s failed, will try again: %s", address, error.fact
             )
             pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
-            self._down[address] = (failures + 1, asyncio.get_running_loop().time() + pause_s)
+            self._unreachable[address] = (failures + 1, asyncio.get_running_loop().time() + pause_s)
             broken = self._channels.pop(address, None)
             if broken is not None:
                 await broken.close()
-            self._beat_in(pause_s, address)
+            self._schedule_heartbeat(pause_s, address)
             return error
-        self._down.pop(address, None)
+        self._unreachable.pop(address, None)
         self._outages.worked(address)
-        self._refusals[address] = refused
-        for group in _parts(value):
+        self._access_errors[address] = refused
+        for group in _split_by_group(value):
             own = f"the membership of {group} at {address}"
             if group in refused:
                 text = "access control of %s refuses the membership of %s, will try again: %s"
@@ -291,10 +303,10 @@ class HeartbeatThread:
         return None
 
     async def _call(self, channel: Channel, value: Heartbeat) -> Command:
-        command = signed(requests.heartbeat(value), self._credentials)
+        command = sign_request(requests.heartbeat(value), self._credentials)
         return await channel.call(command, CALL_TIMEOUT_S)
 
-    async def _refused(
+    async def _find_refused_groups(
         self, channel: Channel, value: Heartbeat, answer: Command
     ) -> dict[str, RequestError]:
         """Return the groups of a heartbeat that access control refuses, each with the error.
@@ -303,32 +315,32 @@ class HeartbeatThread:
         groups have to stay members, so each is sent in a heartbeat of its own then. Raises
         SluiceError.
         """
-        if not requests.is_refused(answer):
+        if not requests.is_access_denied(answer):
             return {}
-        parts = _parts(value)
+        parts = _split_by_group(value)
         refused = {}
         for group, part in parts.items():
             if len(parts) > 1:
                 answer = await self._call(channel, part)
-            if requests.is_refused(answer):
+            if requests.is_access_denied(answer):
                 refused[group] = requests.request_error(answer, channel.address)
         return refused
 
-    def refusal(self, group: str, addresses: Iterable[str]) -> RequestError | None:
+    def find_access_error(self, group: str, addresses: Iterable[str]) -> RequestError | None:
         """Return why access control of one of the brokers refused the group in the last heartbeat;
         None if none of them did."""
-        found = (self._refusals.get(address, {}).get(group) for address in addresses)
+        found = (self._access_errors.get(address, {}).get(group) for address in addresses)
         return next((error for error in found if error is not None), None)
 
-    def _beat_in(self, seconds: float, address: str) -> None:
+    def _schedule_heartbeat(self, seconds: float, address: str) -> None:
         if not self._closed and self._loop is not None:
-            self._loop.call_later(seconds, self._beat_soon, address)
+            self._loop.call_later(seconds, self._mark_due, address)
 
-    def _beat_soon(self, address: str) -> None:
-        self._soon.add(address)
+    def _mark_due(self, address: str) -> None:
+        self._due_addresses.add(address)
         self._wake.set()
 
-    async def _channel(self, address: str) -> Channel:
+    async def _get_channel(self, address: str) -> Channel:
         channel = self._channels.get(address)
         if channel is None or channel.closed:
             channel = await self._connect(
@@ -336,7 +348,7 @@ class HeartbeatThread:
                 timeout_s=CALL_TIMEOUT_S,
                 on_request=self._on_request,
                 # A lost connection means a lost membership: beat again in a second, not in thirty.
-                on_close=lambda lost: self._beat_in(RECONNECT_S, lost.address),
+                on_close=lambda lost: self._schedule_heartbeat(RECONNECT_S, lost.address),
             )
             self._channels[address] = channel
         return channel
@@ -344,14 +356,14 @@ class HeartbeatThread:
     async def _unregister(self, producer: str | None, consumer: str | None) -> None:
         """Unregister a group when no heartbeat is under way: one that began before the group was
         taken out would enter it again."""
-        async with self._beating:
+        async with self._heartbeat_lock:
             await self._unregister_at_once(producer, consumer)
 
     async def _unregister_at_once(self, producer: str | None, consumer: str | None) -> None:
         for channel in list(self._channels.values()):
             command = requests.unregister(self.client_id, producer=producer, consumer=consumer)
             with contextlib.suppress(SluiceError):
-                await channel.call(signed(command, self._credentials), 1.0)
+                await channel.call(sign_request(command, self._credentials), 1.0)
 
     def _on_request(self, command: Command, channel: Channel) -> Command | None:
         opaque, is_oneway = command.opaque, command.is_oneway
@@ -361,7 +373,7 @@ class HeartbeatThread:
             if not is_oneway and loop is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(channel.answer, opaque, made)
 
-        if self._on_ask(command, channel.address, answer) or is_oneway:
+        if self._handle_request(command, channel.address, answer) or is_oneway:
             return None
         return Command(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -371,22 +383,22 @@ class HeartbeatThread:
         )
 
 
-_PRODUCERS: Final = "the producers"
+_PRODUCERS_NAME: Final = "the producers"
 
 
-def _parts(value: Heartbeat) -> dict[str, Heartbeat]:
+def _split_by_group(value: Heartbeat) -> dict[str, Heartbeat]:
     """Return a heartbeat for each consumer group of `value` by its name, and one for its
     producers."""
     found = {one.group: Heartbeat(value.client_id, (), (one,)) for one in value.consumers}
     if value.producer_groups:
-        found[_PRODUCERS] = Heartbeat(value.client_id, value.producer_groups, ())
+        found[_PRODUCERS_NAME] = Heartbeat(value.client_id, value.producer_groups, ())
     return found
 
 
 # --------------------------------------------------------------------------------- stacks
 
 
-def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+def format_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
     """What every thread of this process does now, then every task of `loop`: our answer to Java's
     jstack. Called on the keeper's thread, so it also works while the program's own loop is blocked,
     which is when one wants to know. A task that waits is shown with all coroutines it waits in."""
@@ -404,26 +416,26 @@ def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
         lines = "".join(traceback.format_stack(frame)).rstrip()
         texts.append(f'thread "{name}"{kind} id {ident}\n{lines}')
     texts += [
-        "\n".join([f'task "{task.get_name()}"', *_frames(task.get_coro())])
+        "\n".join([f'task "{task.get_name()}"', *_format_frames(task.get_coro())])
         for task in sorted(tasks, key=lambda task: task.get_name())
         if not task.done()
     ]
     return "\n".join(texts)
 
 
-def _frames(coroutine: Any) -> Iterator[str]:
+def _format_frames(coroutine: Any) -> Iterator[str]:
     """From the outermost to the innermost that is awaited."""
-    for _ in range(DEPTH_MAX):
-        frame = _first(coroutine, "cr_frame", "ag_frame", "gi_frame")
+    for _ in range(STACK_DEPTH_MAX):
+        frame = _first_attribute(coroutine, "cr_frame", "ag_frame", "gi_frame")
         if frame is not None:
             code = frame.f_code
             yield f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}'
-        coroutine = _first(coroutine, "cr_await", "ag_await", "gi_yieldfrom")
+        coroutine = _first_attribute(coroutine, "cr_await", "ag_await", "gi_yieldfrom")
         if coroutine is None:
             return
 
 
-def _first(coroutine: Any, *names: str) -> Any:
+def _first_attribute(coroutine: Any, *names: str) -> Any:
     """The first of these attributes that is there and something."""
     return next(
         (x for x in (getattr(coroutine, name, None) for name in names) if x is not None), None

@@ -40,7 +40,7 @@ _log = logging.getLogger("sluicemq.client")
 _OPTIONS: Final = frozenset({"table", "keep", "create", "clock"})
 
 
-class Consumed(Protocol):
+class ConsumedMessage(Protocol):
     """What is used of a received message."""
 
     @property
@@ -95,34 +95,34 @@ def idempotent(
         )
 
     def decorate(handler: Handler) -> Handler:
-        ledger = _ledger(database, options, inspect.iscoroutinefunction(handler))
+        ledger = _make_ledger(database, options, inspect.iscoroutinefunction(handler))
 
         @functools.wraps(handler)
         def once(*arguments: Any) -> Any:
             *bound, given = arguments  # a method has its object before the message
-            known = _identities(given, key, consumer)
+            known = _collect_identities(given, key, consumer)
             with ledger.transaction() as connection:
                 new = {one for one in sorted(known) if ledger.claim(connection, *one)}
                 if new:
-                    return handler(*bound, _left(given, known, new), connection)
-            return _skipped(given)
+                    return handler(*bound, _select_new(given, known, new), connection)
+            return _log_skipped(given)
 
         @functools.wraps(handler)
         async def once_awaited(*arguments: Any) -> Any:
             *bound, given = arguments
-            known = _identities(given, key, consumer)
+            known = _collect_identities(given, key, consumer)
             async with ledger.transaction() as connection:
                 new = {one for one in sorted(known) if await ledger.claim(connection, *one)}
                 if new:
-                    return await handler(*bound, _left(given, known, new), connection)
-            return _skipped(given)
+                    return await handler(*bound, _select_new(given, known, new), connection)
+            return _log_skipped(given)
 
         return once_awaited if inspect.iscoroutinefunction(handler) else once
 
     return decorate
 
 
-def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
+def _make_ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
     """The ledger of the right kind. Raises ConfigurationError."""
     try:
         from sluicemq.client import ledger  # noqa: PLC0415 - SQLAlchemy is an extra
@@ -131,7 +131,7 @@ def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
             f"idempotent consuming needs SQLAlchemy 2 ({error}).",
             fix=install_extra("sql"),
         ) from error
-    own, other = ledger.KINDS if is_async else ledger.KINDS[::-1]
+    own, other = ledger.LEDGER_KINDS if is_async else ledger.LEDGER_KINDS[::-1]
     if isinstance(database, other):
         raise ConfigurationError(
             "a coroutine function needs an engine of create_async_engine, not a blocking one."
@@ -149,17 +149,17 @@ def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
     return database
 
 
-Identity = tuple[str, str, str]
+MessageIdentity = tuple[str, str, str]
 
 
-def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, Any]:
+def _collect_identities(given: Any, key: Key, consumer: str | None) -> dict[MessageIdentity, Any]:
     """What a handler was given, a message or a list of them, by consumer, topic and key; of equal
     ones the first. Raises MessageKeyMissingError, ConfigurationError.
 
     They are claimed in sorted order: two transactions with the same ones in another order would
     wait for each other for ever.
     """
-    known: dict[Identity, Any] = {}
+    known: dict[MessageIdentity, Any] = {}
     for message in given if isinstance(given, list) else [given]:
         name = consumer or message.group
         if not name:
@@ -171,18 +171,18 @@ def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, An
     return known
 
 
-def _left(given: Any, known: dict[Identity, Any], new: set[Identity]) -> Any:
+def _select_new(given: Any, known: dict[MessageIdentity, Any], new: set[MessageIdentity]) -> Any:
     """The message, or those of the list that are new, in their order."""
     if not isinstance(given, list):
         return given
     return [message for identity, message in known.items() if identity in new]
 
 
-def _skipped(given: Any) -> None:
+def _log_skipped(given: Any) -> None:
     _log.debug("%s is skipped: it has been consumed before", given)
 
 
-def message_key(message: Consumed, key: Key = None) -> str:
+def message_key(message: ConsumedMessage, key: Key = None) -> str:
     """What makes a message the same as another one. Raises MessageKeyMissingError.
 
     The id is that of its producer, and stays the same when it is sent again by the producer's own

@@ -58,32 +58,32 @@ Database = str | Path | sa.URL
 E = TypeVar("E", sa.Engine, AsyncEngine)
 
 
-def blocking_engine(database: Database) -> sa.Engine:
+def make_blocking_engine(database: Database) -> sa.Engine:
     """An engine for a path or URL. Raises ConfigurationError."""
-    url = _url(database, _DRIVERS)
-    with _made_clear(url):
+    url = _parse_database_url(database, _DRIVERS)
+    with _explain_engine_errors(url):
         if url.get_backend_name() != "sqlite":
             return sa.create_engine(url, pool_pre_ping=True)
         engine = sa.create_engine(url, connect_args={"timeout": SQLITE_WAIT_S})
-        sa.event.listen(engine, "connect", _write_ahead)
+        sa.event.listen(engine, "connect", _enable_write_ahead_log)
         return engine
 
 
-def async_engine(database: Database) -> AsyncEngine:
+def make_asyncio_engine(database: Database) -> AsyncEngine:
     """The same for asyncio. SQLite opens a connection for each transaction: an idle one would hold
     a thread, and belong to one event loop."""
-    url = _url(database, _ASYNC_DRIVERS)
-    with _made_clear(url):
+    url = _parse_database_url(database, _ASYNC_DRIVERS)
+    with _explain_engine_errors(url):
         if url.get_backend_name() != "sqlite":
             return create_async_engine(url, pool_pre_ping=True)
         engine = create_async_engine(
             url, connect_args={"timeout": SQLITE_WAIT_S}, poolclass=NullPool
         )
-        sa.event.listen(engine.sync_engine, "connect", _write_ahead)
+        sa.event.listen(engine.sync_engine, "connect", _enable_write_ahead_log)
         return engine
 
 
-def _url(database: Database, drivers: dict[str, str]) -> sa.URL:
+def _parse_database_url(database: Database, drivers: dict[str, str]) -> sa.URL:
     if isinstance(database, str) and "://" in database:
         try:
             url = sa.make_url(database)
@@ -108,7 +108,7 @@ def _url(database: Database, drivers: dict[str, str]) -> sa.URL:
 
 
 @contextlib.contextmanager
-def _made_clear(url: sa.URL) -> Iterator[None]:
+def _explain_engine_errors(url: sa.URL) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
@@ -123,7 +123,7 @@ def _made_clear(url: sa.URL) -> Iterator[None]:
         ) from error
 
 
-def _write_ahead(connection: Any, _: object) -> None:
+def _enable_write_ahead_log(connection: Any, _: object) -> None:
     """WAL: readers and the writer do not wait for each other. The mode belongs to the file: while
     another process sets it, or writes in the former mode, SQLite refuses at once, without waiting.
     """
@@ -140,8 +140,8 @@ DEFAULT_KEEP: Final = timedelta(days=30)
 CLEAN_EVERY_S: Final = 3600.0
 KEY_CHARACTERS_MAX: Final = 255
 _TOPIC_CHARACTERS_MAX: Final = 127
-_IGNORING: Final = frozenset({"mysql", "mariadb"})
-_NOTHING: Final[dict[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]]] = {
+_INSERT_IGNORE_DIALECTS: Final = frozenset({"mysql", "mariadb"})
+_INSERT_FUNCTIONS: Final[dict[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]]] = {
     "sqlite": sqlite.insert,
     "postgresql": postgresql.insert,
 }
@@ -165,7 +165,7 @@ def consumed_table(metadata: sa.MetaData, name: str = DEFAULT_TABLE) -> sa.Table
     )
 
 
-def exact_key(text: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
+def to_exact_key(text: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
     """What stands in a column for a text: itself, or its SHA-256 (see the module)."""
     if len(text) <= length_max and text == text.strip() and "\0" not in text:
         return text
@@ -179,7 +179,7 @@ class _Statements:
     def __init__(
         self, dialect: str, table: str, keep: timedelta | None, create: bool, clock: Clock
     ) -> None:
-        if dialect not in _NOTHING and dialect not in _IGNORING:
+        if dialect not in _INSERT_FUNCTIONS and dialect not in _INSERT_IGNORE_DIALECTS:
             raise ConfigurationError(
                 f"idempotent consuming does not know the database {dialect!r}.",
                 fix="Use SQLite, PostgreSQL, MySQL or MariaDB.",
@@ -200,15 +200,15 @@ class _Statements:
     def insert(self, consumer: str, topic: str, key: str) -> sa.Insert:
         """Leaves a row that is there as it is."""
         row = {
-            "consumer": exact_key(consumer),
-            "topic": exact_key(topic, _TOPIC_CHARACTERS_MAX),
-            "message_key": exact_key(key),
+            "consumer": to_exact_key(consumer),
+            "topic": to_exact_key(topic, _TOPIC_CHARACTERS_MAX),
+            "message_key": to_exact_key(key),
             "consumed_ms": self._clock.now_ms(),
         }
         statement: sa.Insert = (
             mysql.insert(self.table).prefix_with("IGNORE").values(row)
-            if self.dialect in _IGNORING
-            else _NOTHING[self.dialect](self.table).values(row).on_conflict_do_nothing()
+            if self.dialect in _INSERT_IGNORE_DIALECTS
+            else _INSERT_FUNCTIONS[self.dialect](self.table).values(row).on_conflict_do_nothing()
         )
         return statement.execution_options(preserve_rowcount=True)  # else an insert may not have it
 
@@ -241,7 +241,7 @@ class _Statements:
         self._clean_s = now_s + CLEAN_EVERY_S
         return True
 
-    def prepare(self, connection: sa.Connection) -> None:
+    def create_table(self, connection: sa.Connection) -> None:
         """Makes the table. Raises ConfigurationError for a connection without transactions."""
         is_loose = getattr(connection.dialect, "detect_autocommit_setting", lambda _: False)
         if is_loose(connection.connection.dbapi_connection):
@@ -283,9 +283,9 @@ class _Ledger(Generic[E]):
         dialect = engine.dialect.name
         self._statements = _Statements(dialect, table, keep, create, clock)
         self._is_ready = False
-        self._preparing = lock()
+        self._prepare_lock = lock()
         # Where the transactions of this process wait for their turn.
-        self._line = lock() if dialect == "sqlite" else contextlib.nullcontext()
+        self._sqlite_lock = lock() if dialect == "sqlite" else contextlib.nullcontext()
 
 
 class Ledger(_Ledger[sa.Engine]):
@@ -297,7 +297,7 @@ class Ledger(_Ledger[sa.Engine]):
     """
 
     def __init__(self, database: Database | sa.Engine, **options: Unpack[LedgerOptions]) -> None:
-        engine = database if isinstance(database, sa.Engine) else blocking_engine(database)
+        engine = database if isinstance(database, sa.Engine) else make_blocking_engine(database)
         super().__init__(engine, threading.Lock, **options)
 
     @contextlib.contextmanager
@@ -305,10 +305,14 @@ class Ledger(_Ledger[sa.Engine]):
         """A connection in a transaction: committed at the end of the block, rolled back when it
         raises. For a handler's work beside `claim`."""
         self._prepare()
-        with self._line, self.engine.begin() as connection, _kept_open(connection):
+        with (
+            self._sqlite_lock,
+            self.engine.begin() as connection,
+            _expect_open_transaction(connection),
+        ):
             yield connection
         if self._statements.is_cleaning_due:
-            with _clean_failure():
+            with _log_clean_failure():
                 self.clean()
 
     def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
@@ -320,7 +324,7 @@ class Ledger(_Ledger[sa.Engine]):
         """Forgets keys that are older than `keep` (or the age given); how many. Happens by itself
         about once an hour."""
         self._prepare()
-        with self._line, self.engine.begin() as connection:
+        with self._sqlite_lock, self.engine.begin() as connection:
             return self._statements.clean(connection, older_than)
 
     def close(self) -> None:
@@ -330,10 +334,10 @@ class Ledger(_Ledger[sa.Engine]):
     def _prepare(self) -> None:
         if self._is_ready:
             return
-        with self._preparing:
+        with self._prepare_lock:
             try:
                 with self.engine.begin() as connection:
-                    self._statements.prepare(connection)
+                    self._statements.create_table(connection)
             except sa.exc.DBAPIError:  # another process may have been faster
                 with self.engine.connect() as connection:
                     if not self._statements.has_table(connection):
@@ -346,18 +350,18 @@ class AsyncLedger(_Ledger[AsyncEngine]):
     `AsyncEngine`."""
 
     def __init__(self, database: Database | AsyncEngine, **options: Unpack[LedgerOptions]) -> None:
-        engine = database if isinstance(database, AsyncEngine) else async_engine(database)
+        engine = database if isinstance(database, AsyncEngine) else make_asyncio_engine(database)
         super().__init__(engine, asyncio.Lock, **options)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         """As `Ledger.transaction`."""
         await self._prepare()
-        async with self._line, self.engine.begin() as connection:
-            with _kept_open(connection.sync_connection):
+        async with self._sqlite_lock, self.engine.begin() as connection:
+            with _expect_open_transaction(connection.sync_connection):
                 yield connection
         if self._statements.is_cleaning_due:
-            with _clean_failure():
+            with _log_clean_failure():
                 await self.clean()
 
     async def claim(self, connection: AsyncConnection, consumer: str, topic: str, key: str) -> bool:
@@ -367,7 +371,7 @@ class AsyncLedger(_Ledger[AsyncEngine]):
     async def clean(self, older_than: timedelta | None = None) -> int:
         """As `Ledger.clean`."""
         await self._prepare()
-        async with self._line, self.engine.begin() as connection:
+        async with self._sqlite_lock, self.engine.begin() as connection:
             return await connection.run_sync(self._statements.clean, older_than)
 
     async def close(self) -> None:
@@ -377,10 +381,10 @@ class AsyncLedger(_Ledger[AsyncEngine]):
     async def _prepare(self) -> None:
         if self._is_ready:
             return
-        async with self._preparing:
+        async with self._prepare_lock:
             try:
                 async with self.engine.begin() as connection:
-                    await connection.run_sync(self._statements.prepare)
+                    await connection.run_sync(self._statements.create_table)
             except sa.exc.DBAPIError:  # another process may have been faster
                 async with self.engine.connect() as connection:
                     if not await connection.run_sync(self._statements.has_table):
@@ -388,12 +392,12 @@ class AsyncLedger(_Ledger[AsyncEngine]):
             self._is_ready = True
 
 
-KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
+LEDGER_KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
 """For coroutine functions, for plain functions: the ledger and the engine."""
 
 
 @contextlib.contextmanager
-def _clean_failure() -> Iterator[None]:
+def _log_clean_failure() -> Iterator[None]:
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
@@ -401,7 +405,7 @@ def _clean_failure() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept_open(connection: sa.Connection | None) -> Iterator[None]:
+def _expect_open_transaction(connection: sa.Connection | None) -> Iterator[None]:
     """Raises ConfigurationError when a handler has ended the transaction that is not its own; a
     handler that fails beside that has its error, and this one is logged."""
     assert connection is not None
@@ -410,13 +414,13 @@ def _kept_open(connection: sa.Connection | None) -> Iterator[None]:
         yield
     except Exception:
         if transaction is None or not transaction.is_active:
-            _log.error("%s", _ended_by_handler())
+            _log.error("%s", _transaction_ended_error())
         raise
     if transaction is None or not transaction.is_active:
-        raise _ended_by_handler()
+        raise _transaction_ended_error()
 
 
-def _ended_by_handler() -> ConfigurationError:
+def _transaction_ended_error() -> ConfigurationError:
     return ConfigurationError(
         "the handler has ended the transaction of its message itself: its effects are no longer "
         "exactly once.",

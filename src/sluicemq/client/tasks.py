@@ -171,7 +171,16 @@ class _Kept:
     """A task that `Tasks` starts again when it ends unexpectedly: its coroutine function, its
     current task, and the pause in seconds before the next start."""
 
-    __slots__ = ("_forget", "began_s", "is_cancelled", "make", "name", "pause_s", "task", "timer")
+    __slots__ = (
+        "_forget",
+        "is_cancelled",
+        "name",
+        "pause_s",
+        "start",
+        "started_s",
+        "task",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -181,11 +190,11 @@ class _Kept:
     ) -> None:
         """Call `forget` with this object when it is cancelled between two runs of its task."""
         self._forget = forget
-        self.make: Callable[[], Coroutine[Any, Any, Any]] = make
+        self.start: Callable[[], Coroutine[Any, Any, Any]] = make
         self.name: str = name
         self.task: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.began_s: float = 0.0
+        self.started_s: float = 0.0
         self.pause_s: float = RESTART_S
         self.is_cancelled: bool = False
 
@@ -199,18 +208,18 @@ class _Kept:
             self.task.cancel()
 
 
-KeptTask = _Kept
+SupervisedTask = _Kept
 
 
 class Tasks:
     """The background tasks of one part of a client."""
 
-    __slots__ = ("_ended", "_kept", "_tasks", "is_closing")
+    __slots__ = ("_supervised", "_task_ended", "_tasks", "is_closing")
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._kept: set[_Kept] = set()
-        self._ended: asyncio.Event = asyncio.Event()
+        self._supervised: set[_Kept] = set()
+        self._task_ended: asyncio.Event = asyncio.Event()
         self.is_closing: bool = False
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -220,14 +229,14 @@ class Tasks:
 
         def ended(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
-            self._ended.set()
+            self._task_ended.set()
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log.error("background task %s failed", task.get_name(), exc_info=error)
 
         task.add_done_callback(ended)
         return task
 
-    def keep(self, make: Callable[[], Coroutine[Any, Any, Any]], name: str) -> KeptTask:
+    def supervise(self, make: Callable[[], Coroutine[Any, Any, Any]], name: str) -> SupervisedTask:
         """Start `make()` as a task called `name`, and start it again after a pause whenever it ends
         unexpectedly.
 
@@ -238,8 +247,8 @@ class Tasks:
         `close`.
         """
         kept = _Kept(make, name, self._forget)
-        self._run(kept)
-        self._kept.add(kept)
+        self._task(kept)
+        self._supervised.add(kept)
         return kept
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -257,16 +266,16 @@ class Tasks:
         return task
 
     def _forget(self, kept: _Kept) -> None:
-        self._kept.discard(kept)
-        self._ended.set()
+        self._supervised.discard(kept)
+        self._task_ended.set()
 
-    def _run(self, kept: _Kept) -> None:
+    def _task(self, kept: _Kept) -> None:
         kept.timer = None
-        kept.began_s = asyncio.get_running_loop().time()
-        kept.task = self._start(kept.make(), kept.name)
-        kept.task.add_done_callback(lambda task: self._kept_ended(kept, task))
+        kept.started_s = asyncio.get_running_loop().time()
+        kept.task = self._start(kept.start(), kept.name)
+        kept.task.add_done_callback(lambda task: self._on_supervised_end(kept, task))
 
-    def _kept_ended(self, kept: _Kept, task: asyncio.Task[Any]) -> None:
+    def _on_supervised_end(self, kept: _Kept, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None or kept.is_cancelled or self.is_closing:
@@ -275,13 +284,15 @@ class Tasks:
                 _log.error("background task %s failed", kept.name, exc_info=error)
             return
         loop = task.get_loop()
-        if loop.time() - kept.began_s >= STEADY_S:
+        if loop.time() - kept.started_s >= STEADY_S:
             kept.pause_s = RESTART_S
         if not task.cancelled():
             _log.error(
                 "background task %s failed and is started again in %g s",
-                kept.name, kept.pause_s, exc_info=error,
-            )  # fmt: skip
+                kept.name,
+                kept.pause_s,
+                exc_info=error,
+            )
         # By a timer: a loop that ends cancels all of its tasks, and would wait for a new one.
         kept.timer = loop.call_later(kept.pause_s, self._run_again, kept, task.cancelled())
         kept.pause_s = min(2 * kept.pause_s, RESTART_MAX_S)
@@ -290,18 +301,19 @@ class Tasks:
         if was_cancelled:  # Logged this late, so that the end of a program logs nothing.
             _log.error(
                 "background task %s was cancelled by code outside of this client and is started "
-                "again", kept.name,
-            )  # fmt: skip
-        self._run(kept)
+                "again",
+                kept.name,
+            )
+        self._task(kept)
 
     @property
-    def live(self) -> int:
+    def running_count(self) -> int:
         """The number of tasks that run now; one that waits to be started again does not count."""
         return len(self._tasks)
 
     def __bool__(self) -> bool:
         """Return whether a task runs, or waits to be started again."""
-        return bool(self._tasks or self._kept)
+        return bool(self._tasks or self._supervised)
 
     def __contains__(self, task: object) -> bool:
         return task in self._tasks
@@ -309,34 +321,34 @@ class Tasks:
     async def wait(self) -> None:
         """Wait until every task has ended and none will be started again."""
         while self:
-            self._ended.clear()
-            await self._ended.wait()
+            self._task_ended.clear()
+            await self._task_ended.wait()
 
     async def close(self) -> None:
         """Cancel all tasks but the current one, and wait until they have ended. Kept tasks are not
         started again; `spawn` and `keep` raise ClosedError from now on. Safe to call twice."""
         self.is_closing = True
-        for kept in tuple(self._kept):
+        for kept in tuple(self._supervised):
             if kept.timer is not None:
                 kept.timer.cancel()
-                self._kept.discard(kept)
+                self._supervised.discard(kept)
         left = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        self._ended.set()
+        self._task_ended.set()
 
 
 # ---------------------------------------------------------------------- whatever the caller does
 
 
-def _ignore() -> None:
+def _do_nothing() -> None:
     """Do nothing. The default of callbacks that a caller need not pass."""
 
 
 async def run_to_end(
-    work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = _ignore
+    work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = _do_nothing
 ) -> T:
     """Run `work` in a task of its own, wait until it has ended, and return its result.
 
@@ -345,7 +357,7 @@ async def run_to_end(
     closed does not go on waiting, because `work` may be what closes it: CancelledError is raised at
     once and `work` runs on. Raises what `work` raises.
     """
-    task = work if isinstance(work, asyncio.Task) else _task_of(work)
+    task = work if isinstance(work, asyncio.Task) else _start_cleanup(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -384,27 +396,27 @@ def _name_of(step: Callable[..., object]) -> str:
     return getattr(step, "__qualname__", None) or repr(step)
 
 
-def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def _start_cleanup(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     name = getattr(work, "__qualname__", "cleaning up")
     return asyncio.get_running_loop().create_task(work, name=f"sluicemq {name}")
 
 
-class Closing(Generic[T]):
+class CloseOnce(Generic[T]):
     """A close() that runs once, although many callers may await it; every caller gets its result.
 
     When a caller is cancelled, `hurry` is called; the caller gets its CancelledError when the run
     has ended. If a run fails, the next caller starts another one.
     """
 
-    def __init__(self, on_hurry: Callable[[], object] = _ignore) -> None:
-        self._run: asyncio.Task[T] | None = None
+    def __init__(self, on_hurry: Callable[[], object] = _do_nothing) -> None:
+        self._task: asyncio.Task[T] | None = None
         self._hurried = asyncio.Event()
         self._on_hurry = on_hurry
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether `run` was called."""
-        return self._run is not None
+        return self._task is not None
 
     def hurry(self) -> None:
         """End every present and later `wait_unless_hurried`, and call `on_hurry`. This works before
@@ -416,15 +428,15 @@ class Closing(Generic[T]):
         """Start `work()`, unless a run is in progress or has succeeded; wait until it has ended and
         return its result. If the caller is cancelled, call `hurry` and raise CancelledError when
         the run has ended. Raises what `work` raises."""
-        run = self._run
+        run = self._task
         if run is None or (run.done() and (run.cancelled() or run.exception() is not None)):
-            run = self._run = _task_of(work())
+            run = self._task = _start_cleanup(work())
         return await run_to_end(run, self.hurry)
 
     async def wait_unless_hurried(self, awaited: asyncio.Event, timeout_s: float) -> bool:
         """Wait until `awaited` is set, `timeout_s` seconds have passed, or `hurry` is called.
         Return whether `awaited` is set."""
-        waits = [_task_of(event.wait()) for event in (awaited, self._hurried)]
+        waits = [_start_cleanup(event.wait()) for event in (awaited, self._hurried)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

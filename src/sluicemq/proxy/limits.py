@@ -318,7 +318,7 @@ def topic_of(resource: m.Resource) -> str:
     except ConfigurationError as error:
         if not name.strip():
             refusal = Refusal.TOPIC_BLANK
-        elif name in names.BROKERS_TOPICS:
+        elif name in names.BROKER_TOPICS:
             refusal = Refusal.TOPIC_OF_SYSTEM
         elif len(name) > topic.TOPIC_LENGTH_MAX:
             refusal = Refusal.TOPIC_TOO_LONG

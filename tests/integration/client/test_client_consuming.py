@@ -330,7 +330,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         here = member(mq, "g")
         await until(lambda: len(own(mq, "g", "t")) == 1)
         await mq.admin.create_topic("t", queues=2)
-        mq.cluster.routes.drop("t")
+        mq.cluster.routes.remove("t")
         is_taking, goes_on = asyncio.Event(), asyncio.Event()
         where = here.readers.start_offset
 
@@ -342,7 +342,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         monkeypatch.setattr(here.readers, "start_offset", slow)
         here.notice()
         await is_taking.wait()
-        beat = here._beat
+        beat = here._send_heartbeat
 
         async def then_goes_on(*rest: Any, **more: Any) -> None:
             await beat(*rest, **more)
@@ -351,7 +351,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
                 await until(lambda: len(own(mq, "g", "t")) == 2)
                 raise ConnectionLostError("no broker heard of it.")
 
-        monkeypatch.setattr(here, "_beat", then_goes_on)
+        monkeypatch.setattr(here, "_send_heartbeat", then_goes_on)
         with contextlib.suppress(ConnectionLostError):
             await consumer.change("t", tags="A || B")
         wanted = "A" if is_refused else "A || B"

@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.messages import check_batch, make_message, prepare, recalled
-from sluicemq.client.core.requests import send_results
+from sluicemq.client.core.messages import (
+    check_batch,
+    expect_recall_handle,
+    make_message,
+    make_outgoing,
+)
+from sluicemq.client.core.requests import parse_send_response
 from sluicemq.errors import ConfigurationError, RequestError, SendError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message
@@ -20,7 +25,9 @@ NOON_MS = 1_782_907_200_250
 
 
 def properties(**words: Any) -> dict[str, str]:
-    found = decode_properties(prepare(make_message("t", b"x", **words), "ID").properties.encode())
+    found = decode_properties(
+        make_outgoing(make_message("t", b"x", **words), "ID").properties.encode()
+    )
     return {name: value for name, value in found.items() if name not in ("UNIQ_KEY", "WAIT")}
 
 
@@ -75,7 +82,7 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(
 
 
 def test_brokers_with_more_levels_can_be_used() -> None:
-    outgoing = prepare(Message("t", b"x", delay_level=25), "ID", delay_level_max=30)
+    outgoing = make_outgoing(Message("t", b"x", delay_level=25), "ID", delay_level_max=30)
     assert "DELAY\x0125\x02" in outgoing.properties
 
 
@@ -88,10 +95,10 @@ def test_a_batch_is_not_delayed(words: dict[str, Any]) -> None:
 def test_the_result_has_the_recall_handle() -> None:
     queue = MessageQueue("t", "b", 0)
     fields = {"msgId": "M", "queueId": "0", "queueOffset": "7", "recallHandle": "H"}
-    (result,) = send_results(Command(0, fields), queue, ("ID",), "a:1")
+    (result,) = parse_send_response(Command(0, fields), queue, ("ID",), "a:1")
     assert result.recall_handle == "H"
     del fields["recallHandle"]
-    (result,) = send_results(Command(0, fields), queue, ("ID",), "a:1")
+    (result,) = parse_send_response(Command(0, fields), queue, ("ID",), "a:1")
     assert result.recall_handle is None
 
 
@@ -105,7 +112,7 @@ def test_the_result_has_the_recall_handle() -> None:
 def test_too_long_a_delay_is_an_error_with_the_right_cure(remark: str) -> None:
     queue = MessageQueue("t", "b", 0)
     with pytest.raises(RequestError) as caught:
-        send_results(Command(13, {}, b"", 0, 1, remark), queue, ("ID",), "a:1")
+        parse_send_response(Command(13, {}, b"", 0, 1, remark), queue, ("ID",), "a:1")
     assert "timerMaxDelaySec" in str(caught.value.fix)
 
 
@@ -120,7 +127,7 @@ def test_a_handle_is_read_as_it_was_written() -> None:
 def test_what_is_no_handle_is_an_error(text: str) -> None:
     assert parse_recall_handle(text) is None
     with pytest.raises(ConfigurationError, match="no recall handle"):
-        recalled(text)
+        expect_recall_handle(text)
 
 
 def test_a_migrants_message_says_it_in_rocketmqs_words() -> None:

@@ -167,7 +167,7 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
 
 async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, monkeypatch):
     left = [2]
-    beat = HeartbeatThread._beat
+    beat = HeartbeatThread._send_heartbeat
 
     async def fails(self, address, value):
         if left[0]:
@@ -178,7 +178,7 @@ async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, mo
     async with embedded(clock=VirtualClock()) as mq:
         await mq.admin.create_topic("t", queues=1)
         async with mq.subscribe("t", group="g"):
-            monkeypatch.setattr(HeartbeatThread, "_beat", fails)
+            monkeypatch.setattr(HeartbeatThread, "_send_heartbeat", fails)
             await mq.clock.advance(seconds=300)
             assert mq.servers.broker.core.consumers.groups["g"].client_ids == [mq.client_id]
     assert left == [0]
@@ -228,7 +228,7 @@ async def test_a_selector_that_fails_is_the_senders_to_know_and_leaves_nothing_o
 
             outcome = await inject(mq.send("t", b"x", selector=select), 0, "waiting")
             assert type(outcome.error) is type(error)
-        assert not mq.default_producer.sender.open
+        assert not mq.default_producer.sender.open_ids
         await mq.send("t", b"x")
 
 

@@ -72,8 +72,8 @@ class World(BlockingShell):
     def send(self, *, retry_unsafe: bool = False, **options: object) -> SendResult:
         sender = Sender(self.directory, "g", lambda: "id", retry_unsafe=retry_unsafe)
         key = options.pop("sharding_key", None)
-        outgoing = sender.ready(make_message("T", b"x", sharding_key=key))  # type: ignore[arg-type]
-        return self.run(sender.send(outgoing, **options))  # type: ignore[arg-type]
+        outgoing = sender.assign_id(make_message("T", b"x", sharding_key=key))  # type: ignore[arg-type]
+        return self.run(sender.send_outgoing(outgoing, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture

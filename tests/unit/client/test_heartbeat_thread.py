@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, unique_ids
+from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, make_unique_ids
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ClosedError, ConnectionLostError
 from sluicemq.model.subscription import Subscription
@@ -33,7 +33,7 @@ def keeper():
             noticed.append((address, command.fields["consumerGroup"]))
         return command.code == 40
 
-    keeper = HeartbeatThread("me@1", on_ask=on_ask, period_s=0.1)
+    keeper = HeartbeatThread("me@1", on_request=on_ask, period_s=0.1)
     keeper.noticed = noticed
     yield keeper
     keeper.close()
@@ -72,17 +72,17 @@ def test_a_broker_that_is_away_is_told_and_does_not_hinder_the_others(fake_threa
 
 def test_closing_unregisters_every_group_and_ends_the_thread(fake_thread):
     keeper = HeartbeatThread("me@1")
-    keeper.consume(ConsumerData("g"))
-    keeper.produce("p")
-    keeper.use([fake_thread.broker.address])
-    keeper.beat().result(limit(5))
+    keeper.set_consumer_group(ConsumerData("g"))
+    keeper.add_producer_group("p")
+    keeper.update_addresses([fake_thread.broker.address])
+    keeper.send_heartbeats().result(limit(5))
     thread = keeper._thread
     keeper.close()
     assert not thread.is_alive()
     assert fake_thread.broker.seen[35] == 2
     assert not fake_thread.broker.members["g"]
     with pytest.raises(ClosedError):
-        keeper.beat()
+        keeper.send_heartbeats()
     keeper.close()
 
 
@@ -118,7 +118,7 @@ def test_client_ids_differ():
 
 
 def test_message_ids_are_unique_among_threads_and_count_from_the_month():
-    ids = unique_ids(SYSTEM_CLOCK)
+    ids = make_unique_ids(SYSTEM_CLOCK)
     made: list[str] = []
 
     def make() -> None:
@@ -131,7 +131,7 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
         thread.join()
     assert len(set(made)) == 2000
     assert {len(one) for one in made} == {32}
-    december = unique_ids(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
+    december = make_unique_ids(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
     assert int(december.next()[20:28], 16) == 30 * 86_400_000
 
 

@@ -20,9 +20,9 @@ from sluicemq.client.ledger import (
     AsyncLedger,
     Ledger,
     _Statements,
-    blocking_engine,
     consumed_table,
-    exact_key,
+    make_blocking_engine,
+    to_exact_key,
 )
 from sluicemq.clock import SYSTEM_CLOCK
 from waiting import limit
@@ -221,7 +221,7 @@ def test_a_ledger_opens_while_another_process_writes_in_the_former_journal_mode(
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("begin immediate")
     other.execute("create table theirs (n)")
-    engine = blocking_engine(path)
+    engine = make_blocking_engine(path)
     with engine.connect() as connection:
         assert connection.execute(sa.text("select 1")).scalar() == 1
     engine.dispose()
@@ -301,11 +301,11 @@ def test_a_message_of_no_group_needs_a_consumer(ledger):
 def test_keys_that_a_database_would_not_keep_apart_are_kept_apart():
     long = "x" * 256
     odd = ["a ", " a", "a\0", long, long + "y", "a\ud800"]
-    kept = [exact_key(text) for text in odd]
+    kept = [to_exact_key(text) for text in odd]
     assert len(set(kept)) == len(odd)
     assert all(len(text) <= 255 for text in kept)
-    assert exact_key("Order-7 Ä") == "Order-7 Ä"
-    assert exact_key("x" * 255) == "x" * 255
+    assert to_exact_key("Order-7 Ä") == "Order-7 Ä"
+    assert to_exact_key("x" * 255) == "x" * 255
 
 
 # ---- the table

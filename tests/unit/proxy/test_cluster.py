@@ -93,7 +93,7 @@ def test_clients_that_ask_at_once_cost_one_question_to_the_name_server(
             await proxy.mq.admin.create_topic("orders", queues=1)
             backend, asked = proxy.backend, list[str]()
             assert isinstance(backend, ClusterBackend)
-            find = backend.directory.find_route
+            find = backend.directory.fetch_route
 
             def find_route(topic: str) -> Conversation[TopicRoute | None]:
                 asked.append(topic)

@@ -41,7 +41,7 @@ class Cluster:
 
     async def create(self, topic: str, bodies: list[bytes], queues: int = 1) -> None:
         await self.mq.admin.create_topic(topic, queues=queues)
-        self.mq.cluster.routes.forget(topic)
+        self.mq.cluster.routes.expire(topic)
         for body in bodies:
             await self.mq.send(topic, body)
 

@@ -32,7 +32,7 @@ from typing import Final, TypeVar
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import AsyncioShell, Call
 from sluicemq.client.core.identity import Anchor
-from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, number
+from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, int_field
 from sluicemq.client.tasks import run_to_end
 from sluicemq.errors import ConfigurationError, ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
@@ -122,7 +122,7 @@ class BrokerOffsets:
         answer = await self._shell.send_request(Call(address, command))
         if answer.code == QUERY_NOT_FOUND:
             return None
-        offset = number(expect_success(answer, address), "offset")
+        offset = int_field(expect_success(answer, address), "offset")
         return offset if offset >= 0 else None
 
     def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:

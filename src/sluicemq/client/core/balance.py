@@ -79,18 +79,18 @@ class MachineRoomNearby:
             return []
         by_room: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
-            by_room.setdefault(_room(self.broker_room, queue.broker), []).append(queue)
+            by_room.setdefault(_find_room(self.broker_room, queue.broker), []).append(queue)
         near: dict[str, list[str]] = {}
         for member in sorted(members):
-            near.setdefault(_room(self.client_room, member), []).append(member)
-        room = _room(self.client_room, client_id)
+            near.setdefault(_find_room(self.client_room, member), []).append(member)
+        room = _find_room(self.client_room, client_id)
         own = list(self.inner(client_id, by_room.get(room, []), near[room]))
         for other in sorted(by_room.keys() - near.keys()):
             own += self.inner(client_id, by_room[other], sorted(members))
         return own
 
 
-def _room(tell: Callable[[str], str], name: str) -> str:
+def _find_room(tell: Callable[[str], str], name: str) -> str:
     room = tell(name)
     if not room:
         raise ConfigurationError(
@@ -118,21 +118,21 @@ class ConsistentHash:
     ) -> list[MessageQueue]:
         if client_id not in members:
             return []
-        points, owners = _ring(tuple(sorted(members)), self.virtual_nodes)
+        points, owners = _make_ring(tuple(sorted(members)), self.virtual_nodes)
         own = []
         for queue in sorted(queues):
             text = f"topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}"
-            index = bisect_left(points, ring_position(f"MessageQueue [{text}]"))
+            index = bisect_left(points, hash_to_ring(f"MessageQueue [{text}]"))
             if owners[index % len(points)] == client_id:
                 own.append(queue)
         return own
 
 
 @lru_cache(maxsize=8)
-def _ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list[str]]:
+def _make_ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list[str]]:
     """Points in rising order and who stands there; of two at one point the later member."""
     ring = {
-        ring_position(f"{member}-{number}"): member
+        hash_to_ring(f"{member}-{number}"): member
         for member in members
         for number in range(virtual_nodes)
     }
@@ -140,14 +140,14 @@ def _ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list
     return points, [ring[point] for point in points]
 
 
-def ring_position(text: str) -> int:
+def hash_to_ring(text: str) -> int:
     """Where a text stands on the ring: 0 to 2**32 - 1."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class ConfiguredQueues:
     """Exactly these queues, whoever else is there: the program sees to it that every queue is
     configured at one member."""
 
@@ -160,7 +160,7 @@ class Configured:
         return [queue for queue in sorted(queues) if queue in self.queues]
 
 
-_MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
+_STRATEGY_FACTORIES: Final[dict[str, Callable[..., Strategy]]] = {
     "average": lambda: allocate_average,
     "average_circle": lambda: allocate_circle,
     "consistent_hash": ConsistentHash,
@@ -168,7 +168,7 @@ _MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     "machine_room": lambda rooms: MachineRooms(
         frozenset([rooms] if isinstance(rooms, str) else rooms)
     ),
-    "config": lambda queues: Configured(frozenset(queues)),
+    "config": lambda queues: ConfiguredQueues(frozenset(queues)),
 }
 _JAVA_NAMES: Final = {
     "AVG": "average",
@@ -178,7 +178,7 @@ _JAVA_NAMES: Final = {
     "MACHINE_ROOM": "machine_room",
     "CONFIG": "config",
 }
-STRATEGY_NAMES: Final = tuple(sorted(_MAKERS))
+STRATEGY_NAMES: Final = tuple(sorted(_STRATEGY_FACTORIES))
 
 
 class StrategySettings(TypedDict, total=False):
@@ -203,7 +203,7 @@ def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> St
     """
     if callable(choice):
         return choice
-    maker = _MAKERS.get(_JAVA_NAMES.get(choice, choice))
+    maker = _STRATEGY_FACTORIES.get(_JAVA_NAMES.get(choice, choice))
     if maker is None:
         raise ConfigurationError(
             f"there is no allocation strategy {choice!r:.60}.",

@@ -40,7 +40,7 @@ from datetime import datetime
 from typing import Final, Literal, TypedDict
 
 from sluicemq.client.core.balance import strategy
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.names import check_number, check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
@@ -60,11 +60,11 @@ from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, Strategy
 from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP, TopicRates
 
-COUNT_MAX: Final = 1000
+IN_FLIGHT_COUNT_MAX: Final = 1000
 """Messages of one queue in flight before pulling pauses (RocketMQ's pullThresholdForQueue)."""
 PULL_COUNT: Final = 256
 """Messages of one request: a RocketMQ broker gives 32 of them, ours what goes into 256 KiB."""
-BYTES_MAX: Final = 64 * 1024 * 1024
+IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of one queue in flight before pulling pauses (RocketMQ allows 100 MiB)."""
 
 
@@ -98,7 +98,7 @@ class InFlight:
         self.size_bytes -= size
         return True
 
-    def back(self, waiting: Collection[int]) -> set[int]:
+    def rewind(self, waiting: Collection[int]) -> set[int]:
         """Goes back before the messages at the end that nobody was given yet (`waiting`), as if
         they had never been seen. Returns them."""
         gone: set[int] = set()
@@ -135,8 +135,8 @@ class InFlight:
 
     def has_room(
         self,
-        count_max: int = COUNT_MAX,
-        bytes_max: int = BYTES_MAX,
+        count_max: int = IN_FLIGHT_COUNT_MAX,
+        bytes_max: int = IN_FLIGHT_BYTES_MAX,
         span_max: int | None = None,
     ) -> bool:
         """Whether more may be pulled."""
@@ -144,100 +144,106 @@ class InFlight:
         return len(self._sizes) < count_max and self.size_bytes < bytes_max and is_narrow
 
 
-WINDOW_S: Final = 60
-_HOUR_CELLS: Final = 60
+RATE_WINDOW_S: Final = 60
+_FAILURE_CELLS: Final = 60
 
 
-class Counts:
+class TopicConsumeStats:
     """One group's doings with one topic."""
 
     __slots__ = (
-        "_cell", "_cell_end_s", "_cells", "_failed", "_undecodable", "last_consume_s",
-        "last_undecodable", "undecodable",
-    )  # fmt: skip
+        "_cell",
+        "_cell_end_s",
+        "_cells",
+        "_failure_cells",
+        "_undecodable_counter",
+        "last_consume_s",
+        "last_undecodable_error",
+        "undecodable_count",
+    )
 
     def __init__(self) -> None:
-        self._undecodable = itertools.count(1)
-        self.undecodable: int = 0
+        self._undecodable_counter = itertools.count(1)
+        self.undecodable_count: int = 0
         """Messages whose body could not be decoded, since the consumer started."""
-        self.last_undecodable: str = ""
+        self.last_undecodable_error: str = ""
         """What was wrong with the newest of them."""
         self._cells: deque[list[float]] = deque()
         self._cell: list[float] = []
         self._cell_end_s = 0.0
-        self._failed: deque[list[float]] = deque()
+        self._failure_cells: deque[list[float]] = deque()
         self.last_consume_s: float = 0.0
 
-    def _next_cell(self, now_s: float) -> None:
+    def _start_cell(self, now_s: float) -> None:
         second = int(now_s)
         self._cell = [second, 0, 0, 0, 0.0]
         self._cell_end_s = second + 1.0
         self._cells.append(self._cell)
-        while self._cells[0][0] <= second - WINDOW_S:
+        while self._cells[0][0] <= second - RATE_WINDOW_S:
             self._cells.popleft()
 
-    def pulled(self, now_s: float, count: int) -> None:
+    def record_pull(self, now_s: float, count: int) -> None:
         """A pull has brought so many messages."""
         if now_s >= self._cell_end_s:
-            self._next_cell(now_s)
+            self._start_cell(now_s)
         self._cell[1] += count
 
-    def done(self, now_s: float, took_s: float, count: int = 1) -> None:
+    def record_acks(self, now_s: float, took_s: float, count: int = 1) -> None:
         """So many messages were acknowledged, so long (all in all) after the application got them.
         HOT."""
         if now_s >= self._cell_end_s:
-            self._next_cell(now_s)
+            self._start_cell(now_s)
         cell = self._cell
         cell[2] += count
         cell[4] += took_s
         self.last_consume_s = now_s
 
-    def failed(self, now_s: float, took_s: float) -> None:
+    def record_failure(self, now_s: float, took_s: float) -> None:
         """A message was given back."""
         if now_s >= self._cell_end_s:
-            self._next_cell(now_s)
+            self._start_cell(now_s)
         cell = self._cell
         cell[3] += 1
         cell[4] += took_s
         minute = int(now_s // 60)
-        if not self._failed or self._failed[-1][0] != minute:
-            self._failed.append([minute, 0])
-        self._failed[-1][1] += 1
-        while self._failed[0][0] <= minute - _HOUR_CELLS:
-            self._failed.popleft()
+        if not self._failure_cells or self._failure_cells[-1][0] != minute:
+            self._failure_cells.append([minute, 0])
+        self._failure_cells[-1][1] += 1
+        while self._failure_cells[0][0] <= minute - _FAILURE_CELLS:
+            self._failure_cells.popleft()
 
-    def cannot_decode(self, what: str) -> int:
+    def record_undecodable(self, what: str) -> int:
         """Count a message whose body could not be decoded, and return how many there were. May be
         called from any thread."""
-        self.undecodable = next(self._undecodable)
-        self.last_undecodable = what
-        return self.undecodable
+        self.undecodable_count = next(self._undecodable_counter)
+        self.last_undecodable_error = what
+        return self.undecodable_count
 
     def rates(self, now_s: float) -> TopicRates:
         """Over the window. Callable from another thread: it works on copies."""
-        first = int(now_s) - WINDOW_S
+        first = int(now_s) - RATE_WINDOW_S
         cells = [tuple(cell) for cell in tuple(self._cells) if cell[0] > first]
         pulled = sum(cell[1] for cell in cells)
         done, failed = sum(cell[2] for cell in cells), sum(cell[3] for cell in cells)
-        first_minute = int(now_s // 60) - _HOUR_CELLS
-        failures = sum(cell[1] for cell in tuple(self._failed) if cell[0] > first_minute)
+        first_minute = int(now_s // 60) - _FAILURE_CELLS
+        failures = sum(cell[1] for cell in tuple(self._failure_cells) if cell[0] > first_minute)
         return TopicRates(
-            pulls_per_second=pulled / WINDOW_S,
+            pulls_per_second=pulled / RATE_WINDOW_S,
             consume_ms=(
                 1000 * sum(cell[4] for cell in cells) / (done + failed) if done + failed else 0.0
             ),
-            done_per_second=done / WINDOW_S,
-            failed_per_second=failed / WINDOW_S,
+            done_per_second=done / RATE_WINDOW_S,
+            failed_per_second=failed / RATE_WINDOW_S,
             failures=int(failures),
         )
 
 
-LEVEL_FIRST: Final = 3
-LEVEL_DEAD: Final = -1
+FIRST_RETRY_LEVEL: Final = 3
+DEAD_LETTER_LEVEL: Final = -1
 """A delay level that says: never again, dead letters."""
-ORDERED_TIMES_MAX: Final = 2**31 - 1
+ORDERED_RETRIES_MAX: Final = 2**31 - 1
 INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
-_LEFT_OUT: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
+_DROPPED_PROPERTIES: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,51 +256,59 @@ class RetryRules:
     ordered queue rests after a failure.
     """
 
-    times_max: int | None = None
-    level: int = 0
+    retries_max: int | None = None
+    delay_level: int = 0
     suspend_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.times_max is not None:
-            check_number("max_reconsume_times", self.times_max, 0, ORDERED_TIMES_MAX)
-        if not isinstance(self.level, int) or self.level < LEVEL_DEAD:
+        if self.retries_max is not None:
+            check_number("max_reconsume_times", self.retries_max, 0, ORDERED_RETRIES_MAX)
+        if not isinstance(self.delay_level, int) or self.delay_level < DEAD_LETTER_LEVEL:
             raise ConfigurationError(
-                f"the delay level is {self.level!r:.60}.",
+                f"the delay level is {self.delay_level!r:.60}.",
                 fix="Use 0 (the ladder), a level of the broker (1 to 18), or -1 (dead letters).",
             )
         check_number("suspend_s", self.suspend_s, 0.01, 30, whole=False)
 
 
-def times_so_far(record: StoredMessage) -> int:
+def retry_count(record: StoredMessage) -> int:
     """How often the group has got the message again."""
     return 0 if record.topic.startswith(DLQ_PREFIX) else record.reconsume_times
 
 
-def first_topic(record: StoredMessage) -> str:
+def original_topic(record: StoredMessage) -> str:
     """The topic that the handler sees: the one it subscribed to, also after a retry."""
     if record.topic.startswith(RETRY_PREFIX):
         return record.properties.get(RETRY_TOPIC) or record.topic
     return record.topic
 
 
-def retry_copy(
+def make_retry_message(
     record: StoredMessage, group: str, times: int, level: int, times_max: int | None
-) -> Outgoing:
+) -> OutgoingMessage:
     """Return the message to %RETRY%group; `times` is how often it has come again so far. Its body
     stays as it is stored, so one that this client cannot decode reaches a client that can."""
-    properties = {name: v for name, v in record.properties.items() if name not in _LEFT_OUT}
+    properties = {
+        name: v for name, v in record.properties.items() if name not in _DROPPED_PROPERTIES
+    }
     forget_origin(properties, record.topic, group)
     if record.topic.startswith(DLQ_PREFIX):
         properties[RETRY_TOPIC] = record.topic
     properties.setdefault(RETRY_TOPIC, record.topic)
     properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
-    properties[DELAY] = str(level if level > 0 else LEVEL_FIRST + times)
+    properties[DELAY] = str(level if level > 0 else FIRST_RETRY_LEVEL + times)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    return Outgoing(
-        RETRY_PREFIX + group, record.raw_body, text, record.message_id,
-        record.sys_flag & COMPRESSION_BITS, record.flag, True,
-        times + 1, 0 if level < 0 else times_max,
-    )  # fmt: skip
+    return OutgoingMessage(
+        RETRY_PREFIX + group,
+        record.raw_body,
+        text,
+        record.message_id,
+        record.sys_flag & COMPRESSION_BITS,
+        record.flag,
+        True,
+        times + 1,
+        0 if level < 0 else times_max,
+    )
 
 
 Start = Literal["first", "last"] | int | datetime
@@ -302,7 +316,7 @@ Start = Literal["first", "last"] | int | datetime
 (milliseconds since 1970, or a datetime)."""
 
 SUSPEND_TIMEOUT_MS: Final = 15_000
-ANSWER_TIMEOUT_S: Final = 15.0
+LONG_POLL_GRACE_S: Final = 15.0
 """After the end of a long poll."""
 COMMIT_PERIOD_MIN_S: Final = 0.01
 
@@ -404,8 +418,8 @@ class ConsumeOptions:
     """
 
     start: Start = "first"
-    count_max: int = COUNT_MAX
-    bytes_max: int = BYTES_MAX
+    count_max: int = IN_FLIGHT_COUNT_MAX
+    bytes_max: int = IN_FLIGHT_BYTES_MAX
     pull_count: int = PULL_COUNT
     commit_period_s: float = 5.0
     balance_period_s: float = 20.0
@@ -463,7 +477,7 @@ class ConsumeOptions:
         """The function behind `allocate`."""
         return strategy(self.allocate)
 
-    def limits(self, queue_count: int) -> tuple[int, int]:
+    def queue_limits(self, queue_count: int) -> tuple[int, int]:
         """Messages and bytes of one queue, when so many of its topic are read here."""
         count, size = self.topic_count_max, self.topic_bytes_max
         share = max(1, queue_count)
@@ -488,13 +502,13 @@ class OffsetMoved:
     lost: int
 
 
-def retry_delay_s(attempt: int) -> float:
+def local_retry_delay_s(attempt: int) -> float:
     """How long a message that could not be sent back waits here, after its `attempt`-th failure
     (from 1): 1 s, 2 s … 60 s."""
     return min(60.0, float(1 << min(attempt - 1, 6)))
 
 
-def pause_s(failures: int) -> float:
+def pull_pause_s(failures: int) -> float:
     """How long a reader waits after `failures` failed pulls in a row: 0.2 s … 5 s."""
     return min(5.0, 0.1 * float(1 << min(failures, 6)))
 
@@ -528,7 +542,7 @@ def make_subscription(
     return subscribe(topic, expression, kind, version)
 
 
-def exact_match(subscription: Subscription) -> Callable[[StoredMessage], bool]:
+def make_exact_matcher(subscription: Subscription) -> Callable[[StoredMessage], bool]:
     """Does a stored message belong to a subscription? By the tag itself and the properties, not by
     hashes."""
     if subscription.kind == SQL92:
@@ -538,9 +552,9 @@ def exact_match(subscription: Subscription) -> Callable[[StoredMessage], bool]:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _SharedSubscription:
     subscription: Subscription
-    users: int
+    user_count: int
 
 
 class SubscriptionRegistry:
@@ -550,9 +564,9 @@ class SubscriptionRegistry:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Hashable, str, str], dict[Hashable, _Entry]] = {}
+        self._entries: dict[tuple[Hashable, str, str], dict[Hashable, _SharedSubscription]] = {}
 
-    def enter(
+    def add_user(
         self,
         cluster: Hashable,
         group: str,
@@ -565,10 +579,10 @@ class SubscriptionRegistry:
         clients = self._entries.setdefault((cluster, group, subscription.topic), {})
         own = clients.get(client)
         for entry in [own] if shared else clients.values():
-            if entry is not None and _differ(entry.subscription, subscription):
+            if entry is not None and _is_different(entry.subscription, subscription):
                 raise SubscriptionConflictError(
                     f"the group {group!r} already reads {subscription.topic!r} in this process "
-                    f"with {_show(entry.subscription)}; now {_show(subscription)} is asked for. "
+                    f"with {_format_subscription(entry.subscription)}; now {_format_subscription(subscription)} is asked for. "
                     + (
                         "A client has one expression for a topic."
                         if entry is own
@@ -576,9 +590,9 @@ class SubscriptionRegistry:
                     ),
                     fix="Use the same expression, or another group.",
                 )
-        clients.setdefault(client, _Entry(subscription, 0)).users += 1
+        clients.setdefault(client, _SharedSubscription(subscription, 0)).user_count += 1
 
-    def change(
+    def change_subscription(
         self,
         cluster: Hashable,
         group: str,
@@ -591,32 +605,34 @@ class SubscriptionRegistry:
         when there are other clients, who would lose messages."""
         clients = self._entries.get((cluster, group, subscription.topic), {})
         for other, entry in clients.items():
-            if other != client and not shared and _differ(entry.subscription, subscription):
+            if other != client and not shared and _is_different(entry.subscription, subscription):
                 raise SubscriptionConflictError(
                     f"the group {group!r} is read by another client of this process too, with "
-                    f"{_show(entry.subscription)}; {_show(subscription)} would take messages from "
+                    f"{_format_subscription(entry.subscription)}; {_format_subscription(subscription)} would take messages from "
                     "it.",
                     fix="Close the other one first, or give it another group.",
                 )
         if client in clients:
             clients[client].subscription = subscription
 
-    def leave(self, cluster: Hashable, group: str, topic: str, client: Hashable = None) -> None:
+    def remove_user(
+        self, cluster: Hashable, group: str, topic: str, client: Hashable = None
+    ) -> None:
         """One user less; the last one frees the group for another expression."""
         clients = self._entries.get((cluster, group, topic), {})
         entry = clients.get(client)
         if entry is not None:
-            entry.users -= 1
-            if entry.users <= 0:
+            entry.user_count -= 1
+            if entry.user_count <= 0:
                 del clients[client]
             if not clients:
                 del self._entries[cluster, group, topic]
 
 
-def _differ(one: Subscription, other: Subscription) -> bool:
+def _is_different(one: Subscription, other: Subscription) -> bool:
     return (one.kind, one.expression) != (other.kind, other.expression)
 
 
-def _show(subscription: Subscription) -> str:
+def _format_subscription(subscription: Subscription) -> str:
     name = "where=" if subscription.kind == SQL92 else "tags="
     return f"{name}{subscription.expression!r}"

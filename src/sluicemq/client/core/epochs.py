@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.client.core.requests import expect_success, fields_of, number, request
+from sluicemq.client.core.requests import expect_success, header_fields, int_field, make_request
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.model.bodies import Buffer
 from sluicemq.wire import headers, staging
@@ -25,7 +25,7 @@ from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.staging import StagedRange
 
-Call = Callable[[str, Command], Command]
+CallBroker = Callable[[str, Command], Command]
 """Asks a broker by name. Raises ConnectionLostError, RequestTimeoutError."""
 Ranges = tuple[StagedRange, ...]
 PREPARE, COMMIT = "prepare", "commit"
@@ -44,24 +44,26 @@ class EpochState(NamedTuple):
     staging_queues: int
 
 
-def commit_epoch(
+def make_commit_request(
     query: str, epoch: int, ranges: Ranges = (), topics: Iterable[str] = (), *, step: str = PREPARE
 ) -> Command:
     """900201. Without ranges it asks whether the broker has epochs at all."""
     listed = ",".join(sorted(topics))
     header = headers.CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
-    return request(RequestCode.SLUICE_COMMIT_EPOCH, header, staging.encode_staged_ranges(ranges))
+    return make_request(
+        RequestCode.SLUICE_COMMIT_EPOCH, header, staging.encode_staged_ranges(ranges)
+    )
 
 
-def epoch_state(answer: Command, address: str = "") -> EpochState:
+def parse_epoch_state(response: Command, address: str = "") -> EpochState:
     """The answer to 900201. Raises RequestError."""
-    fields = fields_of(expect_success(answer, address))
+    fields = header_fields(expect_success(response, address))
     return EpochState(
         fields.get("state", ""),
-        staging.decode_staged_ranges(answer.body),
-        number(answer, "published"),
+        staging.decode_staged_ranges(response.body),
+        int_field(response, "published"),
         fields.get("stagingTopic", ""),
-        number(answer, "stagingQueues"),
+        int_field(response, "stagingQueues"),
     )
 
 
@@ -76,7 +78,7 @@ class EpochCommitter:
 
     def __init__(
         self,
-        call: Call,
+        call: CallBroker,
         brokers: Sequence[str],
         query: str,
         topics: Iterable[str],
@@ -102,29 +104,29 @@ class EpochCommitter:
         """
         first, *others = self._brokers
         for other in others:
-            state = self._await(other, epoch, ranges, PREPARE)
+            state = self._poll_step(other, epoch, ranges, PREPARE)
             if state.ranges:
                 ranges = state.ranges
-        decided = self._await(first, epoch, ranges, COMMIT).ranges
+        decided = self._poll_step(first, epoch, ranges, COMMIT).ranges
         involved = sorted({one.broker for one in decided} - {first})
         for other in involved:  # all begin before one is waited for
-            self._ask(other, epoch, decided, COMMIT)
+            self._request_step(other, epoch, decided, COMMIT)
         for broker in (first, *involved):
-            self._await(broker, epoch, decided or ranges, COMMIT, is_last=True)
+            self._poll_step(broker, epoch, decided or ranges, COMMIT, is_last=True)
         return decided
 
-    def _ask(self, broker: str, epoch: int, ranges: Ranges, step: str) -> EpochState:
-        request = commit_epoch(self._query, epoch, ranges, self._topics, step=step)
-        return epoch_state(self._call(broker, request), broker)
+    def _request_step(self, broker: str, epoch: int, ranges: Ranges, step: str) -> EpochState:
+        request = make_commit_request(self._query, epoch, ranges, self._topics, step=step)
+        return parse_epoch_state(self._call(broker, request), broker)
 
-    def _await(
+    def _poll_step(
         self, broker: str, epoch: int, ranges: Ranges, step: str, *, is_last: bool = False
     ) -> EpochState:
         """Asks until the step is safe, or, at last, everything is published."""
         end_s, pause_s = self._monotonic_s() + self._timeout_s, PAUSE_FIRST_S
         reached = -1
         while True:
-            state = self._ask(broker, epoch, ranges, step)
+            state = self._request_step(broker, epoch, ranges, step)
             if state.state == PUBLISHED or (state.state != CHECKING and not is_last):
                 return state
             if state.published != reached:  # it goes on
@@ -140,11 +142,11 @@ class EpochCommitter:
             pause_s = min(2 * pause_s, PAUSE_LAST_S)
 
 
-class StagedRanges:
+class StagedRangeList:
     """Collects them. `messages` counts."""
 
     def __init__(self, partition: int, attempt: int) -> None:
-        self.messages: int = 0
+        self.message_count: int = 0
         self._partition = partition
         self._attempt = attempt
         self._ranges: list[StagedRange] = []
@@ -154,10 +156,12 @@ class StagedRanges:
         other."""
         last = self._ranges[-1] if self._ranges else None
         checksum = 0
-        self.messages += count
+        self.message_count += count
         if last is not None and (last.broker, last.queue_id, last.offset + last.count) == (
-            broker, queue_id, offset,
-        ):  # fmt: skip
+            broker,
+            queue_id,
+            offset,
+        ):
             offset, count, checksum = last.offset, last.count + count, last.checksum
             self._ranges.pop()
         checksum = zlib.crc32(bodies, checksum)

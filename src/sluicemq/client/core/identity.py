@@ -38,12 +38,12 @@ from typing import Final, NamedTuple
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import parse_head
 
-PROOF_PERIOD_S: Final = 1.0
+CHECK_PERIOD_S: Final = 1.0
 """The shortest time in seconds between two checks of a queue, plus one second for each MiB of the
 message that was seen last: a check may transfer it."""
 ANCHORS_MAX: Final = 8
@@ -62,14 +62,14 @@ class Anchor(NamedTuple):
     stored_ms: int | None
     position: int | None = None
 
-    def agrees(self, found: "Anchor") -> bool:
+    def is_same_message(self, found: "Anchor") -> bool:
         """Return whether `found`, at the same offset, is the same message."""
         if self.stored_ms != found.stored_ms:
             return False
         return None in (self.position, found.position) or self.position == found.position
 
 
-def anchor_of(record: bytes | memoryview | StoredMessage) -> Anchor:
+def make_anchor(record: bytes | memoryview | StoredMessage) -> Anchor:
     """Make an anchor of a stored message, decoded or not. Raises ProtocolError."""
     if isinstance(record, StoredMessage):
         return Anchor(record.queue_offset, record.store_time_ms, record.physical_offset)
@@ -77,7 +77,7 @@ def anchor_of(record: bytes | memoryview | StoredMessage) -> Anchor:
     return Anchor(head.queue_offset, head.store_time_ms, head.physical_offset)
 
 
-class Look(NamedTuple):
+class QueueProbe(NamedTuple):
     """The result of `look`: the queue has the offsets from `offset_min` up to, not including,
     `offset_max`; `found` is the message at the wanted offset, None if it is not there.
     `is_refused`: the broker answered that the queue has no such offset. `reset_to`: the offset of a
@@ -90,24 +90,26 @@ class Look(NamedTuple):
     reset_to: int | None = None
 
 
-def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Conversation[Look]:
+def probe_queue(
+    directory: Directory, group: str, queue: MessageQueue, offset: int
+) -> Conversation[QueueProbe]:
     """Pull the message at `offset` from the broker of the queue. Return it, if it is there, with
     the bounds of the queue.
 
     Raises RouteNotFoundError, RequestError (TOPIC_NOT_EXIST (17) for a deleted topic),
     ConnectionLostError, RequestTimeoutError, and ProtocolError for a record that cannot be parsed.
     """
-    command = requests.look(group, queue, offset)
-    address = yield from directory.address(queue)
-    answer = pull_answer((yield Call(address, command)), address)
-    bounds = answer.offset_min, answer.offset_max
-    if answer.status is PullStatus.OFFSET_ILLEGAL:
-        reset_to = answer.next_offset if answer.remark == OFFSET_RESET else None
-        return Look(None, *bounds, is_refused=True, reset_to=reset_to)
-    if answer.status is not PullStatus.FOUND:
-        return Look(None, *bounds)
-    found = anchor_of(answer.data)
-    return Look(found if found.offset == offset else None, *bounds)
+    command = requests.probe_message(group, queue, offset)
+    address = yield from directory.get_read_address(queue)
+    response = parse_pull_response((yield Call(address, command)), address)
+    bounds = response.offset_min, response.offset_max
+    if response.status is PullStatus.OFFSET_ILLEGAL:
+        reset_to = response.next_offset if response.remark == OFFSET_RESET else None
+        return QueueProbe(None, *bounds, is_refused=True, reset_to=reset_to)
+    if response.status is not PullStatus.FOUND:
+        return QueueProbe(None, *bounds)
+    found = make_anchor(response.data)
+    return QueueProbe(found if found.offset == offset else None, *bounds)
 
 
 class QueueVerdict(Enum):
@@ -120,7 +122,7 @@ class QueueVerdict(Enum):
     UNKNOWN = "unknown"
 
 
-class Judgement(NamedTuple):
+class CheckResult(NamedTuple):
     """A verdict, and the offset at which the reader goes on: -1 for SAME and UNKNOWN, where the
     reader stays."""
 
@@ -133,7 +135,7 @@ def check_queue(
     group: str,
     queue: MessageQueue,
     anchors: Iterable[Anchor],
-) -> Conversation[Judgement]:
+) -> Conversation[CheckResult]:
     """Look for `anchors` in a queue, from the newest to the oldest, and return the verdict.
 
     Stop at the first anchor that is in its place or that retention has removed, and at a reset or
@@ -142,31 +144,31 @@ def check_queue(
     """
     is_changed, offset_min = False, 0
     for anchor in sorted(anchors, reverse=True):
-        seen = yield from look(directory, group, queue, anchor.offset)
+        seen = yield from probe_queue(directory, group, queue, anchor.offset)
         offset_min = seen.offset_min
         if seen.reset_to is not None:
-            return Judgement(QueueVerdict.RESET, seen.reset_to)
+            return CheckResult(QueueVerdict.RESET, seen.reset_to)
         if anchor.offset < offset_min:
             break  # retention removed this one and all that are older
         if anchor.offset >= seen.offset_max:
             # A master refuses an offset behind the end; a slave does not, it may get the messages.
             if anchor.offset == seen.offset_max:
-                seen = yield from look(directory, group, queue, anchor.offset + 1)
+                seen = yield from probe_queue(directory, group, queue, anchor.offset + 1)
             if not seen.is_refused:
-                return Judgement(QueueVerdict.UNKNOWN)
+                return CheckResult(QueueVerdict.UNKNOWN)
             is_changed = True
         elif seen.found is None:
             continue  # a hole, such as a broker's compaction leaves
-        elif anchor.agrees(seen.found):
+        elif anchor.is_same_message(seen.found):
             if is_changed:
-                return Judgement(QueueVerdict.CUT, anchor.offset + 1)
-            return Judgement(QueueVerdict.SAME)
+                return CheckResult(QueueVerdict.CUT, anchor.offset + 1)
+            return CheckResult(QueueVerdict.SAME)
         else:
             is_changed = True
     return (
-        Judgement(QueueVerdict.RECREATED, offset_min)
+        CheckResult(QueueVerdict.RECREATED, offset_min)
         if is_changed
-        else Judgement(QueueVerdict.SAME)
+        else CheckResult(QueueVerdict.SAME)
     )
 
 
@@ -175,8 +177,14 @@ class QueueIdentity:
     check, `fresh` ones were seen since."""
 
     __slots__ = (
-        "_bounds", "_proved_s", "_size_bytes", "fresh", "is_begun", "is_suspect", "proven",
-    )  # fmt: skip
+        "_bounds",
+        "_checked_s",
+        "_size_bytes",
+        "fresh",
+        "has_probed_start",
+        "is_suspect",
+        "proven",
+    )
 
     def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
         self.proven: list[Anchor] = sorted(anchors)
@@ -184,10 +192,10 @@ class QueueIdentity:
         self.is_suspect: bool = bool(self.proven)
         """Whether the next answer needs a proof, however soon it comes: after an error, or because
         the queue has lost something."""
-        self.is_begun: bool = False
+        self.has_probed_start: bool = False
         """Whether the message before the first position has been looked for."""
         self._bounds = (0, 0)
-        self._proved_s = float("-inf")
+        self._checked_s = float("-inf")
         self._size_bytes = 0
 
     @property
@@ -201,13 +209,13 @@ class QueueIdentity:
         anchor counts as proven."""
         if self.proven:
             self.fresh.append(anchor)
-            self.fresh = _thinned(self.fresh)
+            self.fresh = _thin_out(self.fresh)
         else:
             self.proven.append(anchor)
-            self._proved_s = now_s
+            self._checked_s = now_s
         self._size_bytes = size_bytes
 
-    def needs_proof(self, answer: PullAnswer, now_s: float) -> bool:
+    def needs_check(self, response: PullResponse, now_s: float) -> bool:
         """Return whether the queue has to be checked before `answer` is handed out: it is suspect,
         or the last check is longer ago than the period. Make the queue suspect if the answer shows
         a loss: the offset is illegal, or a bound moved backwards. Return False while no anchor is
@@ -216,54 +224,54 @@ class QueueIdentity:
             return False
         offset_min, offset_max = self._bounds
         self.is_suspect |= (
-            answer.status is PullStatus.OFFSET_ILLEGAL
-            or answer.offset_min < offset_min
-            or answer.offset_max < offset_max
+            response.status is PullStatus.OFFSET_ILLEGAL
+            or response.offset_min < offset_min
+            or response.offset_max < offset_max
         )
-        passed_s = now_s - self._proved_s
-        return self.is_suspect or passed_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
+        passed_s = now_s - self._checked_s
+        return self.is_suspect or passed_s >= CHECK_PERIOD_S + self._size_bytes / _MIB
 
-    def accept_bounds(self, answer: PullAnswer) -> None:
+    def update_bounds(self, response: PullResponse) -> None:
         """Remember the bounds of the queue from an answer that was accepted."""
-        self._bounds = answer.offset_min, answer.offset_max
+        self._bounds = response.offset_min, response.offset_max
 
-    def note_unknown(self, asked_s: float) -> None:
+    def record_unknown(self, asked_s: float) -> None:
         """Note that the check at `asked_s` (monotonic seconds) gave no verdict. The queue is no
         longer suspect, so the next check comes after the usual period."""
         self.is_suspect = False
-        self._proved_s = asked_s
+        self._checked_s = asked_s
 
-    def note_same(self, asked_s: float) -> None:
+    def record_same(self, asked_s: float) -> None:
         """Note that the check at `asked_s` (monotonic seconds) found the queue unchanged. All fresh
         anchors become proven."""
-        self.proven = _thinned(sorted({*self.proven, *self.fresh}))
+        self.proven = _thin_out(sorted({*self.proven, *self.fresh}))
         self.fresh.clear()
         self.is_suspect = False
-        self._proved_s = asked_s
+        self._checked_s = asked_s
 
-    def cut(self, offset: int) -> None:
+    def drop_lost_anchors(self, offset: int) -> None:
         """Forget the proven anchors from `offset` on, whose messages the broker has lost, all fresh
         anchors, and the bounds."""
         self.proven = [anchor for anchor in self.proven if anchor.offset < offset]
         self.fresh.clear()
         self._bounds = (0, 0)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all anchors and the bounds, because the queue belongs to a new topic."""
         self.proven.clear()
         self.fresh.clear()
         self.is_suspect = False
         self._bounds = (0, 0)
 
-    def begin(
+    def probe_start(
         self, directory: Directory, group: str, queue: MessageQueue, position: int
     ) -> Conversation[int | None]:
         """Look for the message before `position`, the offset that is read next, and take it as the
         first proven anchor. If retention has removed it, take an anchor without a store time; if
         `position` is behind the end, or the queue has a hole, take none. Return the offset of a
         group reset if the broker answered with one, else None. Raises what `look` raises."""
-        seen = yield from look(directory, group, queue, position - 1)
-        self.is_begun = True
+        seen = yield from probe_queue(directory, group, queue, position - 1)
+        self.has_probed_start = True
         if seen.reset_to is None and position <= seen.offset_max:
             if seen.found is not None:
                 self.proven.append(seen.found)
@@ -273,7 +281,7 @@ class QueueIdentity:
 
     def check(
         self, directory: Directory, group: str, queue: MessageQueue
-    ) -> Conversation[Judgement]:
+    ) -> Conversation[CheckResult]:
         """Check the proven anchors at the broker and return the verdict. If they are in place and
         the queue is suspect, check the newest fresh anchor as well; if it is missing, the verdict
         is CUT, because another broker may have taken over without it. Raises what `look` raises."""
@@ -282,12 +290,12 @@ class QueueIdentity:
         if found.verdict is QueueVerdict.SAME and fresh:
             above = yield from check_queue(directory, group, queue, fresh)
             if above.verdict not in (QueueVerdict.SAME, QueueVerdict.UNKNOWN):
-                return Judgement(QueueVerdict.CUT, self.proven[-1].offset + 1)
+                return CheckResult(QueueVerdict.CUT, self.proven[-1].offset + 1)
             return above if above.verdict is QueueVerdict.UNKNOWN else found
         return found
 
 
-def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
+def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
     """Return at most ANCHORS_MAX of `anchors`, which are sorted: the first, the last, and between
     them those whose distances to the last grow most evenly. So few messages repeat after a cut of
     any length."""
@@ -303,13 +311,13 @@ def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
     return kept
 
 
-def restart_offset(answer: PullAnswer, offset: int) -> int | None:
+def restart_offset(response: PullResponse, offset: int) -> int | None:
     """Return the first offset of the queue if the broker refused `offset` because it is behind the
     end of the queue; return None for any other answer. A reader without anchors goes on there."""
     if (
-        answer.status is not PullStatus.OFFSET_ILLEGAL
-        or answer.remark == OFFSET_RESET
-        or offset <= answer.offset_max
+        response.status is not PullStatus.OFFSET_ILLEGAL
+        or response.remark == OFFSET_RESET
+        or offset <= response.offset_max
     ):
         return None
-    return answer.offset_min
+    return response.offset_min

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.messages import Outgoing, add_properties
-from sluicemq.client.core.requests import request
+from sluicemq.client.core.messages import OutgoingMessage, add_properties
+from sluicemq.client.core.requests import make_request
 from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
@@ -37,13 +37,15 @@ ANSWER_TIMEOUT_S: Final = 12.0
 """The broker waits 10 s for the requester to take a reply."""
 
 
-def as_request(outgoing: Outgoing, client_id: str, correlation_id: str, ttl_ms: int) -> Outgoing:
+def make_request_message(
+    outgoing: OutgoingMessage, client_id: str, correlation_id: str, ttl_ms: int
+) -> OutgoingMessage:
     """The message as a requester sends it. Raises ConfigurationError."""
     added = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: client_id, TTL: str(ttl_ms)}
     return add_properties(outgoing, added, "a request")
 
 
-def reply_command(
+def make_reply_request(
     record: StoredMessage, body: bytes, message_id: str, now_ms: int
 ) -> tuple[MessageQueue, Command]:
     """(the queue whose broker has to get it, 325). Raises ConfigurationError when nobody waits for
@@ -76,11 +78,11 @@ def reply_command(
         batch=False,
         broker=record.broker or None,
     )
-    command = request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
+    command = make_request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
     return MessageQueue(record.topic, record.broker, record.queue_id), command
 
 
-def pushed_reply(command: Command) -> StoredMessage:
+def parse_pushed_reply(command: Command) -> StoredMessage:
     """326. Raises ProtocolError. The queue offset is not known: it is -1."""
     header = decode_header(ReplyMessageRequest, command.fields)
     properties: dict[str, Any] = decode_properties((header.properties or "").encode())
@@ -105,7 +107,7 @@ def pushed_reply(command: Command) -> StoredMessage:
     )
 
 
-class Reply(Protocol):
+class ReplyFuture(Protocol):
     """A future of asyncio or of threads."""
 
     def done(self) -> bool: ...
@@ -113,11 +115,11 @@ class Reply(Protocol):
     def set_result(self, result: StoredMessage, /) -> None: ...
 
 
-def take_reply(command: Command, awaited: Mapping[str, Reply]) -> Command:
+def accept_pushed_reply(command: Command, pending: Mapping[str, ReplyFuture]) -> Command:
     """326: the answer for the broker. A reply that nobody waits for is taken as well, as Java does:
     it came too late. Raises ProtocolError."""
-    reply = pushed_reply(command)
-    future = awaited.get(reply.properties.get(CORRELATION_ID, ""))
+    reply = parse_pushed_reply(command)
+    future = pending.get(reply.properties.get(CORRELATION_ID, ""))
     if future is not None and not future.done():
         future.set_result(reply)
     else:
@@ -130,12 +132,14 @@ def send_reply(
 ) -> Conversation[dict[str, str]]:
     """Sends a reply; returns when the requester has it. Raises ConfigurationError (nobody asked),
     RequestError (the requester is gone), ConnectionLostError, RequestTimeoutError."""
-    queue, command = reply_command(record, body, message_id, directory.clock.now_ms())
-    answer = yield from directory.ask_master(queue, command, ANSWER_TIMEOUT_S)
-    return dict(answer.fields or {})
+    queue, command = make_reply_request(record, body, message_id, directory.clock.now_ms())
+    response = yield from directory.call_master(queue, command, ANSWER_TIMEOUT_S)
+    return dict(response.fields or {})
 
 
-def no_reply(topic: str, message_id: str, where: str, timeout_s: float) -> RequestTimeoutError:
+def reply_timeout_error(
+    topic: str, message_id: str, where: str, timeout_s: float
+) -> RequestTimeoutError:
     """What is known when the time is over: `where` is empty before the message was stored."""
     if not where:
         return RequestTimeoutError(

@@ -24,17 +24,17 @@ from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
     Body,
-    Draft,
-    Outgoing,
-    as_message,
-    bare,
+    MessageDraft,
+    OutgoingMessage,
     check_batch,
-    checked_group,
-    join,
+    check_group_cached,
+    expect_recall_handle,
+    join_batch,
     make_draft,
-    prepare,
-    recalled,
-    split,
+    make_outgoing,
+    make_plain_outgoing,
+    split_batch,
+    to_message,
 )
 from sluicemq.client.core.names import check_number, check_queue
 from sluicemq.client.core.requests import (
@@ -43,8 +43,8 @@ from sluicemq.client.core.requests import (
     SendResult,
     SendStatus,
     expect_success,
-    fields_of,
-    send_results,
+    header_fields,
+    parse_send_response,
 )
 from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
@@ -67,7 +67,7 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
-FIRST_BITS: Final = 31
+FIRST_QUEUE_BITS: Final = 31
 """Of the random number that says which queue is the first one."""
 RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
 """spec/remoting.md §7.3: the answers after which another broker may do better."""
@@ -75,8 +75,8 @@ RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """A user's choice: the write queues of the topic and the message -> one of the queues."""
 
-_LATENCY_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
-_AVOID_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
+_LATENCY_STEPS_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
+_AVOIDANCE_STEPS_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 0.5
 """From one look for a new master to the next."""
@@ -84,10 +84,10 @@ UNREACHABLE_LATENCY_S: Final = 10.0
 """What a broken connection counts as: 10 s of latency, so the broker is avoided for 10 s."""
 
 
-def avoid_s(latency_s: float) -> float:
+def avoidance_s(latency_s: float) -> float:
     """How long to leave a broker alone after an answer that took `latency_s` seconds."""
-    index = bisect_right(_LATENCY_S, latency_s)
-    return _AVOID_S[index - 1] if index else 0.0
+    index = bisect_right(_LATENCY_STEPS_S, latency_s)
+    return _AVOIDANCE_STEPS_S[index - 1] if index else 0.0
 
 
 class QueueChooser:
@@ -98,12 +98,12 @@ class QueueChooser:
     a client, as in Java's: many short-lived producers would else all send to one queue.
     """
 
-    __slots__ = ("_avoid_until_s", "_first", "_next")
+    __slots__ = ("_avoid_until_s", "_choose_start", "_next_index")
 
     def __init__(self, first: Callable[[], int] = lambda: 1) -> None:
         self._avoid_until_s: dict[str, float] = {}
-        self._first = first
-        self._next: dict[str, int] = {}
+        self._choose_start = first
+        self._next_index: dict[str, int] = {}
 
     def choose(
         self,
@@ -115,12 +115,12 @@ class QueueChooser:
         """The next queue, or that of the key; `last_broker` (of a failed attempt) only when there
         is no other. HOT."""
         if sharding_key:
-            return choose_by_key(queues, sharding_key)
+            return choose_by_sharding_key(queues, sharding_key)
         topic = queues[0].topic
-        start = self._next.get(topic, -1)
+        start = self._next_index.get(topic, -1)
         if start < 0:
-            start = self._first()
-        self._next[topic] = start + 1
+            start = self._choose_start()
+        self._next_index[topic] = start + 1
         count = len(queues)
         if not self._avoid_until_s and last_broker is None:
             return queues[start % count]
@@ -133,22 +133,24 @@ class QueueChooser:
                 others = others or queue
         return others or queues[start % count]
 
-    def answered(self, broker: str, latency_s: float, now_s: float) -> None:
+    def record_latency(self, broker: str, latency_s: float, now_s: float) -> None:
         """Takes note of how long a broker took."""
         if latency_s < 0.55 and broker not in self._avoid_until_s:
             return
-        pause = avoid_s(latency_s)
+        pause = avoidance_s(latency_s)
         if pause:
             self._avoid_until_s[broker] = now_s + pause
         else:
             self._avoid_until_s.pop(broker, None)
 
-    def failed(self, broker: str, now_s: float) -> None:
+    def record_failure(self, broker: str, now_s: float) -> None:
         """The connection to a broker broke, or it refused the message."""
-        self.answered(broker, UNREACHABLE_LATENCY_S, now_s)
+        self.record_latency(broker, UNREACHABLE_LATENCY_S, now_s)
 
 
-def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
+def choose_with_selector(
+    selector: Selector, queues: Sequence[MessageQueue], message: Message
+) -> MessageQueue:
     """The user's choice, checked. Raises SendError when it is not one of the queues."""
     if not callable(selector):
         raise ConfigurationError(
@@ -165,7 +167,9 @@ def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Messa
     return queue
 
 
-def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = None) -> None:
+def check_destination(
+    topic: str, queue: MessageQueue | None, timeout_ms: int | None = None
+) -> None:
     """Where a message shall go and within how many ms. Raises ConfigurationError."""
     if queue is not None:
         check_queue(queue)
@@ -178,40 +182,56 @@ def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = N
         check_number("timeout_ms", timeout_ms, 1)
 
 
-def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+def choose_by_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
     """The queue of a key: the one that a Java producer's SelectMessageQueueByHash chooses for this
     text, so that producers of both kinds keep one order. It is another queue as soon as the number
     of queues changes: strict order topics keep it."""
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
-class Attempts:
+class SendAttempts:
     """One send from the first attempt to the verdict. Times are monotonic seconds. The attempt that
     is made now began at `began_s`, at the queue `target`, with `call` once that is made."""
 
     __slots__ = (
-        "_failures", "_left", "_may_retry", "_timeout_ms", "_unknown", "began_s", "call",
-        "deadline_s", "is_fixed", "last_broker", "pause_s", "target",
-    )  # fmt: skip
+        "_failures",
+        "_may_be_stored",
+        "_may_retry",
+        "_retries_left",
+        "_timeout_ms",
+        "call",
+        "deadline_s",
+        "has_fixed_queue",
+        "last_broker",
+        "pause_s",
+        "started_s",
+        "target",
+    )
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
-        self.began_s = now_s
+        self.started_s = now_s
         self.deadline_s = now_s + timeout_ms / 1000
         self.target: MessageQueue | None = None
         self.call: Call | None = None
-        self.is_fixed = False
+        self.has_fixed_queue = False
         """Only one queue will do."""
         self._timeout_ms = timeout_ms
-        self._left = retries
+        self._retries_left = retries
         self._may_retry = retries > 0
         self._failures: tuple[str, ...] = ()
-        self._unknown = False
+        self._may_be_stored = False
         self.last_broker: str | None = None
         self.pause_s = 0.0
         """How long to wait before the next attempt."""
 
-    def failed(
-        self, broker: str, error: SluiceError, now_s: float, *, written: bool, awaits: bool = False
+    def record_failure(
+        self,
+        broker: str,
+        error: SluiceError,
+        now_s: float,
+        *,
+        was_written: bool,
+        waits_for_master: bool = False,
     ) -> bool:
         """Notes a failed attempt; True when the next one may be made.
 
@@ -222,34 +242,36 @@ class Attempts:
         self.last_broker = broker
         if (failure := f"{broker}: {error.fact}") not in self._failures:
             self._failures += (failure,)
-        if written and isinstance(error, ConnectionLostError | RequestTimeoutError):
-            self._unknown = True
-        if isinstance(error, RequestTimeoutError) and written:
+        if was_written and isinstance(error, ConnectionLostError | RequestTimeoutError):
+            self._may_be_stored = True
+        if isinstance(error, RequestTimeoutError) and was_written:
             return False
         if isinstance(error, RequestError) and error.code not in RETRY_CODES:
             return False
-        if now_s >= self.deadline_s or (isinstance(error, RouteNotFoundError) and not awaits):
+        if now_s >= self.deadline_s or (
+            isinstance(error, RouteNotFoundError) and not waits_for_master
+        ):
             return False
-        if awaits and self._may_retry:
+        if waits_for_master and self._may_retry:
             self.pause_s = min(max(2 * self.pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
             return True
-        if self._left <= 0:
+        if self._retries_left <= 0:
             return False
-        self._left -= 1
+        self._retries_left -= 1
         self.pause_s = 0.0
         return True
 
-    def goes_on(self, status: SendStatus, broker: str, now_s: float) -> bool:
+    def should_improve(self, status: SendStatus, broker: str, now_s: float) -> bool:
         """Whether to try another broker, for one that stored the message and promises less."""
-        is_over = status is SendStatus.OK or self._left <= 0 or now_s >= self.deadline_s
+        is_over = status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s
         if not is_over:
-            self._left, self.last_broker = self._left - 1, broker
+            self._retries_left, self.last_broker = self._retries_left - 1, broker
         return not is_over
 
-    def verdict(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
+    def make_error(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
         """The exception to raise after the last attempt; chain it with `from error`."""
         failures = "; ".join(self._failures)
-        if self._unknown:
+        if self._may_be_stored:
             return SendUnknownError(
                 f"no answer for message {message_id} to {topic!r} (time for all attempts "
                 f"{self._timeout_ms} ms): it may be stored or not [{failures}].",
@@ -308,49 +330,49 @@ class Sender:
         check_number("compress_from_bytes", compress_from_bytes, 0)
         check_number("delay_level_max", delay_level_max, 1)
         self.directory = directory
-        self.group: str = checked_group(group)
+        self.group: str = check_group_cached(group)
         self.next_id = next_id
         self.timeout_ms = timeout_ms
         self.retries = retries
         self.retry_unsafe = retry_unsafe
-        self.prepare: Callable[[Message | Draft, str], Outgoing] = partial(
-            prepare, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
+        self.make_outgoing: Callable[[Message | MessageDraft, str], OutgoingMessage] = partial(
+            make_outgoing, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
         )
         """A message made ready, with an id. Raises ConfigurationError."""
-        self._bare_below = min(compress_from_bytes or BODY_BYTES_MAX, BODY_BYTES_MAX)
+        self._plain_body_bytes = min(compress_from_bytes or BODY_BYTES_MAX, BODY_BYTES_MAX)
         """Bodies of fewer bytes stay as they are."""
         self.trace = trace
-        self.on_first: Callable[[str, str], None] = lambda group, topic: None
-        self.on_settled: Callable[[], None] = lambda: None
-        self.open: set[str] = set()
-        self.unknown: list[str] = []
+        self.on_first_send: Callable[[str, str], None] = lambda group, topic: None
+        self.on_drained: Callable[[], None] = lambda: None
+        self.open_ids: set[str] = set()
+        self.unknown_ids: list[str] = []
         """Of sends that ended after `is_closed`: what may be stored or not."""
         self.is_closed: bool = False
         self._chooser = QueueChooser(first_queue)
-        self._topics: set[str] = set()
+        self._announced_topics: set[str] = set()
 
-    def ready(self, message: Message | Draft) -> Outgoing:
+    def assign_id(self, message: Message | MessageDraft) -> OutgoingMessage:
         """A message made ready, with an id of its own. Raises ConfigurationError, ClosedError."""
-        return self.prepare(message, self.next_id())
+        return self.make_outgoing(message, self.next_id())
 
     def close(self) -> None:
         """Makes no message ready any more, and tries none again."""
 
-        def refuse(message: Message | Draft, message_id: str) -> Outgoing:
+        def refuse(message: Message | MessageDraft, message_id: str) -> OutgoingMessage:
             raise ClosedError("this producer is closed.", fix="Make a new one.")
 
-        self.is_closed, self.prepare, self._bare_below = True, refuse, 0
+        self.is_closed, self.make_outgoing, self._plain_body_bytes = True, refuse, 0
 
-    def send(
+    def send_outgoing(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
         retries: int | None = None,
     ) -> Conversation[SendResult]:
         """Stores one message that is made ready."""
         ids = (outgoing.message_id,)
-        return (yield from self.deliver(outgoing, ids, queue, timeout_ms, retries))[0]
+        return (yield from self.send_with_retries(outgoing, ids, queue, timeout_ms, retries))[0]
 
     def send_message(
         self,
@@ -395,7 +417,7 @@ class Sender:
         if (
             topic.__class__ is str
             and body.__class__ is bytes
-            and 0 < len(body) < self._bare_below
+            and 0 < len(body) < self._plain_body_bytes
             and tag is None
             and properties is None
             and selector is None
@@ -405,22 +427,30 @@ class Sender:
             and not (keys or delay_level or flag)
             and wait_store_ok
         ):
-            outgoing = bare(topic, body, self.next_id())
+            outgoing = make_plain_outgoing(topic, body, self.next_id())
         else:
             draft = make_draft(
-                topic, body, tag=tag, keys=keys, properties=properties, flag=flag,
-                wait_store_ok=wait_store_ok, sharding_key=sharding_key, delay_level=delay_level,
-                delay=delay, deliver_at=deliver_at,
-            )  # fmt: skip
-            outgoing = self.prepare(draft, self.next_id())
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                flag=flag,
+                wait_store_ok=wait_store_ok,
+                sharding_key=sharding_key,
+                delay_level=delay_level,
+                delay=delay,
+                deliver_at=deliver_at,
+            )
+            outgoing = self.make_outgoing(draft, self.next_id())
             if selector is not None:
-                queues = yield from self.directory.write_queues(draft.topic)
-                queue = choose_by(selector, queues, as_message(draft))
+                queues = yield from self.directory.get_write_queues(draft.topic)
+                queue = choose_with_selector(selector, queues, to_message(draft))
         ids = (outgoing.message_id,)
         if queue is None and timeout_ms is None:
-            return (yield from self.deliver(outgoing, ids))[0]
-        check_way(outgoing.topic, queue, timeout_ms)
-        return (yield from self.deliver(outgoing, ids, queue, timeout_ms))[0]
+            return (yield from self.send_with_retries(outgoing, ids))[0]
+        check_destination(outgoing.topic, queue, timeout_ms)
+        return (yield from self.send_with_retries(outgoing, ids, queue, timeout_ms))[0]
 
     def send_oneway(
         self,
@@ -444,17 +474,25 @@ class Sender:
         NameServerUnreachableError, ConnectionLostError, ClosedError.
         """
         draft = make_draft(
-            topic, body, tag=tag, keys=keys, properties=properties, flag=flag,
-            wait_store_ok=wait_store_ok, sharding_key=sharding_key, delay_level=delay_level,
-            delay=delay, deliver_at=deliver_at,
-        )  # fmt: skip
-        outgoing = self.ready(draft)
-        check_way(outgoing.topic, queue)
+            topic,
+            body,
+            tag=tag,
+            keys=keys,
+            properties=properties,
+            flag=flag,
+            wait_store_ok=wait_store_ok,
+            sharding_key=sharding_key,
+            delay_level=delay_level,
+            delay=delay,
+            deliver_at=deliver_at,
+        )
+        outgoing = self.assign_id(draft)
+        check_destination(outgoing.topic, queue)
         if queue is None:
-            queues = yield from self.directory.write_queues(outgoing.topic)
+            queues = yield from self.directory.get_write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
             queue = self._chooser.choose(queues, now_s, None, outgoing.sharding_key)
-        address, born_ms = self.directory.master(queue), self.directory.clock.now_ms()
+        address, born_ms = self.directory.get_master_address(queue), self.directory.clock.now_ms()
         yield Call(address, requests.send(self.group, queue, outgoing, born_ms, oneway=True))
 
     def send_batch(
@@ -472,22 +510,24 @@ class Sender:
         batch (it names the index), and what `send` raises.
         """
         check_batch(messages)
-        check_way(messages[0].topic, queue, timeout_ms)
-        parts = [prepare(one, self.next_id(), compress_from_bytes=0) for one in messages]
+        check_destination(messages[0].topic, queue, timeout_ms)
+        parts = [make_outgoing(one, self.next_id(), compress_from_bytes=0) for one in messages]
         results: list[SendResult] = []
-        for run in split(parts):
-            joined = join(run, self.next_id())
+        for run in split_batch(parts):
+            joined = join_batch(run, self.next_id())
             ids = tuple(part.message_id for part in run)
             try:
-                results += yield from self.deliver(joined, ids, queue, timeout_ms, batch=True)
+                results += yield from self.send_with_retries(
+                    joined, ids, queue, timeout_ms, batch=True
+                )
             except SluiceError as error:
                 error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
                 raise
         return results
 
-    def deliver(
+    def send_with_retries(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         ids: tuple[str, ...],
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
@@ -501,125 +541,138 @@ class Sender:
         SendError (not stored), SendUnknownError (it may be stored).
         """
         directory, topic = self.directory, outgoing.topic
-        attempts = Attempts(
+        attempts = SendAttempts(
             directory.clock.monotonic_s(),
             self.timeout_ms if timeout_ms is None else timeout_ms,
             self.retries if retries is None else retries,
         )
-        attempts.is_fixed = queue is not None
-        self.open.add(outgoing.message_id)
+        attempts.has_fixed_queue = queue is not None
+        self.open_ids.add(outgoing.message_id)
         try:
             while True:
                 attempts.target, attempts.call, target = queue, None, queue
                 try:
                     if target is not None:
-                        yield from directory.route(topic, create=True)
+                        yield from directory.get_route(topic, create=True)
                     else:
-                        queues = directory.routes.fresh_writers(topic, attempts.began_s)
+                        queues = directory.routes.fresh_write_queues(topic, attempts.started_s)
                         if not queues:
-                            queues = yield from directory.write_queues(topic)
-                            attempts.began_s = directory.clock.monotonic_s()
+                            queues = yield from directory.get_write_queues(topic)
+                            attempts.started_s = directory.clock.monotonic_s()
                         attempts.target = target = self._chooser.choose(
-                            queues, attempts.began_s, attempts.last_broker, outgoing.sharding_key
+                            queues, attempts.started_s, attempts.last_broker, outgoing.sharding_key
                         )
-                    if topic not in self._topics:
-                        self._topics.add(topic)
-                        self.on_first(self.group, topic)
-                    address = directory.master(target)
+                    if topic not in self._announced_topics:
+                        self._announced_topics.add(topic)
+                        self.on_first_send(self.group, topic)
+                    address = directory.get_master_address(target)
                     command = requests.send(
-                        self.group, target, outgoing, directory.clock.now_ms(),
-                        batch=batch, is_brief=batch and len(ids) == 1,
-                    )  # fmt: skip
-                    left_s = max(0.001, attempts.deadline_s - attempts.began_s)
+                        self.group,
+                        target,
+                        outgoing,
+                        directory.clock.now_ms(),
+                        batch=batch,
+                        is_brief=batch and len(ids) == 1,
+                    )
+                    left_s = max(0.001, attempts.deadline_s - attempts.started_s)
                     attempts.call = Call(address, command, left_s)
-                    answer = yield attempts.call
-                    results = send_results(answer, target, ids, address)
+                    response = yield attempts.call
+                    results = parse_send_response(response, target, ids, address)
                 except (
-                    ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
-                ) as error:  # fmt: skip
-                    self._failed(attempts, outgoing, ids, error, batch)
+                    ConnectionLostError,
+                    RequestTimeoutError,
+                    RequestError,
+                    RouteNotFoundError,
+                ) as error:
+                    self._handle_failure(attempts, outgoing, ids, error, batch)
                     if attempts.pause_s:
                         yield Sleep(attempts.pause_s)
-                        attempts.began_s = directory.clock.monotonic_s()
+                        attempts.started_s = directory.clock.monotonic_s()
                 else:
-                    if self._is_enough(attempts, outgoing, results, answer, batch):
+                    if self._finish_attempt(attempts, outgoing, results, response, batch):
                         return results
         finally:
-            self.open.discard(outgoing.message_id)
-            if self.is_closed and not self.open:
-                self.on_settled()
+            self.open_ids.discard(outgoing.message_id)
+            if self.is_closed and not self.open_ids:
+                self.on_drained()
 
-    def _is_enough(
+    def _finish_attempt(
         self,
-        attempts: Attempts,
-        outgoing: Outgoing,
+        attempts: SendAttempts,
+        outgoing: OutgoingMessage,
         results: list[SendResult],
-        answer: Command,
+        response: Command,
         batch: bool,
     ) -> bool:
         """It is stored: False when another broker may promise more. HOT."""
         assert attempts.target is not None
         broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
-        cost_s, attempts.began_s = now_s - attempts.began_s, now_s
-        self._chooser.answered(broker, cost_s, now_s)
-        if self.retry_unsafe and attempts.goes_on(results[0].status, broker, now_s):
+        cost_s, attempts.started_s = now_s - attempts.started_s, now_s
+        self._chooser.record_latency(broker, cost_s, now_s)
+        if self.retry_unsafe and attempts.should_improve(results[0].status, broker, now_s):
             return False
         if self.trace is not None:
             address = attempts.call.address if attempts.call is not None else ""
-            self.trace.sent(self.group, outgoing, results, address, answer, cost_s, batch=batch)
+            self.trace.record_send(
+                self.group, outgoing, results, address, response, cost_s, batch=batch
+            )
         return True
 
-    def _failed(
+    def _handle_failure(
         self,
-        attempts: Attempts,
-        outgoing: Outgoing,
+        attempts: SendAttempts,
+        outgoing: OutgoingMessage,
         ids: tuple[str, ...],
         error: SluiceError,
         batch: bool,
     ) -> None:
         """Raises the verdict when that was the last attempt."""
         now_s = self.directory.clock.monotonic_s()
-        cost_s, attempts.began_s = now_s - attempts.began_s, now_s
-        if not self._may_go_on(attempts, outgoing, error, now_s):
+        cost_s, attempts.started_s = now_s - attempts.started_s, now_s
+        if not self._may_retry(attempts, outgoing, error, now_s):
             if self.trace is not None:
-                self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
-            verdict = attempts.verdict(outgoing.topic, outgoing.message_id, error)
+                self.trace.record_failed_send(self.group, outgoing, ids, cost_s, batch=batch)
+            verdict = attempts.make_error(outgoing.topic, outgoing.message_id, error)
             if self.is_closed and isinstance(verdict, SendUnknownError):
-                self.unknown.extend(ids)
+                self.unknown_ids.extend(ids)
             raise verdict from error
 
-    def _may_go_on(
-        self, attempts: Attempts, outgoing: Outgoing, error: SluiceError, now_s: float
+    def _may_retry(
+        self, attempts: SendAttempts, outgoing: OutgoingMessage, error: SluiceError, now_s: float
     ) -> bool:
         """Whether there is another attempt, after a rest where a new master has to be waited for:
         no other broker can take the message, and this one has replicas."""
         directory, topic, call = self.directory, outgoing.topic, attempts.call
         broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
-            self._chooser.failed(broker, now_s)
-        is_bound = attempts.is_fixed or bool(outgoing.sharding_key)
-        others = {one.broker for one in directory.routes.writers.get(topic, ())} - {broker}
+            self._chooser.record_failure(broker, now_s)
+        is_bound = attempts.has_fixed_queue or bool(outgoing.sharding_key)
+        others = {one.broker for one in directory.routes.write_queues.get(topic, ())} - {broker}
         may_pass = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
         awaits = (
             may_pass and directory.routes.has_replicas(topic, broker) and (is_bound or not others)
         )
-        directory.routes.forget(topic)
+        directory.routes.expire(topic)
         written = call is not None and call.is_written
-        again = attempts.failed(
-            broker or attempts.last_broker or "-", error, now_s, written=written, awaits=awaits
+        again = attempts.record_failure(
+            broker or attempts.last_broker or "-",
+            error,
+            now_s,
+            was_written=written,
+            waits_for_master=awaits,
         )
         return again and not self.is_closed
 
-    def write_traces(self, notes: Tracing) -> Conversation[bool]:
+    def write_traces(self, tracing: Tracing) -> Conversation[bool]:
         """Sends all that is noted; False when that failed. Raises nothing."""
-        while (batch := notes.take()) is not None:
+        while (batch := tracing.next_message()) is not None:
             try:
-                yield from self.directory.route(notes.topic)
-                yield from self.send(self.ready(batch.message))
+                yield from self.directory.get_route(tracing.topic)
+                yield from self.send_outgoing(self.assign_id(batch.message))
             except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
-                notes.lost(batch.record_count)
-                level = logging.DEBUG if notes.has_warned else logging.WARNING
-                notes.has_warned = True
+                tracing.count_dropped(batch.record_count)
+                level = logging.DEBUG if tracing.has_warned else logging.WARNING
+                tracing.has_warned = True
                 _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
                 return False
         return True
@@ -631,11 +684,11 @@ class Sender:
         delivered if it was there. Raises ConfigurationError when it is no handle, RequestError when
         the broker refuses (too late, switched off).
         """
-        found = recalled(handle)
-        yield from self.directory.route(found.topic)
-        address = self.directory.master(MessageQueue(found.topic, found.broker, 0))
-        answer = yield Call(address, requests.recall(self.group, found))
+        found = expect_recall_handle(handle)
+        yield from self.directory.get_route(found.topic)
+        address = self.directory.get_master_address(MessageQueue(found.topic, found.broker, 0))
+        response = yield Call(address, requests.recall(self.group, found))
         if self.trace is not None:
-            is_taken = answer.code == SUCCESS
-            self.trace.recalled(self.group, found.topic, found.unique_id, success=is_taken)
-        return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)
+            is_taken = response.code == SUCCESS
+            self.trace.record_recall(self.group, found.topic, found.unique_id, success=is_taken)
+        return header_fields(expect_success(response, address)).get("msgId", found.unique_id)

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.requests import SendResult, fields_of
+from sluicemq.client.core.messages import OutgoingMessage
+from sluicemq.client.core.requests import SendResult, header_fields
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.message import (
@@ -54,8 +54,8 @@ from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
-FIELD: Final = "\x01"
-RECORD: Final = "\x02"
+FIELD_SEPARATOR: Final = "\x01"
+RECORD_SEPARATOR: Final = "\x02"
 _NULL: Final = "null"
 
 
@@ -69,7 +69,7 @@ class MessageKind(IntEnum):
     ORDERED = 4
 
 
-class Outcome(IntEnum):
+class ConsumeOutcome(IntEnum):
     """How a handler came back."""
 
     SUCCESS = 0
@@ -80,7 +80,7 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class SendTrace:
     """A send. `time_ms` is when it began. Java writes one for a whole batch: then `message_id` and
     `offset_message_id` are lists with commas."""
 
@@ -101,7 +101,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class DeliveryTrace:
     """A delivery begins; `retry_times` says how often the message had come before."""
 
     time_ms: int
@@ -114,7 +114,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ConsumeTrace:
     """A delivery ends. Clients of the cloud's flavour leave time and group out."""
 
     request_id: str | None
@@ -122,13 +122,13 @@ class Finished:
     cost_ms: int
     success: bool
     keys: str | None
-    outcome: Outcome
+    outcome: ConsumeOutcome
     time_ms: int | None = None
     group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TransactionTrace:
     """A producer has ended a transaction; `state` COMMIT_MESSAGE, ROLLBACK_MESSAGE or
     UNKNOW (spelt so), `from_check`: because the broker had asked."""
 
@@ -147,7 +147,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class RecallTrace:
     """A timed message was taken back."""
 
     time_ms: int
@@ -158,25 +158,28 @@ class Recalled:
     success: bool
 
 
-TraceRecord = Published | Taken | Finished | Ended | Recalled
+TraceRecord = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
 
 
-def encode(records: Iterable[TraceRecord]) -> bytes:
+def encode_trace_records(records: Iterable[TraceRecord]) -> bytes:
     """The body of a trace message."""
     return "".join(map(encode_record, records)).encode()
 
 
 def encode_record(record: TraceRecord) -> str:
     """One record with its end: its fields in their order."""
-    fields = [getattr(record, name) for name in _CONVERTERS[type(record)]]
-    if isinstance(record, Published) and record.client_host is None:
+    fields = [getattr(record, name) for name in _FIELD_PARSERS[type(record)]]
+    if isinstance(record, SendTrace) and record.client_host is None:
         del fields[-1]
-    if isinstance(record, Finished) and record.time_ms is None:
+    if isinstance(record, ConsumeTrace) and record.time_ms is None:
         fields[-2:] = [""]
-    return FIELD.join(map(_text, [_NAMES[type(record)], *fields])) + RECORD
+    return (
+        FIELD_SEPARATOR.join(map(_encode_field, [_RECORD_NAMES[type(record)], *fields]))
+        + RECORD_SEPARATOR
+    )
 
 
-def _text(value: object) -> str:
+def _encode_field(value: object) -> str:
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -184,66 +187,69 @@ def _text(value: object) -> str:
     if isinstance(value, int):
         return str(int(value))
     text = str(value)
-    if FIELD in text or RECORD in text:  # would shift every field after it
-        text = text.replace(FIELD, " ").replace(RECORD, " ")
+    if FIELD_SEPARATOR in text or RECORD_SEPARATOR in text:  # would shift every field after it
+        text = text.replace(FIELD_SEPARATOR, " ").replace(RECORD_SEPARATOR, " ")
     return text
 
 
-def decode(body: bytes) -> tuple[list[TraceRecord], int]:
+def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
     """The records of a trace message, and how many more could not be understood."""
     records: list[TraceRecord] = []
     unread = 0
-    for line in body.decode("utf-8", "replace").split(RECORD):
+    for line in body.decode("utf-8", "replace").split(RECORD_SEPARATOR):
         if not line:
             continue
-        name, *fields = line.split(FIELD)
+        name, *fields = line.split(FIELD_SEPARATOR)
         try:
-            kind = _KINDS[name]
+            kind = _RECORD_CLASSES[name]
             # What older clients leave out is put in its place; what newer ones add is not read.
-            if kind is Published and len(fields) == 12:  # before there was an offset message id
+            if kind is SendTrace and len(fields) == 12:  # before there was an offset message id
                 fields.insert(11, _NULL)
-            elif kind is Taken:
+            elif kind is DeliveryTrace:
                 fields[5] = fields[5].removesuffix(_NULL) or "0"
                 fields += [_NULL] if len(fields) == 6 else []
-            elif kind is Finished:
+            elif kind is ConsumeTrace:
                 if len(fields) == 5:
                     is_success = fields[3] == "true"
-                    fields.append(str(int(Outcome.SUCCESS if is_success else Outcome.FAILED)))
+                    fields.append(
+                        str(int(ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED))
+                    )
                 fields = fields[:8] if len(fields) >= 8 else fields[:6]
-            texts = zip(_CONVERTERS[kind].values(), fields, strict=False)
+            texts = zip(_FIELD_PARSERS[kind].values(), fields, strict=False)
             records.append(kind(*(convert(text) for convert, text in texts)))
         except (KeyError, ValueError, IndexError, TypeError):
             unread += 1
     return records, unread
 
 
-_NAMES: Final[dict[type[TraceRecord], str]] = {
-    Published: "Pub",
-    Taken: "SubBefore",
-    Finished: "SubAfter",
-    Ended: "EndTransaction",
-    Recalled: "Recall",
+_RECORD_NAMES: Final[dict[type[TraceRecord], str]] = {
+    SendTrace: "Pub",
+    DeliveryTrace: "SubBefore",
+    ConsumeTrace: "SubAfter",
+    TransactionTrace: "EndTransaction",
+    RecallTrace: "Recall",
 }
-_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
-_OF_TYPE: Final[dict[object, Callable[[str], Any]]] = {
+_RECORD_CLASSES: Final = {name: kind for kind, name in _RECORD_NAMES.items()}
+_PARSERS_BY_TYPE: Final[dict[object, Callable[[str], Any]]] = {
     int: int,
     int | None: int,
     str | None: lambda text: None if text in (_NULL, "") else text,
     bool: {"true": True, "false": False}.__getitem__,
     MessageKind: lambda text: MessageKind(int(text)),
-    Outcome: lambda text: Outcome(int(text)),
+    ConsumeOutcome: lambda text: ConsumeOutcome(int(text)),
 }
-_CONVERTERS: Final = {
-    kind: {one.name: _OF_TYPE[one.type] for one in dataclasses.fields(kind)} for kind in _NAMES
+_FIELD_PARSERS: Final = {
+    kind: {one.name: _PARSERS_BY_TYPE[one.type] for one in dataclasses.fields(kind)}
+    for kind in _RECORD_NAMES
 }
 """How the fields of each kind are read, in their order."""
 
 
-def search_words(record: TraceRecord) -> Iterator[str]:
+def search_keys(record: TraceRecord) -> Iterator[str]:
     """What a trace message with this record is found by: its KEYS."""
     if record.message_id is not None:
         yield record.message_id
-    keys = None if isinstance(record, Recalled) else record.keys
+    keys = None if isinstance(record, RecallTrace) else record.keys
     if keys is not None:
         yield from keys.split()
 
@@ -255,12 +261,12 @@ COUNT_MAX: Final = 20_000
 RECORDS_MAX: Final = 100
 BYTES_MAX: Final = 128_000
 KEY_CHARACTERS_MAX: Final = 6_000
-_HALVES_MAX: Final = 1_000
-_REGION: Final = "DefaultRegion"
-_STATES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
+_PREPARED_MAX: Final = 1_000
+_DEFAULT_REGION: Final = "DefaultRegion"
+_STATE_NAMES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
 
 
-def trace_topic(trace: bool | str | None) -> str | None:
+def parse_trace_option(trace: bool | str | None) -> str | None:
     """The argument `trace=` of the clients: True is RocketMQ's own topic, text a topic of yours."""
     if isinstance(trace, str):
         if not trace:
@@ -278,7 +284,7 @@ def trace_hint(error: Exception) -> str:
     return ""
 
 
-class _Sent(NamedTuple):
+class _SendNote(NamedTuple):
     """A send, as the hook saw it."""
 
     time_ms: int
@@ -315,71 +321,77 @@ class Tracing:
         self.topic = topic
         self.clock = clock
         self.next_id = next_id
-        self.dropped: int = 0
+        self.dropped_count: int = 0
         self.has_warned = False
         """Whether the log says already that they cannot be written."""
-        self.on_work: Callable[[], None] = lambda: None
+        self.on_note: Callable[[], None] = lambda: None
         """Called after each note; has to return at once."""
         self._count_max = count_max
-        self._notes: deque[_Sent | TraceRecord] = deque()
-        self._halves: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()
+        self._notes: deque[_SendNote | TraceRecord] = deque()
+        self._prepared_labels: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._notes)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """What is not written by now is lost, and the log says how much that is."""
-        self.lost(len(self))
-        if self.dropped:
-            _log.warning("%d trace records were not written", self.dropped)
+        self.count_dropped(len(self))
+        if self.dropped_count:
+            _log.warning("%d trace records were not written", self.dropped_count)
 
-    def lost(self, count: int) -> None:
+    def count_dropped(self, count: int) -> None:
         """Records that the writer could not write."""
-        self.dropped += count
+        self.dropped_count += count
 
-    def note(self, note: "_Sent | TraceRecord") -> None:
+    def add_note(self, note: "_SendNote | TraceRecord") -> None:
         """Keeps one, when there is room."""
         if len(self._notes) >= self._count_max:
-            self.dropped += 1
+            self.dropped_count += 1
             return
         self._notes.append(note)
-        self.on_work()
+        self.on_note()
 
     # ------------------------------------------------------------------------- producers
 
-    def sent(
+    def record_send(
         self,
         group: str,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         results: Sequence[SendResult],
         address: str,
-        answer: Command,
+        response: Command,
         cost_s: float,
         *,
         batch: bool = False,
     ) -> None:
         """A broker has stored a message, or a batch."""
-        fields = fields_of(answer)
+        fields = header_fields(response)
         if fields.get(TRACE_ON) != "false":
             ids = [(result.message_id, result.offset_message_id) for result in results]
-            region = fields.get(MSG_REGION) or _REGION
-            self._note_sends(group, outgoing, ids, address, cost_s, region=region, batch=batch)
+            region = fields.get(MSG_REGION) or _DEFAULT_REGION
+            self._add_send_notes(group, outgoing, ids, address, cost_s, region=region, batch=batch)
 
-    def failed(
-        self, group: str, outgoing: Outgoing, ids: Sequence[str], cost_s: float, *, batch: bool
-    ) -> None:
-        """A send was given up."""
-        self._note_sends(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
-
-    def _note_sends(
+    def record_failed_send(
         self,
         group: str,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
+        ids: Sequence[str],
+        cost_s: float,
+        *,
+        batch: bool,
+    ) -> None:
+        """A send was given up."""
+        self._add_send_notes(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
+
+    def _add_send_notes(
+        self,
+        group: str,
+        outgoing: OutgoingMessage,
         ids: Sequence[tuple[str, str]],
         address: str,
         cost_s: float,
         *,
-        region: str = _REGION,
+        region: str = _DEFAULT_REGION,
         batch: bool,
     ) -> None:
         """Each message of a request, with its id and its place; without a place it failed."""
@@ -394,14 +406,23 @@ class Tracing:
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
         for (properties, length), (message_id, place) in zip(parts, ids, strict=False):
-            self.note(
-                _Sent(
-                    time_ms, region, group, outgoing.topic, message_id, properties, address,
-                    length, cost_ms, place, bool(address),
+            self.add_note(
+                _SendNote(
+                    time_ms,
+                    region,
+                    group,
+                    outgoing.topic,
+                    message_id,
+                    properties,
+                    address,
+                    length,
+                    cost_ms,
+                    place,
+                    bool(address),
                 )
-            )  # fmt: skip
+            )
 
-    def ended(
+    def record_transaction_end(
         self,
         group: str,
         topic: str,
@@ -416,44 +437,60 @@ class Tracing:
         known = properties or {}
         tags, keys = known.get(TAGS), known.get(KEYS)
         if properties is None:
-            tags, keys = self._halves.pop(transaction_id, (None, None))
-        self.note(
-            Ended(
-                self.clock.now_ms(), known.get(MSG_REGION) or _REGION, group, topic,
-                transaction_id, tags, keys, address, MessageKind.COMMITTED, transaction_id,
-                _STATES[state], properties is not None,
+            tags, keys = self._prepared_labels.pop(transaction_id, (None, None))
+        self.add_note(
+            TransactionTrace(
+                self.clock.now_ms(),
+                known.get(MSG_REGION) or _DEFAULT_REGION,
+                group,
+                topic,
+                transaction_id,
+                tags,
+                keys,
+                address,
+                MessageKind.COMMITTED,
+                transaction_id,
+                _STATE_NAMES[state],
+                properties is not None,
             )
-        )  # fmt: skip
+        )
 
-    def recalled(self, group: str, topic: str, message_id: str, *, success: bool) -> None:
+    def record_recall(self, group: str, topic: str, message_id: str, *, success: bool) -> None:
         """A timed message was taken back, or was not."""
-        self.note(Recalled(self.clock.now_ms(), _REGION, group, topic, message_id, success))
+        self.add_note(
+            RecallTrace(self.clock.now_ms(), _DEFAULT_REGION, group, topic, message_id, success)
+        )
 
     # ------------------------------------------------------------------------- consumers
 
-    def taken(self, group: str, record: StoredMessage) -> "Delivery | None":
+    def start_delivery(self, group: str, record: StoredMessage) -> "TracedDelivery | None":
         """A message is handed to the application; None when that is not traced."""
         properties = record.properties
         if record.topic == self.topic or properties.get(TRACE_ON) == "false":
             return None
-        taken = Taken(
-            self.clock.now_ms(), properties.get(MSG_REGION) or _REGION, group, self.next_id(),
-            record.message_id, record.reconsume_times, properties.get(KEYS),
-        )  # fmt: skip
-        self.note(taken)
-        return Delivery(self, taken)
+        taken = DeliveryTrace(
+            self.clock.now_ms(),
+            properties.get(MSG_REGION) or _DEFAULT_REGION,
+            group,
+            self.next_id(),
+            record.message_id,
+            record.reconsume_times,
+            properties.get(KEYS),
+        )
+        self.add_note(taken)
+        return TracedDelivery(self, taken)
 
     # ---------------------------------------------------------------------------- writer
 
-    def take(self) -> TraceMessage | None:
+    def next_message(self) -> TraceMessage | None:
         """The next trace message, None when there is nothing to tell."""
         texts: list[str] = []
         size = characters = 0
         keys: dict[str, None] = {}
         while self._notes and len(texts) < RECORDS_MAX:
-            record = self._record(self._notes[0])
+            record = self._make_record(self._notes[0])
             text = encode_record(record)
-            own = [word for word in search_words(record) if word not in keys]
+            own = [word for word in search_keys(record) if word not in keys]
             size += len(text.encode())
             characters += sum(len(word) + 1 for word in own)
             if texts and (size > BYTES_MAX or characters > KEY_CHARACTERS_MAX):
@@ -466,8 +503,8 @@ class Tracing:
         message = Message(self.topic, "".join(texts).encode(), keys=tuple(keys))
         return TraceMessage(message, len(texts))
 
-    def _record(self, note: "_Sent | TraceRecord") -> TraceRecord:
-        if not isinstance(note, _Sent):
+    def _make_record(self, note: "_SendNote | TraceRecord") -> TraceRecord:
+        if not isinstance(note, _SendNote):
             return note
         properties = decode_properties(note.properties.encode())
         kind = MessageKind.ORDERED if SHARDING_KEY in properties else MessageKind.NORMAL
@@ -477,33 +514,49 @@ class Tracing:
             kind = MessageKind.DELAYED
         tags, keys = properties.get(TAGS), properties.get(KEYS)
         if kind is MessageKind.HALF:
-            self._halves[note.message_id] = (tags, keys)
-            if len(self._halves) > _HALVES_MAX:
-                self._halves.popitem(last=False)
-        return Published(
-            note.time_ms, note.region, note.group, note.topic, note.message_id, tags, keys,
-            note.address or None, note.body_length, note.cost_ms, kind,
-            note.offset_message_id or None, note.success,
-        )  # fmt: skip
+            self._prepared_labels[note.message_id] = (tags, keys)
+            if len(self._prepared_labels) > _PREPARED_MAX:
+                self._prepared_labels.popitem(last=False)
+        return SendTrace(
+            note.time_ms,
+            note.region,
+            note.group,
+            note.topic,
+            note.message_id,
+            tags,
+            keys,
+            note.address or None,
+            note.body_length,
+            note.cost_ms,
+            kind,
+            note.offset_message_id or None,
+            note.success,
+        )
 
 
-class Delivery:
+class TracedDelivery:
     """One message in the hands of one handler."""
 
-    __slots__ = ("_began_s", "_taken", "_tracing")
+    __slots__ = ("_start_record", "_started_s", "_tracing")
 
-    def __init__(self, tracing: Tracing, taken: Taken) -> None:
+    def __init__(self, tracing: Tracing, taken: DeliveryTrace) -> None:
         self._tracing = tracing
-        self._taken = taken
-        self._began_s = tracing.clock.monotonic_s()
+        self._start_record = taken
+        self._started_s = tracing.clock.monotonic_s()
 
-    def finished(self, outcome: Outcome) -> None:
+    def finish(self, outcome: ConsumeOutcome) -> None:
         """The handler came back, or the application has said what it did."""
-        clock, taken = self._tracing.clock, self._taken
-        cost_ms = round((clock.monotonic_s() - self._began_s) * 1000)
-        self._tracing.note(
-            Finished(
-                taken.request_id, taken.message_id, cost_ms, outcome is Outcome.SUCCESS,
-                taken.keys, outcome, clock.now_ms(), taken.group,
+        clock, taken = self._tracing.clock, self._start_record
+        cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)
+        self._tracing.add_note(
+            ConsumeTrace(
+                taken.request_id,
+                taken.message_id,
+                cost_ms,
+                outcome is ConsumeOutcome.SUCCESS,
+                taken.keys,
+                outcome,
+                clock.now_ms(),
+                taken.group,
             )
-        )  # fmt: skip
+        )

@@ -26,9 +26,9 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.client.core.conversations import Await, Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.messages import OutgoingMessage, add_properties
 from sluicemq.client.core.names import check_number
-from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, request
+from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, make_request
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.errors import (
     ConfigurationError,
@@ -58,8 +58,8 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import CheckTransactionStateRequest
 
 _log = logging.getLogger("sluicemq.client")
-SendHalf = Callable[[Outgoing], Conversation[SendResult]]
-REMEMBERED: Final = 10_000
+SendPrepared = Callable[[OutgoingMessage], Conversation[SendResult]]
+ENDED_TRANSACTIONS_MAX: Final = 10_000
 _OFFSET_DIGITS: Final = 16
 
 
@@ -113,7 +113,7 @@ class TransactionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class HalfPlace:
+class PreparedMessageLocation:
     """Where a half message lies: what 37 has to name."""
 
     group: str
@@ -124,7 +124,9 @@ class HalfPlace:
     transaction_id: str
 
 
-def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoing:
+def make_prepared(
+    outgoing: OutgoingMessage, group: str, check_after_s: int | None
+) -> OutgoingMessage:
     """The message as the first phase sends it. Raises ConfigurationError."""
     names = {part.partition("\x01")[0] for part in outgoing.properties.split("\x02")}
     for name in (DELAY, *TIMER_PROPERTIES):
@@ -141,7 +143,7 @@ def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoi
     return replace(half, sys_flag=outgoing.sys_flag | PREPARED)
 
 
-def place_of(result: SendResult, group: str) -> HalfPlace:
+def locate_prepared(result: SendResult, group: str) -> PreparedMessageLocation:
     """Where the answer says that the half message lies. Raises ProtocolError."""
     try:
         physical_offset = int(result.offset_message_id[-_OFFSET_DIGITS:], 16)
@@ -149,14 +151,18 @@ def place_of(result: SendResult, group: str) -> HalfPlace:
         raise ProtocolError(
             f"the answer's msgId is {result.offset_message_id!r}, which says no place."
         ) from None
-    return HalfPlace(
-        group, result.queue, result.queue_offset, physical_offset, result.message_id,
+    return PreparedMessageLocation(
+        group,
+        result.queue,
+        result.queue_offset,
+        physical_offset,
         result.message_id,
-    )  # fmt: skip
+        result.message_id,
+    )
 
 
-def end_transaction(
-    place: HalfPlace, state: TransactionState, *, is_check: bool = False
+def make_end_request(
+    place: PreparedMessageLocation, state: TransactionState, *, is_check: bool = False
 ) -> Command:
     """37; one-way when it answers a check or decides nothing, which brokers do not answer."""
     header = headers.EndTransactionRequest(
@@ -171,23 +177,23 @@ def end_transaction(
         broker=place.queue.broker or None,
     )
     is_oneway = is_check or state is TransactionState.UNKNOWN
-    return request(RequestCode.END_TRANSACTION, header, oneway=is_oneway)
+    return make_request(RequestCode.END_TRANSACTION, header, oneway=is_oneway)
 
 
-class Question(NamedTuple):
+class TransactionCheck(NamedTuple):
     """A broker asks how a transaction ended."""
 
-    place: HalfPlace
+    location: PreparedMessageLocation
     message: StoredMessage
 
 
-def question_of(command: Command) -> Question:
+def parse_check_request(command: Command) -> TransactionCheck:
     """39. Raises ProtocolError when its message cannot be read."""
     header = decode_header(CheckTransactionStateRequest, command.fields or {})
     message = decode_record(command.body, broker=header.broker or "")
     queue = MessageQueue(message.topic, header.broker or "", message.queue_id)
     transaction_id = header.transaction_id or message.message_id
-    place = HalfPlace(
+    place = PreparedMessageLocation(
         message.properties.get(PRODUCER_GROUP, ""),
         queue._replace(topic=header.topic or message.topic),
         header.half_queue_offset,
@@ -195,7 +201,7 @@ def question_of(command: Command) -> Question:
         header.unique_id or transaction_id,
         transaction_id,
     )
-    return Question(place, message)
+    return TransactionCheck(place, message)
 
 
 class Transactions:
@@ -208,7 +214,7 @@ class Transactions:
         listener: TransactionListener | None,
         trace: Tracing | None = None,
         *,
-        guard: AbstractContextManager[object] | None = None,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.directory = directory
         self.group = group
@@ -218,7 +224,7 @@ class Transactions:
             )
         self.listener = listener
         self.trace = trace
-        self._guard = nullcontext() if guard is None else guard
+        self._lock = nullcontext() if lock is None else lock
         self._running: set[str] = set()
         self._ended: OrderedDict[str, tuple[TransactionState, str]] = OrderedDict()
         self._has_warned = False
@@ -231,107 +237,117 @@ class Transactions:
                 fix="Give it one (listener=), or use a `producer.transaction(...)` block.",
             )
 
-    def answer(self, question: Question, address: str) -> Conversation[Command | None]:
+    def answer_check(
+        self, question: TransactionCheck, address: str
+    ) -> Conversation[Command | None]:
         """37 for the broker that asked; None when this producer cannot know."""
-        state = yield from self.check(question)
+        state = yield from self.determine_state(question)
         if state is None:
             return None
-        self.trace_end(question.place, state, address, question.message.properties)
-        return end_transaction(question.place, state, is_check=True)
+        self.trace_end(question.location, state, address, question.message.properties)
+        return make_end_request(question.location, state, is_check=True)
 
-    def begin(
-        self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
-    ) -> Conversation[tuple[HalfPlace, SendResult]]:
+    def send_prepared(
+        self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
+    ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
         """Sends the half message. When that fails, a check would roll it back."""
-        half = as_half(outgoing, self.group, check_after_s)
-        with self._guard:
+        half = make_prepared(outgoing, self.group, check_after_s)
+        with self._lock:
             self._running.add(half.message_id)
         try:
             result = yield from send(half)
-            return place_of(result, self.group), result
+            return locate_prepared(result, self.group), result
         except BaseException:
-            self._end(half.message_id, TransactionState.ROLLBACK, "")
+            self._record_end(half.message_id, TransactionState.ROLLBACK, "")
             raise
 
-    def _end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
+    def _record_end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
         """The local transaction is over; `broker` keeps its half message."""
-        with self._guard:
+        with self._lock:
             self._running.discard(transaction_id)
             if state is not TransactionState.UNKNOWN:
                 self._ended[transaction_id] = (state, broker)
-                if len(self._ended) > REMEMBERED:
+                if len(self._ended) > ENDED_TRANSACTIONS_MAX:
                     self._ended.popitem(last=False)
 
-    def finish(self, place: HalfPlace, state: TransactionState) -> Conversation[bool]:
+    def end(self, place: PreparedMessageLocation, state: TransactionState) -> Conversation[bool]:
         """Tells the broker how it ended; False when that is left to a check.
 
         Raises RequestError when the broker refuses.
         """
-        self._end(place.transaction_id, state, place.queue.broker)
-        command = end_transaction(place, state)
+        self._record_end(place.transaction_id, state, place.queue.broker)
+        command = make_end_request(place, state)
         try:
-            yield from self.directory.route(place.queue.topic)
-            address = self.directory.master(place.queue)
+            yield from self.directory.get_route(place.queue.topic)
+            address = self.directory.get_master_address(place.queue)
             self.trace_end(place, state, address)
-            answer = yield Call(address, command)
+            response = yield Call(address, command)
         except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
-            self.directory.note_outage(
-                error, place.queue, f"ending transactions of {self.group}",
+            self.directory.log_failure(
+                error,
+                place.queue,
+                f"ending transactions of {self.group}",
                 "%s of transaction %s has no answer, the broker will ask: %s",
-                state.name, place.transaction_id, error,
-            )  # fmt: skip
+                state.name,
+                place.transaction_id,
+                error,
+            )
             return False
         if command.is_oneway:
             return False
-        if answer.code == ResponseCode.ILLEGAL_OPERATION:  # too late: the broker asks by itself
-            _log.warning("broker %s: %s", address, answer.remark)
+        if response.code == ResponseCode.ILLEGAL_OPERATION:  # too late: the broker asks by itself
+            _log.warning("broker %s: %s", address, response.remark)
             return False
-        expect_success(answer, address)
+        expect_success(response, address)
         return True
 
     def trace_end(
         self,
-        place: HalfPlace,
+        place: PreparedMessageLocation,
         state: TransactionState,
         address: str,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Notes the end, when traces are on; `properties`: of the message of a check."""
         if self.trace is not None:
-            self.trace.ended(
-                place.group, place.queue.topic, place.transaction_id, state, address,
+            self.trace.record_transaction_end(
+                place.group,
+                place.queue.topic,
+                place.transaction_id,
+                state,
+                address,
                 properties=properties,
-            )  # fmt: skip
+            )
 
-    def send(
+    def send_in_transaction(
         self,
         message: Message,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         argument: Any,
         check_after_s: int | None,
-        send: SendHalf,
+        send: SendPrepared,
     ) -> Conversation[TransactionResult]:
         """Half message, local transaction by the listener, its end."""
         self.expect_listener()
         assert self.listener is not None
-        place, result = yield from self.begin(outgoing, check_after_s, send)
+        place, result = yield from self.send_prepared(outgoing, check_after_s, send)
         state = TransactionState.ROLLBACK
         if result.status is SendStatus.OK:
             execute = partial(self.listener.execute_local, message, place.transaction_id, argument)
             try:
-                state = yield from self._ask_listener(
+                state = yield from self._call_listener(
                     execute,
                     f"the local transaction {place.transaction_id} failed: the broker will ask how "
                     "it ended",
                 )
             except BaseException:
                 # The caller was cancelled, or the program ends: only the listener's check knows.
-                self._end(place.transaction_id, TransactionState.UNKNOWN, place.queue.broker)
+                self._record_end(place.transaction_id, TransactionState.UNKNOWN, place.queue.broker)
                 raise
-        is_acknowledged = yield from self.finish(place, state)
+        is_acknowledged = yield from self.end(place, state)
         return TransactionResult(result, place.transaction_id, state, is_acknowledged)
 
-    def _ask_listener(
+    def _call_listener(
         self, function: Callable[[], object], failure: str
     ) -> Conversation[TransactionState]:
         """Return what `function` of the listener says, UNKNOWN when it fails, which is logged.
@@ -359,18 +375,18 @@ class Transactions:
             _log.exception(failure)
             return TransactionState.UNKNOWN
 
-    def check(self, question: Question) -> Conversation[TransactionState | None]:
+    def determine_state(self, question: TransactionCheck) -> Conversation[TransactionState | None]:
         """The answer to a broker's question; None when this producer cannot know it.
 
         A half message on another broker than the one that was committed is what an unanswered send
         has left there: it must not become a second message.
         """
-        transaction_id = question.place.transaction_id
-        with self._guard:
+        transaction_id = question.location.transaction_id
+        with self._lock:
             if transaction_id in self._running:
                 return TransactionState.UNKNOWN
             state, broker = self._ended.get(transaction_id, (None, ""))
-        if state is TransactionState.COMMIT and broker != question.place.queue.broker:
+        if state is TransactionState.COMMIT and broker != question.location.queue.broker:
             return TransactionState.ROLLBACK
         if state is not None:
             return state
@@ -380,12 +396,13 @@ class Transactions:
                 _log.warning(
                     "a broker asks producer group %s about transaction %s, which this process has "
                     "not begun, and the producer has no TransactionListener: give it one.",
-                    self.group, transaction_id,
-                )  # fmt: skip
+                    self.group,
+                    transaction_id,
+                )
             return None
         check = partial(self.listener.check, question.message)
         failure = f"the check of transaction {transaction_id} failed"
-        return (yield from self._ask_listener(check, failure))
+        return (yield from self._call_listener(check, failure))
 
 
 class TransactionBlock:
@@ -395,8 +412,8 @@ class TransactionBlock:
     def __init__(
         self,
         transactions: Transactions,
-        outgoing: Outgoing,
-        send: SendHalf,
+        outgoing: OutgoingMessage,
+        send: SendPrepared,
         check_after_s: int | None,
     ) -> None:
         self.transaction_id: str = outgoing.message_id
@@ -409,10 +426,10 @@ class TransactionBlock:
         self._outgoing = outgoing
         self._send = send
         self._check_after_s = check_after_s
-        self._place: HalfPlace | None = None
+        self._location: PreparedMessageLocation | None = None
 
     def __repr__(self) -> str:
-        state = "not begun" if self._place is None else f"ends with {self.state.name}"
+        state = "not begun" if self._location is None else f"ends with {self.state.name}"
         return f"<Transaction {self.transaction_id} to {self._outgoing.topic}, {state}>"
 
     def unknown(self) -> None:
@@ -427,31 +444,31 @@ class TransactionBlock:
         """Commit after all, when the block is left normally."""
         self.state = TransactionState.COMMIT
 
-    def entering(self) -> Conversation[None]:
+    def enter(self) -> Conversation[None]:
         """Sends the half message; raises as a send does, and SendError when it may get lost."""
-        if self._place is not None:
+        if self._location is not None:
             raise ConfigurationError(
                 "this transaction was entered before.", fix="Make a new one for each message."
             )
-        self._place, result = yield from self._transactions.begin(
+        self._location, result = yield from self._transactions.send_prepared(
             self._outgoing, self._check_after_s, self._send
         )
         self.send_result = result
         if result.status is not SendStatus.OK:
-            yield from self._transactions.finish(self._place, TransactionState.ROLLBACK)
+            yield from self._transactions.end(self._location, TransactionState.ROLLBACK)
             raise SendError(
                 f"the broker stored message {result.message_id} of a transaction with "
                 f"{result.status.name}: it was rolled back, the local transaction has not begun.",
                 fix="Try again; look at the broker's disk, or at its slaves.",
             )
 
-    def leaving(self, error: BaseException | None) -> Conversation[None]:
+    def leave(self, error: BaseException | None) -> Conversation[None]:
         """Ends it as `state` says; rolls back after an exception of the user's, which goes on."""
-        assert self._place is not None
+        assert self._location is not None
         if error is not None:
             self.state = TransactionState.ROLLBACK
         try:
-            self.is_acknowledged = yield from self._transactions.finish(self._place, self.state)
+            self.is_acknowledged = yield from self._transactions.end(self._location, self.state)
         except SluiceError as refusal:
             if error is None:
                 raise

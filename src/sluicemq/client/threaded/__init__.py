@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
+from sluicemq.client.affinity import ClientAffinity
 from sluicemq.client.aio.consumer import MessageStream
 from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
 from sluicemq.client.aio.pull import POLL_TIMEOUT_S
@@ -29,7 +30,6 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
 from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.home import Home
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.hints import helpful
 from sluicemq.model.topic import MessageQueue
@@ -48,7 +48,7 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._home = Home()
+        self._home = ClientAffinity()
         is_ready = threading.Event()
 
         async def main() -> None:

@@ -15,38 +15,38 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 
-running_loop: Final = asyncio._get_running_loop
+get_running_loop_or_none: Final = asyncio._get_running_loop
 """Returns the event loop that runs in this thread, or None; None also in a forked child. HOT."""
 
 
-class Forks:
+class ForkCounter:
     """A counter of forks: `count` is the number of forks that lie between the first process and
     this one."""
 
     count = 0
 
 
-def _forked() -> None:
-    Forks.count += 1
+def _count_fork() -> None:
+    ForkCounter.count += 1
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_count_fork)
 
 
-class Home:
+class ClientAffinity:
     """The process that made one client, and the event loop in which the client was used first."""
 
-    __slots__ = ("_pid", "forks", "loop")
+    __slots__ = ("_pid", "fork_count", "loop")
 
     def __init__(self) -> None:
-        self.forks: int = Forks.count
+        self.fork_count: int = ForkCounter.count
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
 
     def check_process(self) -> None:
         """Raise ConfigurationError if the process has been forked since it made the client."""
-        if self.forks != Forks.count:
+        if self.fork_count != ForkCounter.count:
             raise ConfigurationError(
                 f"this client was made in process {self._pid} and is used after a fork, in process "
                 f"{os.getpid()}: both would use the same connections and message ids.",
@@ -54,12 +54,12 @@ class Home:
                 "worker), or start processes with multiprocessing's 'spawn'.",
             )
 
-    def enter(self) -> None:
+    def check_loop(self) -> None:
         """Make the running event loop the client's own if it has none yet. Raises
         ConfigurationError in a forked process, in another event loop, and outside of any event loop
         once the client has one."""
         self.check_process()
-        loop = running_loop()
+        loop = get_running_loop_or_none()
         if self.loop is None:
             self.loop = loop
         elif self.loop is not loop:
