@@ -54,7 +54,9 @@ def test_a_trace_is_read_in_full_and_written_again_byte_for_byte(name: str) -> N
 
 
 def test_a_timeline_is_told_from_them() -> None:
-    records = [record for _, body in traces("java53-trace") for record in decode_trace_records(body)[0]]
+    records = [
+        record for _, body in traces("java53-trace") for record in decode_trace_records(body)[0]
+    ]
     found = timeline("C000020279554E0E2F2A67B8BF0E0000", records, None)
     assert (found.topic, found.tags, found.keys) == ("T53_trace", "A", "key-trace-0")
     send, deliver = found.steps

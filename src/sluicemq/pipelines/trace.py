@@ -47,7 +47,7 @@ from sluicemq.client.core.tracing import (
     RecallTrace,
     SendTrace,
     TransactionTrace,
-    decode_records,
+    decode_trace_records,
 )
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
@@ -103,7 +103,7 @@ def decoded(bodies: pa.Array) -> pa.Array:
     """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
     found = []
     for body in bodies.to_pylist():
-        records, unread = decode_records(body or b"")
+        records, unread = decode_trace_records(body or b"")
         rows, events = [], list[Event]()
         for record in records:
             if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):

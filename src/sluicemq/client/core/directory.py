@@ -502,11 +502,12 @@ def route_not_found_error(
     return them. `auto_create_tried` says that the route of TBW102 was looked for, too.
     """
     found = None if brokers is None else sorted(brokers)
-    response = f"The name servers ({', '.join(servers)}) answer, so the network to them is fine"
+    reachable = f"The name servers ({', '.join(servers)}) respond, so the network to them works"
     if found == []:
         return RouteNotFoundError(
-            f"no broker serves the topic {topic!r}. {response}, but no broker is registered there.",
-            fix="Start a broker (sluice broker), or name the name servers that it registers with.",
+            f"no broker serves the topic {topic!r}. {reachable}, but no broker is registered with "
+            "them.",
+            fix="Start a broker (sluice broker), or use the name servers that it registers with.",
         )
     registered = f", and brokers are registered with them ({', '.join(found)})" if found else ""
     cause = (
@@ -515,7 +516,7 @@ def route_not_found_error(
         else "the topic does not exist, and consumers do not create topics"
     )
     return RouteNotFoundError(
-        f"no broker serves the topic {topic!r}. {response}{there}; {create}.",
+        f"no broker serves the topic {topic!r}. {reachable}{registered}; {cause}.",
         fix=f"Check the spelling (sluice topic list), then create it: sluice topic create {topic}.",
     )
 

@@ -54,7 +54,12 @@ def check_number(
     the number must be an int; a bool is never a number.
     """
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not (is_number and low <= value and (high is None or value <= high)):  # type: ignore[operator]
+    # The type checker does not derive from is_number that value is a number.
+    if not (
+        is_number
+        and low <= value  # type: ignore[operator]
+        and (high is None or value <= high)  # type: ignore[operator]
+    ):
         kind = "a whole number" if whole else "a number"
         most = "or more" if high is None else f"to {high:,}"
         raise ConfigurationError(

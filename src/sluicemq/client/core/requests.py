@@ -554,7 +554,7 @@ _ERRORS: dict[int, tuple[type[RequestError], str]] = {
     ),
     TOPIC_NOT_EXIST: (
         TopicNotFoundError,
-        "Create it with sluice topic create TOPIC, or set autoCreateTopicEnable=true on the broker.",
+        "Create it with sluice topic create TOPIC, or set autoCreateTopicEnable=true on a broker.",
     ),
     SUBSCRIPTION_PARSE_FAILED: (
         RequestError,

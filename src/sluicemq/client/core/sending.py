@@ -1,12 +1,16 @@
-"""Sending: which queue next, whether to try again, what to say when it failed.
+"""Send messages: choose a queue for each attempt, decide about retries, and describe failures.
 
-`QueueChooser` goes round robin over the write queues and avoids brokers that were slow or away:
-RocketMQ's latency table, by which a broker that took 550 ms is left alone for 2 s, and so on up to
-30 s. `Attempts` owns one send: its deadline over all attempts, the retries left, and what the final
-error says of each. A time-out is never retried, because the message may be stored. Where no other
-broker can take the message and the one that failed has replicas, the send waits, within its time,
-for the one of them that becomes master: a failover takes seconds, three attempts milliseconds.
-`Sender` has the conversations of a producer.
+`QueueChooser` goes round robin over the writable queues of a topic and avoids brokers that were
+slow or unreachable. The pauses are those of RocketMQ's latency table: a broker that took 550 ms is
+avoided for 2 s, and so on up to 30 s.
+
+`SendAttempts` is the state of one send: its deadline for all attempts, the retries that are left,
+and what each attempt failed with. A time-out is never retried, because the message may be stored.
+If no other broker can accept the message and the failed broker has replicas, the send waits within
+its time limit for a replica to become master: a failover takes seconds, three attempts only
+milliseconds.
+
+`Sender` contains the conversations of a producer.
 """
 
 import logging
@@ -67,35 +71,36 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
+"""The number of further attempts after the first one, by default."""
 FIRST_QUEUE_BITS: Final = 31
-"""Of the random number that says which queue is the first one."""
+"""The size of the random number that selects the queue of a topic's first message."""
 RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
-"""spec/remoting.md §7.3: the answers after which another broker may do better."""
+"""Response codes after which another broker may accept the message (spec/remoting.md §7.3)."""
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
-"""A user's choice: the write queues of the topic and the message -> one of the queues."""
+"""A queue selector: (writable queues of the topic, message) -> the queue to send to."""
 
 _LATENCY_STEPS_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDANCE_STEPS_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 0.5
-"""From one look for a new master to the next."""
+"""The longest pause in seconds between two attempts while a send waits for a new master."""
 UNREACHABLE_LATENCY_S: Final = 10.0
-"""What a broken connection counts as: 10 s of latency, so the broker is avoided for 10 s."""
+"""The latency that a broken connection counts as, so that the broker is avoided for 10 s."""
 
 
 def avoidance_s(latency_s: float) -> float:
-    """How long to leave a broker alone after an answer that took `latency_s` seconds."""
+    """Return for how many seconds to avoid a broker whose response took `latency_s` seconds."""
     index = bisect_right(_LATENCY_STEPS_S, latency_s)
     return _AVOIDANCE_STEPS_S[index - 1] if index else 0.0
 
 
 class QueueChooser:
-    """Round robin over the queues of each topic, past the brokers to be avoided. Times are
-    monotonic seconds.
+    """Selects queues round robin for each topic, skipping brokers that are to be avoided.
 
-    `first()` is the number of the queue that the first message of a topic goes to. It is random in
-    a client, as in Java's: many short-lived producers would else all send to one queue.
+    Times are monotonic seconds. `first()` returns the index of the queue for the first message of a
+    topic. Clients pass a random number, as Java's client does: otherwise many short-lived producers
+    would all send to the same queue.
     """
 
     __slots__ = ("_avoid_until_s", "_choose_start", "_next_index")
@@ -112,8 +117,14 @@ class QueueChooser:
         last_broker: str | None = None,
         sharding_key: str | None = None,
     ) -> MessageQueue:
-        """The next queue, or that of the key; `last_broker` (of a failed attempt) only when there
-        is no other. HOT."""
+        """Return the queue for the next message, or the queue of `sharding_key` if there is one.
+
+        HOT.
+
+        Skip queues of `last_broker`, where the last attempt failed, and of brokers to be avoided.
+        If only avoided brokers remain, return a queue of one of them; return a queue of
+        `last_broker` only if there is no other broker.
+        """
         if sharding_key:
             return choose_by_sharding_key(queues, sharding_key)
         topic = queues[0].topic
@@ -134,7 +145,7 @@ class QueueChooser:
         return others or queues[start % count]
 
     def record_latency(self, broker: str, latency_s: float, now_s: float) -> None:
-        """Takes note of how long a broker took."""
+        """Avoid `broker` for a while if its response took long, else stop avoiding it."""
         if latency_s < 0.55 and broker not in self._avoid_until_s:
             return
         pause = avoidance_s(latency_s)
@@ -144,25 +155,29 @@ class QueueChooser:
             self._avoid_until_s.pop(broker, None)
 
     def record_failure(self, broker: str, now_s: float) -> None:
-        """The connection to a broker broke, or it refused the message."""
+        """Avoid `broker`, whose connection broke or which refused the message."""
         self.record_latency(broker, UNREACHABLE_LATENCY_S, now_s)
 
 
 def choose_with_selector(
     selector: Selector, queues: Sequence[MessageQueue], message: Message
 ) -> MessageQueue:
-    """The user's choice, checked. Raises SendError when it is not one of the queues."""
+    """Return the queue that the application's `selector` returns for the message.
+
+    Raises ConfigurationError if `selector` is not callable, and SendError if it does not return one
+    of `queues`.
+    """
     if not callable(selector):
         raise ConfigurationError(
-            f"the selector is {selector!r:.60}.",
-            fix="Give a function: (queues, message) -> queue.",
+            f"selector must be a callable (queues, message) -> queue, got {selector!r:.60}.",
+            fix="Pass a function that returns one of the queues.",
         )
     queue = selector(queues, message)
     if queue not in queues:
         raise SendError(
             f"the selector chose {queue}, which is not one of the {len(queues)} queues of "
             f"{message.topic!r}. Nothing was sent.",
-            fix="Return one element of the sequence it is given.",
+            fix="Return an element of the sequence that the selector receives.",
         )
     return queue
 
@@ -170,28 +185,39 @@ def choose_with_selector(
 def check_destination(
     topic: str, queue: MessageQueue | None, timeout_ms: int | None = None
 ) -> None:
-    """Where a message shall go and within how many ms. Raises ConfigurationError."""
+    """Check the options that say where a message goes and how long sending it may take.
+
+    Raises ConfigurationError if `queue` is not a queue of `topic`, or `timeout_ms` is less than 1.
+    None is valid for both.
+    """
     if queue is not None:
         check_queue(queue)
         if queue.topic != topic:
             raise ConfigurationError(
-                f"the message goes to {topic!r}, the queue is one of {queue.topic!r}.",
-                fix="Give one of `queues(topic)`.",
+                f"the queue belongs to the topic {queue.topic!r}, the message to {topic!r}.",
+                fix="Use one of the queues that `queues(topic)` returns.",
             )
     if timeout_ms is not None:
         check_number("timeout_ms", timeout_ms, 1)
 
 
 def choose_by_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
-    """The queue of a key: the one that a Java producer's SelectMessageQueueByHash chooses for this
-    text, so that producers of both kinds keep one order. It is another queue as soon as the number
-    of queues changes: strict order topics keep it."""
+    """Return the queue of a sharding key.
+
+    It is the queue that SelectMessageQueueByHash of a Java producer selects for the same key, so
+    that producers in both languages keep one order. A key moves to another queue when the number of
+    queues changes; order topics keep that number.
+    """
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
 class SendAttempts:
-    """One send from the first attempt to the verdict. Times are monotonic seconds. The attempt that
-    is made now began at `began_s`, at the queue `target`, with `call` once that is made."""
+    """The state of one send, from the first attempt to its result. Times are monotonic seconds.
+
+    The current attempt began at `started_s` and goes to the queue `target`. `call` is its request,
+    None before that is made. `deadline_s` ends all attempts. `last_broker` is the broker of the
+    last failed attempt.
+    """
 
     __slots__ = (
         "_failures",
@@ -214,7 +240,7 @@ class SendAttempts:
         self.target: MessageQueue | None = None
         self.call: Call | None = None
         self.has_fixed_queue = False
-        """Only one queue will do."""
+        """Whether only one queue can accept the message, because the caller has chosen it."""
         self._timeout_ms = timeout_ms
         self._retries_left = retries
         self._may_retry = retries > 0
@@ -222,7 +248,7 @@ class SendAttempts:
         self._may_be_stored = False
         self.last_broker: str | None = None
         self.pause_s = 0.0
-        """How long to wait before the next attempt."""
+        """The pause in seconds before the next attempt."""
 
     def record_failure(
         self,
@@ -233,11 +259,12 @@ class SendAttempts:
         was_written: bool,
         waits_for_master: bool = False,
     ) -> bool:
-        """Notes a failed attempt; True when the next one may be made.
+        """Record a failed attempt, and return whether another attempt may be made.
 
-        `written` says that the request was (or may have been) handed to the network: then a broken
-        connection leaves the outcome open. `awaits`: a new master is waited for, whatever number of
-        retries that takes.
+        `was_written` says that the request was, or may have been, passed to the network: a broken
+        connection or a time-out then leaves open whether the message is stored. With
+        `waits_for_master`, attempts continue until the deadline with a pause (`pause_s`) before
+        each, however few retries are left; a send without retries is not repeated.
         """
         self.last_broker = broker
         if (failure := f"{broker}: {error.fact}") not in self._failures:
@@ -262,39 +289,49 @@ class SendAttempts:
         return True
 
     def should_improve(self, status: SendStatus, broker: str, now_s: float) -> bool:
-        """Whether to try another broker, for one that stored the message and promises less."""
-        is_over = status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s
-        if not is_over:
-            self._retries_left, self.last_broker = self._retries_left - 1, broker
-        return not is_over
+        """Return whether to send to another broker although this one stored the message.
+
+        That is the case if `status` promises less than OK, retries are left and the deadline has
+        not passed. Uses up one retry.
+        """
+        if status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s:
+            return False
+        self._retries_left -= 1
+        self.last_broker = broker
+        return True
 
     def make_error(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
-        """The exception to raise after the last attempt; chain it with `from error`."""
+        """Return the exception for a failed send.
+
+        The caller raises it `from error`, the last failure. It is a SendUnknownError if the message
+        may be stored. A RequestError or RouteNotFoundError is returned unchanged; any other failure
+        becomes a SendError that lists all attempts.
+        """
         failures = "; ".join(self._failures)
         if self._may_be_stored:
             return SendUnknownError(
-                f"no answer for message {message_id} to {topic!r} (time for all attempts "
+                f"no response for message {message_id} to {topic!r} (time for all attempts "
                 f"{self._timeout_ms} ms): it may be stored or not [{failures}].",
-                fix="Do not simply send it again unless consumers tolerate duplicates; look it "
-                "up by its id first.",
+                fix="Do not send it again unless consumers tolerate duplicates; look it up by its "
+                "id first.",
             )
         if isinstance(error, RequestError | RouteNotFoundError):
             return error
         return SendError(
             f"message {message_id} to {topic!r} was not stored [{failures}].",
-            fix="See sluice cluster list, and whether the brokers' addresses are reachable.",
+            fix="Check sluice cluster list, and that the brokers' addresses are reachable.",
         )
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The settings of a producer; without them those of `Producer`.
+    """The options of a producer; the defaults are in parentheses.
 
-    `timeout_ms` (10,000): for one send with all its attempts. `retries` (2): how often it is tried
-    again; `retries_async` (0): by `send_soon`. `retry_unsafe`: also when it is stored and its
-    broker could not keep all it promised, so that another one may have it as well.
-    `compress_from_bytes` (4,096): from how many bytes on bodies are compressed, 0 never.
-    `delay_level_max` (18): how many delay levels the brokers have. `listener`: who runs and checks
-    its transactions.
+    `timeout_ms` (10,000) limits one send with all its attempts. `retries` (2) is the number of
+    further attempts of a send, `retries_async` (0) that of `send_soon`. With `retry_unsafe`, a send
+    is also retried if its broker stored the message but could not make it as safe as configured;
+    another broker may then have it as well. Bodies of `compress_from_bytes` (4,096) or more are
+    compressed; 0 means never. `delay_level_max` (18) is the number of the brokers' delay levels.
+    `listener` executes and checks the producer's transactions.
     """
 
     timeout_ms: int
@@ -307,8 +344,11 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class Sender:
-    """The sends of one producer group. `on_first(group, topic)` is called before the first send to
-    a topic, `on_settled` when the last open send has ended after `is_closed`."""
+    """Sends the messages of one producer group.
+
+    `on_first_send(group, topic)` is called before the first send to a topic. After `close`,
+    `on_drained()` is called when no send is in progress any more.
+    """
 
     def __init__(
         self,
@@ -324,7 +364,10 @@ class Sender:
         trace: Tracing | None = None,
         first_queue: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`first_queue`: see `QueueChooser`."""
+        """Check the options and create the sender. `first_queue` is the `first` of `QueueChooser`.
+
+        `next_id` returns a new message id. Raises ConfigurationError for an invalid option.
+        """
         check_number("timeout_ms", timeout_ms, 1)
         check_number("retries", retries, 0)
         check_number("compress_from_bytes", compress_from_bytes, 0)
@@ -338,28 +381,35 @@ class Sender:
         self.make_outgoing: Callable[[Message | MessageDraft, str], OutgoingMessage] = partial(
             make_outgoing, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
         )
-        """A message made ready, with an id. Raises ConfigurationError."""
+        """Encodes a message with a given id.
+
+        Raises ConfigurationError, and ClosedError after `close`.
+        """
         self._plain_body_bytes = min(compress_from_bytes or BODY_BYTES_MAX, BODY_BYTES_MAX)
-        """Bodies of fewer bytes stay as they are."""
+        """Bodies of fewer bytes are neither compressed nor too large: they are sent as they are."""
         self.trace = trace
         self.on_first_send: Callable[[str, str], None] = lambda group, topic: None
         self.on_drained: Callable[[], None] = lambda: None
         self.open_ids: set[str] = set()
+        """The ids of messages whose send is in progress."""
         self.unknown_ids: list[str] = []
-        """Of sends that ended after `is_closed`: what may be stored or not."""
+        """Ids of messages that may be stored: their sends failed after `close`."""
         self.is_closed: bool = False
         self._chooser = QueueChooser(first_queue)
         self._announced_topics: set[str] = set()
 
     def assign_id(self, message: Message | MessageDraft) -> OutgoingMessage:
-        """A message made ready, with an id of its own. Raises ConfigurationError, ClosedError."""
+        """Encode a message with a new id.
+
+        Raise ConfigurationError, and ClosedError after `close`.
+        """
         return self.make_outgoing(message, self.next_id())
 
     def close(self) -> None:
-        """Makes no message ready any more, and tries none again."""
+        """Refuse new messages, and make no further attempts for those in progress."""
 
         def refuse(message: Message | MessageDraft, message_id: str) -> OutgoingMessage:
-            raise ClosedError("this producer is closed.", fix="Make a new one.")
+            raise ClosedError("this producer is closed.", fix="Create a new producer.")
 
         self.is_closed, self.make_outgoing, self._plain_body_bytes = True, refuse, 0
 
@@ -370,7 +420,10 @@ class Sender:
         timeout_ms: int | None = None,
         retries: int | None = None,
     ) -> Conversation[SendResult]:
-        """Stores one message that is made ready."""
+        """Send one encoded message and return its result.
+
+        Raises what `send_with_retries` raises.
+        """
         ids = (outgoing.message_id,)
         return (yield from self.send_with_retries(outgoing, ids, queue, timeout_ms, retries))[0]
 
@@ -392,27 +445,29 @@ class Sender:
         flag: int = 0,
         wait_store_ok: bool = True,
     ) -> Conversation[SendResult]:
-        """Sends one message and waits until it is stored.
+        """Send one message and wait until it is stored.
 
-        `topic`: its name with a body of at most 4 MiB, or a whole `Message` and no option of one.
-        `tag`: what consumers choose by, no `|` in it. `keys`: what `sluice message query` finds it
-        by, without white space. `properties`: texts by name, for SQL92 conditions.
+        `topic` is the name of a topic, with a body of at most 4 MiB; or it is a complete `Message`,
+        without options of a message. `tag` is what consumers filter by; it contains no `|`. `keys`
+        are strings without white space by which `sluice message query` finds the message.
+        `properties` are strings by name, for SQL92 filters.
 
-        `queue` fixes the queue, `selector` chooses one for each message, `sharding_key` leads to
-        the same one each time; without them it goes round robin and a failed attempt goes to the
-        next broker.
+        `queue` is the queue to send to, and `selector` a function that selects it for each message.
+        Messages with the same `sharding_key` go to the same queue. Without these, messages go round
+        robin to all queues, and after a failed attempt to another broker.
 
-        At most one says when to deliver it: `delay_level` (1 to 18 unless the producer's
-        `delay_level_max` says otherwise), `delay` (seconds or a timedelta), `deliver_at` (a
-        datetime with a time zone, or ms since 1970).
+        At most one of these delays the message: `delay_level` (1 to 18 unless the producer's
+        `delay_level_max` differs), `delay` (seconds or a timedelta), `deliver_at` (a datetime with
+        a time zone, or milliseconds since 1970).
 
-        `timeout_ms`: for all attempts together, by default the producer's 10,000. `flag`: a number
-        of yours (32 bits). `wait_store_ok` False: do not wait until it is as safe as the broker
-        keeps messages.
+        `timeout_ms` limits all attempts together; the default is the producer's 10,000. `flag` is a
+        32-bit number for the application's own use. With `wait_store_ok` False the broker responds
+        before the message is as safe as it is configured to keep messages.
 
-        Raises ConfigurationError (it breaks a rule, nothing was sent), RouteNotFoundError,
-        NameServerUnreachableError, RequestError (the broker refused it), SendError (not stored) and
-        its child SendUnknownError (it may be stored; never resent by itself), ClosedError.
+        Raises ConfigurationError (an argument is invalid and nothing was sent), RouteNotFoundError,
+        NameServerUnreachableError, RequestError (the broker refused the message), SendError (not
+        stored) and its subclass SendUnknownError (it may be stored; the client never resends it),
+        ClosedError.
         """
         if (
             topic.__class__ is str
@@ -468,7 +523,7 @@ class Sender:
         flag: int = 0,
         wait_store_ok: bool = True,
     ) -> Conversation[None]:
-        """Hands one message to the network and does not wait for the broker: it may get lost.
+        """Send one message without waiting for the broker's response. The message may be lost.
 
         The options are those of `send`. Raises ConfigurationError, RouteNotFoundError,
         NameServerUnreachableError, ConnectionLostError, ClosedError.
@@ -502,12 +557,13 @@ class Sender:
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
     ) -> Conversation[list[SendResult]]:
-        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
+        """Send messages of one topic in requests of at most 1 MiB each.
 
-        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
-        and the exception's note tells how many. `queue` and `timeout_ms` are those of `send`, each
-        request has that time. Raises SendError before sending when the messages may not be in one
-        batch (it names the index), and what `send` raises.
+        Return one result per message. Each request is stored completely or not at all. If a later
+        one fails, the earlier ones are stored, and a note of the exception tells how many. `queue`
+        and `timeout_ms` are those of `send`; `timeout_ms` applies to each request. Raises SendError
+        before sending if the messages cannot be in one batch (it names the index), and what `send`
+        raises.
         """
         check_batch(messages)
         check_destination(messages[0].topic, queue, timeout_ms)
@@ -535,7 +591,11 @@ class Sender:
         *,
         batch: bool = False,
     ) -> Conversation[list[SendResult]]:
-        """One result for each of `ids`; in `queue`, or in one that is chosen for each attempt. HOT.
+        """Send one request, with all its attempts, and return one result for each of `ids`. HOT.
+
+        `ids` are the message ids in the request, more than one for a batch. The request goes to
+        `queue`, or to a queue that is chosen for each attempt if that is None. `timeout_ms` and
+        `retries` default to the producer's.
 
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
@@ -604,7 +664,10 @@ class Sender:
         response: Command,
         batch: bool,
     ) -> bool:
-        """It is stored: False when another broker may promise more. HOT."""
+        """Handle a stored message.
+
+        Return False if it should be sent to another broker as well. HOT.
+        """
         assert attempts.target is not None
         broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
         cost_s, attempts.started_s = now_s - attempts.started_s, now_s
@@ -626,7 +689,7 @@ class Sender:
         error: SluiceError,
         batch: bool,
     ) -> None:
-        """Raises the verdict when that was the last attempt."""
+        """Record a failed attempt. Raise the final error if there is no further attempt."""
         now_s = self.directory.clock.monotonic_s()
         cost_s, attempts.started_s = now_s - attempts.started_s, now_s
         if not self._may_retry(attempts, outgoing, error, now_s):
@@ -640,31 +703,34 @@ class Sender:
     def _may_retry(
         self, attempts: SendAttempts, outgoing: OutgoingMessage, error: SluiceError, now_s: float
     ) -> bool:
-        """Whether there is another attempt, after a rest where a new master has to be waited for:
-        no other broker can take the message, and this one has replicas."""
+        """Record a failed attempt, and return whether to make another one.
+
+        The next attempt waits for a new master if no other broker can accept the message and this
+        one has replicas.
+        """
         directory, topic, call = self.directory, outgoing.topic, attempts.call
         broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
             self._chooser.record_failure(broker, now_s)
-        is_bound = attempts.has_fixed_queue or bool(outgoing.sharding_key)
-        others = {one.broker for one in directory.routes.write_queues.get(topic, ())} - {broker}
-        may_pass = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
-        awaits = (
-            may_pass and directory.routes.has_replicas(topic, broker) and (is_bound or not others)
+        writable = directory.routes.write_queues.get(topic, ())
+        other_brokers = {queue.broker for queue in writable} - {broker}
+        needs_broker = attempts.has_fixed_queue or bool(outgoing.sharding_key) or not other_brokers
+        is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
+        waits_for_master = (
+            is_temporary and needs_broker and directory.routes.has_replicas(topic, broker)
         )
         directory.routes.expire(topic)
-        written = call is not None and call.is_written
-        again = attempts.record_failure(
+        may_retry = attempts.record_failure(
             broker or attempts.last_broker or "-",
             error,
             now_s,
-            was_written=written,
-            waits_for_master=awaits,
+            was_written=call is not None and call.is_written,
+            waits_for_master=waits_for_master,
         )
-        return again and not self.is_closed
+        return may_retry and not self.is_closed
 
     def write_traces(self, tracing: Tracing) -> Conversation[bool]:
-        """Sends all that is noted; False when that failed. Raises nothing."""
+        """Send all trace records that were noted. Return False if that failed; never raises."""
         while (batch := tracing.next_message()) is not None:
             try:
                 yield from self.directory.get_route(tracing.topic)
@@ -678,11 +744,11 @@ class Sender:
         return True
 
     def recall(self, handle: str) -> Conversation[str]:
-        """Takes a timed message back by the `recall_handle` of its send; returns its message id.
+        """Recall a timed message by the `recall_handle` of its send, and return its message id.
 
-        Brokers allow it with recallMessageEnable = true. Success means that the message will not be
-        delivered if it was there. Raises ConfigurationError when it is no handle, RequestError when
-        the broker refuses (too late, switched off).
+        Brokers allow that if recallMessageEnable = true. Success means that the message will not be
+        delivered if the broker still had it. Raises ConfigurationError for an invalid handle, and
+        RequestError if the broker refuses (too late, or recalling is disabled).
         """
         found = expect_recall_handle(handle)
         yield from self.directory.get_route(found.topic)

@@ -1,29 +1,32 @@
-"""The body of trace messages: what happened to messages, as RocketMQ's clients tell it.
+"""Record the way of messages, and encode and decode the trace messages of RocketMQ's clients.
 
-A body is records, each ended by U+0002, of fields that are separated by U+0001 (spec/remoting.md
-§21). A message's way leaves up to five kinds of them:
+The body of a trace message is a sequence of records. Each ends with U+0002, its fields are
+separated by U+0001 (spec/remoting.md §21). There are five kinds of records about a message:
 
-    Pub             its producer has sent it                     Published
-    EndTransaction  its producer has ended it                    Ended
-    Recall          its producer has taken it back               Recalled
-    SubBefore       a consumer was given it                      Taken
-    SubAfter        that consumer has finished; same request id  Finished
+    Pub             its producer has sent it                     SendTrace
+    EndTransaction  its producer has ended its transaction       TransactionTrace
+    Recall          its producer has recalled it                 RecallTrace
+    SubBefore       a consumer has received it                   DeliveryTrace
+    SubAfter        that consumer has processed it; same         ConsumeTrace
+                    request id
 
-Nothing is written "null", so is empty text: Java's decoder loses empty fields at the end. Records
-that are unknown or damaged are counted, not raised: one strange client must not hide the others.
+None is written as "null", because Java's decoder loses empty fields at the end. "null" and an empty
+field are read as None. Unknown and damaged records are counted, not raised: one faulty client must
+not hide the records of the others.
 
-What a client notes while it works, and the trace messages that are made of it.
+`Tracing` collects the records of one client, and a writer sends them as messages:
 
-    producer, consumer --hooks--> Tracing (bounded, in memory) --take--> writer --> topic
+    producer, consumer --hooks--> Tracing (bounded, in memory) --next_message--> writer --> topic
 
-A hook appends a small tuple and wakes the writer; everything that costs (splitting properties,
-text) is done by the writer. What exceeds `COUNT_MAX` is dropped and counted: a trace that cannot be
-written must not slow or fail what it tells of. Nothing is noted about the trace topic itself, nor
-when the broker has said TRACE_ON=false (spec/remoting.md §9).
+A hook appends a small tuple and wakes the writer. The writer does what takes time: it splits
+properties and encodes records. Records beyond `COUNT_MAX` are dropped and counted, because tracing
+must never slow down or fail the client. Nothing is recorded about the trace topic itself, or about
+messages whose broker has set TRACE_ON=false (spec/remoting.md §9).
 
-Records become messages of at most 100 records, 128,000 bytes and `KEY_CHARACTERS_MAX` of KEYS: what
-is looked for is found by a broker's key index, so every id must be a key of its own. (The Java
-client writes one record for a batch; here each message of it has one.)
+A trace message has at most `RECORDS_MAX` records, `BYTES_MAX` bytes and `KEY_CHARACTERS_MAX`
+characters of KEYS. Brokers find it by their key index, so each message id in it must be one of its
+keys. The Java client writes one record for a whole batch; this client writes one for each message
+of it.
 """
 
 import dataclasses
@@ -60,7 +63,7 @@ _NULL: Final = "null"
 
 
 class MessageKind(IntEnum):
-    """What kind of message was sent."""
+    """The kind of a message that was sent."""
 
     NORMAL = 0
     HALF = 1
@@ -70,7 +73,7 @@ class MessageKind(IntEnum):
 
 
 class ConsumeOutcome(IntEnum):
-    """How a handler came back."""
+    """How a handler ended."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -81,8 +84,11 @@ class ConsumeOutcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendTrace:
-    """A send. `time_ms` is when it began. Java writes one for a whole batch: then `message_id` and
-    `offset_message_id` are lists with commas."""
+    """A message was sent. `time_ms` is when the send began, in milliseconds since 1970.
+
+    Java writes one record for a whole batch: `message_id` and `offset_message_id` are then lists of
+    ids, separated by commas. `cost_ms` is the duration of the send.
+    """
 
     time_ms: int
     region: str | None
@@ -102,7 +108,7 @@ class SendTrace:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTrace:
-    """A delivery begins; `retry_times` says how often the message had come before."""
+    """A consumer received a message. `retry_times` is how often it had been delivered before."""
 
     time_ms: int
     region: str | None
@@ -115,7 +121,7 @@ class DeliveryTrace:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeTrace:
-    """A delivery ends. Clients of the cloud's flavour leave time and group out."""
+    """A consumer processed a message. Clients of the cloud edition omit time and group."""
 
     request_id: str | None
     message_id: str | None
@@ -129,8 +135,11 @@ class ConsumeTrace:
 
 @dataclass(frozen=True, slots=True)
 class TransactionTrace:
-    """A producer has ended a transaction; `state` COMMIT_MESSAGE, ROLLBACK_MESSAGE or
-    UNKNOW (spelt so), `from_check`: because the broker had asked."""
+    """A producer ended a transaction.
+
+    `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling). `from_check` says
+    that it answered a transaction check.
+    """
 
     time_ms: int
     region: str | None
@@ -148,7 +157,7 @@ class TransactionTrace:
 
 @dataclass(frozen=True, slots=True)
 class RecallTrace:
-    """A timed message was taken back."""
+    """A producer recalled a timed message, or tried to."""
 
     time_ms: int
     region: str | None
@@ -162,12 +171,12 @@ TraceRecord = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | Reca
 
 
 def encode_trace_records(records: Iterable[TraceRecord]) -> bytes:
-    """The body of a trace message."""
+    """Return the body of a trace message."""
     return "".join(map(encode_record, records)).encode()
 
 
 def encode_record(record: TraceRecord) -> str:
-    """One record with its end: its fields in their order."""
+    """Return one record as text, with its fields in the order of the format and its separator."""
     fields = [getattr(record, name) for name in _FIELD_PARSERS[type(record)]]
     if isinstance(record, SendTrace) and record.client_host is None:
         del fields[-1]
@@ -180,6 +189,10 @@ def encode_record(record: TraceRecord) -> str:
 
 
 def _encode_field(value: object) -> str:
+    """Return a field as text.
+
+    Separators in it are replaced by spaces, to keep the other fields intact.
+    """
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -187,13 +200,13 @@ def _encode_field(value: object) -> str:
     if isinstance(value, int):
         return str(int(value))
     text = str(value)
-    if FIELD_SEPARATOR in text or RECORD_SEPARATOR in text:  # would shift every field after it
+    if FIELD_SEPARATOR in text or RECORD_SEPARATOR in text:  # it would shift all later fields
         text = text.replace(FIELD_SEPARATOR, " ").replace(RECORD_SEPARATOR, " ")
     return text
 
 
 def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
-    """The records of a trace message, and how many more could not be understood."""
+    """Return the records of a trace message, and how many more could not be decoded."""
     records: list[TraceRecord] = []
     unread = 0
     for line in body.decode("utf-8", "replace").split(RECORD_SEPARATOR):
@@ -202,7 +215,7 @@ def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
         name, *fields = line.split(FIELD_SEPARATOR)
         try:
             kind = _RECORD_CLASSES[name]
-            # What older clients leave out is put in its place; what newer ones add is not read.
+            # Fields that older clients omit are filled in; fields that newer ones add are ignored.
             if kind is SendTrace and len(fields) == 12:  # before there was an offset message id
                 fields.insert(11, _NULL)
             elif kind is DeliveryTrace:
@@ -242,11 +255,11 @@ _FIELD_PARSERS: Final = {
     kind: {one.name: _PARSERS_BY_TYPE[one.type] for one in dataclasses.fields(kind)}
     for kind in _RECORD_NAMES
 }
-"""How the fields of each kind are read, in their order."""
+"""Maps each kind of record to the parsers of its fields, in the order of the format."""
 
 
 def search_keys(record: TraceRecord) -> Iterator[str]:
-    """What a trace message with this record is found by: its KEYS."""
+    """Yield the keys by which the trace message with this record can be found."""
     if record.message_id is not None:
         yield record.message_id
     keys = None if isinstance(record, RecallTrace) else record.keys
@@ -256,7 +269,9 @@ def search_keys(record: TraceRecord) -> Iterator[str]:
 
 DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 INNER_GROUP: Final = "_INNER_TRACE_PRODUCER-sluicemq"
+"""The producer group that sends trace messages."""
 LINGER_S: Final = 1.0
+"""How many seconds the writer waits for further records before it sends a message."""
 COUNT_MAX: Final = 20_000
 RECORDS_MAX: Final = 100
 BYTES_MAX: Final = 128_000
@@ -267,25 +282,34 @@ _STATE_NAMES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
 
 
 def parse_trace_option(trace: bool | str | None) -> str | None:
-    """The argument `trace=` of the clients: True is RocketMQ's own topic, text a topic of yours."""
+    """Return the topic that the option `trace` of the clients means, None for no tracing.
+
+    True means RocketMQ's trace topic; a string is the name of another topic. Raises
+    ConfigurationError for any other value.
+    """
     if isinstance(trace, str):
         if not trace:
-            raise ConfigurationError("trace is an empty text.", fix="Give True, or a topic.")
+            raise ConfigurationError(
+                "trace is an empty string.", fix="Pass True or the name of a topic."
+            )
         return trace
     if trace not in (True, False, None):
-        raise ConfigurationError(f"trace is {trace!r:.60}.", fix="Give True, or a topic.")
+        raise ConfigurationError(
+            f"trace must be a bool or a string, got {trace!r:.60}.",
+            fix="Pass True or the name of a topic.",
+        )
     return DEFAULT_TRACE_TOPIC if trace else None
 
 
 def trace_hint(error: Exception) -> str:
-    """What to do when no broker has the trace topic."""
+    """Return a hint for the log if `error` means that no broker has the trace topic, else ""."""
     if isinstance(error, RouteNotFoundError):
         return " (set traceTopicEnable=true on a broker, or create the topic)"
     return ""
 
 
 class _SendNote(NamedTuple):
-    """A send, as the hook saw it."""
+    """A send, as the hook noted it. The writer makes a `SendTrace` of it."""
 
     time_ms: int
     region: str
@@ -301,14 +325,17 @@ class _SendNote(NamedTuple):
 
 
 class TraceMessage(NamedTuple):
-    """A message to send, and how many records it tells."""
+    """A trace message to send, and the number of its records."""
 
     message: Message
     record_count: int
 
 
 class Tracing:
-    """The notes of one client. Hooks may be called by any thread (appending is atomic)."""
+    """The trace records of one client that are not written yet.
+
+    Hooks may be called from any thread, because appending to a deque is atomic.
+    """
 
     def __init__(
         self,
@@ -322,29 +349,34 @@ class Tracing:
         self.clock = clock
         self.next_id = next_id
         self.dropped_count: int = 0
+        """The number of records that were dropped."""
         self.has_warned = False
-        """Whether the log says already that they cannot be written."""
+        """Whether a warning was logged that trace records cannot be written."""
         self.on_note: Callable[[], None] = lambda: None
-        """Called after each note; has to return at once."""
+        """Called after each new record. It must return at once."""
         self._count_max = count_max
         self._notes: deque[_SendNote | TraceRecord] = deque()
         self._prepared_labels: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()
+        """Maps the message id of a prepared message to its tag and keys."""
 
     def __len__(self) -> int:
         return len(self._notes)
 
     def close(self) -> None:
-        """What is not written by now is lost, and the log says how much that is."""
+        """Drop the records that are not written yet.
+
+        Log a warning with the number of dropped records, if any were dropped.
+        """
         self.count_dropped(len(self))
         if self.dropped_count:
             _log.warning("%d trace records were not written", self.dropped_count)
 
     def count_dropped(self, count: int) -> None:
-        """Records that the writer could not write."""
+        """Count `count` records that the writer could not write."""
         self.dropped_count += count
 
     def add_note(self, note: "_SendNote | TraceRecord") -> None:
-        """Keeps one, when there is room."""
+        """Add a record, or drop and count it if there is no room."""
         if len(self._notes) >= self._count_max:
             self.dropped_count += 1
             return
@@ -364,7 +396,10 @@ class Tracing:
         *,
         batch: bool = False,
     ) -> None:
-        """A broker has stored a message, or a batch."""
+        """Record that the broker at `address` stored a message, or a batch of messages.
+
+        `response` is the broker's response. The send took `cost_s` seconds.
+        """
         fields = header_fields(response)
         if fields.get(TRACE_ON) != "false":
             ids = [(result.message_id, result.offset_message_id) for result in results]
@@ -380,7 +415,7 @@ class Tracing:
         *,
         batch: bool,
     ) -> None:
-        """A send was given up."""
+        """Record that a send failed with all its attempts. `ids` are the message ids in it."""
         self._add_send_notes(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
 
     def _add_send_notes(
@@ -394,7 +429,11 @@ class Tracing:
         region: str = _DEFAULT_REGION,
         batch: bool,
     ) -> None:
-        """Each message of a request, with its id and its place; without a place it failed."""
+        """Add a note for each message of a send.
+
+        `ids` are pairs (message id, offset message id). An empty `address` means that the send
+        failed.
+        """
         if outgoing.topic == self.topic:
             return
         parts = [(outgoing.properties, len(outgoing.body))]
@@ -405,7 +444,7 @@ class Tracing:
             ]
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
-        for (properties, length), (message_id, place) in zip(parts, ids, strict=False):
+        for (properties, length), (message_id, offset_message_id) in zip(parts, ids, strict=False):
             self.add_note(
                 _SendNote(
                     time_ms,
@@ -417,7 +456,7 @@ class Tracing:
                     address,
                     length,
                     cost_ms,
-                    place,
+                    offset_message_id,
                     bool(address),
                 )
             )
@@ -432,8 +471,10 @@ class Tracing:
         *,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """A transaction was committed, rolled back or left undecided; `properties`: those of the
-        message that the broker asked about."""
+        """Record that a transaction was committed, rolled back or left undecided.
+
+        `properties` are those of the message in a transaction check, None without a check.
+        """
         known = properties or {}
         tags, keys = known.get(TAGS), known.get(KEYS)
         if properties is None:
@@ -456,7 +497,7 @@ class Tracing:
         )
 
     def record_recall(self, group: str, topic: str, message_id: str, *, success: bool) -> None:
-        """A timed message was taken back, or was not."""
+        """Record that a timed message was recalled, or that recalling it failed."""
         self.add_note(
             RecallTrace(self.clock.now_ms(), _DEFAULT_REGION, group, topic, message_id, success)
         )
@@ -464,11 +505,11 @@ class Tracing:
     # ------------------------------------------------------------------------- consumers
 
     def start_delivery(self, group: str, record: StoredMessage) -> "TracedDelivery | None":
-        """A message is handed to the application; None when that is not traced."""
+        """Record that a message is handed to the application. Return None if that is not traced."""
         properties = record.properties
         if record.topic == self.topic or properties.get(TRACE_ON) == "false":
             return None
-        taken = DeliveryTrace(
+        start_record = DeliveryTrace(
             self.clock.now_ms(),
             properties.get(MSG_REGION) or _DEFAULT_REGION,
             group,
@@ -477,33 +518,37 @@ class Tracing:
             record.reconsume_times,
             properties.get(KEYS),
         )
-        self.add_note(taken)
-        return TracedDelivery(self, taken)
+        self.add_note(start_record)
+        return TracedDelivery(self, start_record)
 
     # ---------------------------------------------------------------------------- writer
 
     def next_message(self) -> TraceMessage | None:
-        """The next trace message, None when there is nothing to tell."""
+        """Return the next trace message, with as many records as fit, or None if there are none.
+
+        The records are removed.
+        """
         texts: list[str] = []
         size = characters = 0
         keys: dict[str, None] = {}
         while self._notes and len(texts) < RECORDS_MAX:
             record = self._make_record(self._notes[0])
             text = encode_record(record)
-            own = [word for word in search_keys(record) if word not in keys]
+            new_keys = [key for key in search_keys(record) if key not in keys]
             size += len(text.encode())
-            characters += sum(len(word) + 1 for word in own)
+            characters += sum(len(key) + 1 for key in new_keys)
             if texts and (size > BYTES_MAX or characters > KEY_CHARACTERS_MAX):
                 break
             self._notes.popleft()
             texts.append(text)
-            keys.update(dict.fromkeys(own))
+            keys.update(dict.fromkeys(new_keys))
         if not texts:
             return None
         message = Message(self.topic, "".join(texts).encode(), keys=tuple(keys))
         return TraceMessage(message, len(texts))
 
     def _make_record(self, note: "_SendNote | TraceRecord") -> TraceRecord:
+        """Return the record of a note. The labels of a prepared message are kept for its end."""
         if not isinstance(note, _SendNote):
             return note
         properties = decode_properties(note.properties.encode())
@@ -535,28 +580,28 @@ class Tracing:
 
 
 class TracedDelivery:
-    """One message in the hands of one handler."""
+    """One delivery of a message to a handler."""
 
     __slots__ = ("_start_record", "_started_s", "_tracing")
 
-    def __init__(self, tracing: Tracing, taken: DeliveryTrace) -> None:
+    def __init__(self, tracing: Tracing, start_record: DeliveryTrace) -> None:
         self._tracing = tracing
-        self._start_record = taken
+        self._start_record = start_record
         self._started_s = tracing.clock.monotonic_s()
 
     def finish(self, outcome: ConsumeOutcome) -> None:
-        """The handler came back, or the application has said what it did."""
-        clock, taken = self._tracing.clock, self._start_record
+        """Record how the handler ended, or what the application reported."""
+        clock, start_record = self._tracing.clock, self._start_record
         cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)
         self._tracing.add_note(
             ConsumeTrace(
-                taken.request_id,
-                taken.message_id,
+                start_record.request_id,
+                start_record.message_id,
                 cost_ms,
                 outcome is ConsumeOutcome.SUCCESS,
-                taken.keys,
+                start_record.keys,
                 outcome,
                 clock.now_ms(),
-                taken.group,
+                start_record.group,
             )
         )
