@@ -919,8 +919,10 @@ CLIENT: Final = (
         "a queue is not read any more until the client is restarted",
         "sluicemq.client.tasks",
         "Tasks._on_supervised_end",
-        "kept.timer = loop.call_later(kept.pause_s, self._run_again, kept, task.cancelled())",
-        "self._forget(kept)",
+        "supervised.timer = loop.call_later(\n"
+        "            supervised.pause_s, self._run_again, supervised, task.cancelled()\n"
+        "        )\n",
+        "self._forget(supervised)\n",
         "tests/unit/client/test_tasks.py",
     ),
     _client(

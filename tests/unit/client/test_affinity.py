@@ -206,10 +206,10 @@ def test_a_client_may_be_made_outside_of_a_loop_and_belongs_to_its_first_one(fak
 
 
 def test_a_home_without_a_loop_takes_the_first():
-    home = ClientAffinity()
+    affinity = ClientAffinity()
 
     async def enter() -> None:
-        home.check_loop()
+        affinity.check_loop()
 
     asyncio.run(enter())
     with pytest.raises(ConfigurationError, match="which is closed"):

@@ -39,7 +39,7 @@ AT_ONCE_S = 3.0
 """A member that leaves in order is gone at once; one that is forgotten keeps its queues for 120 s,
 and a lock for 60 s."""
 LATE_S = 15.0
-KEPT_TASKS = {"sluicemq keeper", "sluicemq trace"}
+KEPT_TASKS = {"sluicemq heartbeats", "sluicemq trace"}
 """What belongs to a client until it is closed."""
 
 

@@ -56,7 +56,7 @@ class Cluster(AsyncioShell):
         rng: Random | None = None,
     ) -> None:
         """`rng` chooses the queue that a producer begins with."""
-        self.home: ClientAffinity = ClientAffinity()
+        self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
         self.client_id = client_id
         """Said with requests that concern a member of a group: its heartbeats go another way."""
@@ -95,8 +95,8 @@ class Cluster(AsyncioShell):
     def send_request(self, call: Call) -> Awaitable[Command]:
         """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
         Raises ConnectionLostError, RequestTimeoutError, now or later."""
-        if get_running_loop_or_none() is not self.home.loop:
-            self.home.check_loop()
+        if get_running_loop_or_none() is not self.affinity.loop:
+            self.affinity.check_loop()
         channel = self._pool.channels.get(call.address)
         if channel is None or channel.closed or call.command.flag & FLAG_ONEWAY:
             return self._exchange(call)

@@ -551,7 +551,7 @@ class Memberships:
 
     def enter(self) -> None:
         """Raises ConfigurationError in another event loop or process than the client's."""
-        self._cluster.home.check_loop()
+        self._cluster.affinity.check_loop()
 
     def __len__(self) -> int:
         return len(self._members)

@@ -169,7 +169,7 @@ class Producer:
         ConfigurationError here; other errors of `send` are handed to `on_done`. What `on_done`
         raises is logged.
         """
-        self.cluster.home.check_loop()
+        self.cluster.affinity.check_loop()
         if not callable(on_done):
             raise ConfigurationError(
                 f"on_done is {on_done!r:.60}.", fix="Give a function: (result, error) -> None."
@@ -285,7 +285,7 @@ class Producer:
         the ids of those that are still open when the wait ends. Cancelling it ends the waiting: it
         raises CancelledError, and a second call returns the report.
         """
-        self.cluster.home.check_loop()
+        self.cluster.affinity.check_loop()
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:

@@ -295,7 +295,7 @@ class LitePullConsumer:
         )
 
     def _check_open(self) -> None:
-        self._cluster.home.check_loop()
+        self._cluster.affinity.check_loop()
         if self._closing.has_started:
             raise ClosedError(f"the consumer of {self.group!r} is closed.", fix="Make a new one.")
 
@@ -413,7 +413,7 @@ class LitePullConsumer:
         check_number("count_max", count_max, 1)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, 0, whole=False)
-        self._cluster.home.check_loop()
+        self._cluster.affinity.check_loop()
         self._finish()
         messages: list[ReceivedMessage] = []
         try:
@@ -575,7 +575,7 @@ class LitePullConsumer:
         The last poll's messages are not done: nobody has said so. They come again. Cancelling it
         does not keep it from leaving: it raises CancelledError afterwards.
         """
-        self._cluster.home.check_loop()
+        self._cluster.affinity.check_loop()
         await self._closing.run(self._close)
 
     async def _close(self) -> None:

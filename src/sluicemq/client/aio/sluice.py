@@ -384,14 +384,14 @@ class Sluice:
 
     def _on_join(self) -> None:
         """Before a consumer enters a group."""
-        self.cluster.home.check_loop()
+        self.cluster.affinity.check_loop()
         self._check_open()
         self._tracing()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop that uses this client; None before its first use."""
-        return self.cluster.home.loop
+        return self.cluster.affinity.loop
 
     def member_of(self, group: str) -> Member | None:
         """This client's membership in a group. For this package."""
@@ -418,7 +418,7 @@ class Sluice:
         ends the waiting for handlers and sends: it raises CancelledError when everything is closed.
         A second call returns the same report.
         """
-        self.cluster.home.check_loop()
+        self.cluster.affinity.check_loop()
         return await self._closing.run(self._close)
 
     def _hurry(self) -> None:

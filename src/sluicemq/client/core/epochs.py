@@ -40,9 +40,9 @@ PAUSE_LAST_S: Final = 0.05
 class EpochState(NamedTuple):
     """The state of an epoch at a broker.
 
-    `state` is "checking", "published" or another step of the broker's. `ranges` are the recorded
-    ranges, `published` is the number of published messages. `staging_topic` and `staging_queues`
-    are the topic for staged rows and the number of its queues.
+    `state` is "checking", "checked", "publishing" or "published". `ranges` are the recorded ranges,
+    `published` is the number of published messages. `staging_topic` and `staging_queues` are the
+    topic for staged rows and the number of its queues.
     """
 
     state: str
@@ -82,7 +82,7 @@ def parse_epoch_state(response: Command, address: str = "") -> EpochState:
 
 
 def is_unknown_request(error: RequestError) -> bool:
-    """Return whether the broker does not support epochs: a RocketMQ broker, or an older SluiceMQ."""
+    """Return whether the broker does not support epochs, such as a RocketMQ broker."""
     return error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
@@ -140,8 +140,10 @@ class EpochCommitter:
     def _poll_step(
         self, broker: str, epoch: int, ranges: Ranges, step: str, *, is_last: bool = False
     ) -> EpochState:
-        """Request a step of a broker until it is safe or, with `is_last`, until everything is
-        published.
+        """Request a step of a broker repeatedly until it is done.
+
+        That is when the broker has checked the epoch or, with `is_last`, published it. Raises
+        RequestTimeoutError if the broker makes no progress for `timeout_s` seconds.
         """
         end_s, pause_s = self._monotonic_s() + self._timeout_s, PAUSE_FIRST_S
         reached = -1

@@ -168,7 +168,7 @@ def reply_timeout_error(
     if not where:
         return RequestTimeoutError(
             f"request {message_id} to {topic!r} was not stored within {timeout_s:g} s; it may be.",
-            fix="Check sluice cluster list. If you send it again, its handler may receive it twice.",
+            fix="Check sluice cluster list. If you resend it, its handler may receive it twice.",
         )
     return RequestTimeoutError(
         f"request {message_id} is stored in {where}, but no reply came within {timeout_s:g} s: it "

@@ -81,7 +81,7 @@ class BulkReader:
         self._depth = depth
         self._timeout_s = timeout_s
         self._tls = Tls.of(tls)
-        self._home = ClientAffinity()
+        self._affinity = ClientAffinity()
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullResponse] = {}
         self._asked: dict[int, tuple[int, int]] = {}
@@ -134,7 +134,7 @@ class BulkReader:
             self._check(answer)
 
     def _send(self, offset: int, count_max: int) -> int:
-        self._home.check_process()
+        self._affinity.check_process()
         command = requests.pull(
             self._group,
             self.queue,

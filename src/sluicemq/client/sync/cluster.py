@@ -46,7 +46,7 @@ class Cluster(BlockingShell):
     ) -> None:
         """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says. `rng`
         chooses the queue that a producer begins with."""
-        self.home: ClientAffinity = ClientAffinity()
+        self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
         self.tls: Tls | None = Tls.of(tls)
         self.directory = Directory(name_servers, clock)
@@ -100,8 +100,8 @@ class Cluster(BlockingShell):
 
     def take(self, address: str, timeout_s: float) -> BlockingChannel:
         """A connection of one's own until `give`: an idle one, or a new one."""
-        if self.home.fork_count != ForkCounter.count:
-            self.home.check_process()
+        if self.affinity.fork_count != ForkCounter.count:
+            self.affinity.check_process()
         oldest_s = self.clock.monotonic_s() - IDLE_S_MAX
         with self._lock:
             if self._closing.is_set():

@@ -48,7 +48,7 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._home = ClientAffinity()
+        self._affinity = ClientAffinity()
         is_ready = threading.Event()
 
         async def main() -> None:
@@ -71,7 +71,7 @@ class Portal:
         """Start a coroutine there. Raises ClosedError after `close`, ConfigurationError after a
         fork: the thread is in the parent process."""
         try:
-            self._home.check_process()
+            self._affinity.check_process()
         except ConfigurationError:
             coroutine.close()
             raise
@@ -142,7 +142,7 @@ class Portal:
     def soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a function there without waiting; does nothing after `close`. Raises
         ConfigurationError after a fork."""
-        self._home.check_process()
+        self._affinity.check_process()
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function, *arguments)
