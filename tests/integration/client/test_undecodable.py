@@ -132,7 +132,7 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
         await real(self, record, level)
 
     monkeypatch.setattr(readers.SendBack, "send_back", flaky)
-    monkeypatch.setattr(readers, "retry_delay_s", lambda attempt: 0.01 * attempt)
+    monkeypatch.setattr(readers, "local_retry_delay_s", lambda attempt: 0.01 * attempt)
     async with mq.subscribe("t", group="g", on_undecodable="dead_letter") as stream:
         good = [await stream.receive() for _ in range(3)]
         for message in good:

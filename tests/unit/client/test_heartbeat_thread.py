@@ -40,18 +40,18 @@ def keeper():
 
 
 def test_a_heartbeat_registers_the_groups_and_the_change_is_noticed(fake_thread, keeper):
-    keeper.consume(ConsumerData("g", subscriptions=(Subscription("t"),)))
-    keeper.use([fake_thread.broker.address])
-    assert keeper.beat().result(limit(5)) == {fake_thread.broker.address: None}
+    keeper.set_consumer_group(ConsumerData("g", subscriptions=(Subscription("t"),)))
+    keeper.update_addresses([fake_thread.broker.address])
+    assert keeper.send_heartbeats().result(limit(5)) == {fake_thread.broker.address: None}
     assert list(fake_thread.broker.members["g"]) == ["me@1"]
     assert list(fake_thread.broker.subscriptions["g"]) == ["t"]
     wait_for(lambda: keeper.noticed == [(fake_thread.broker.address, "g")])
 
 
 def test_heartbeats_go_on_by_themselves(fake_thread, keeper):
-    keeper.produce("p")
-    keeper.use([fake_thread.broker.address])
-    keeper.beat().result(limit(5))
+    keeper.add_producer_group("p")
+    keeper.update_addresses([fake_thread.broker.address])
+    keeper.send_heartbeats().result(limit(5))
     before = fake_thread.broker.seen[34]
     wait_for(lambda: fake_thread.broker.seen[34] >= before + 3)
 
@@ -63,9 +63,9 @@ def test_nothing_is_sent_before_there_is_a_group():
 
 
 def test_a_broker_that_is_away_is_told_and_does_not_hinder_the_others(fake_thread, keeper):
-    keeper.produce("p")
-    keeper.use(["127.0.0.1:1", fake_thread.broker.address])
-    outcome = keeper.beat().result(limit(5))
+    keeper.add_producer_group("p")
+    keeper.update_addresses(["127.0.0.1:1", fake_thread.broker.address])
+    outcome = keeper.send_heartbeats().result(limit(5))
     assert isinstance(outcome["127.0.0.1:1"], ConnectionLostError)
     assert outcome[fake_thread.broker.address] is None
 
@@ -87,12 +87,12 @@ def test_closing_unregisters_every_group_and_ends_the_thread(fake_thread):
 
 
 def test_leaving_takes_a_group_out_of_later_heartbeats(fake_thread, keeper):
-    keeper.consume(ConsumerData("g"))
-    keeper.consume(ConsumerData("h"))
-    keeper.use([fake_thread.broker.address])
-    keeper.beat().result(limit(5))
-    keeper.leave(consumer="g").result(limit(5))
-    keeper.beat().result(limit(5))
+    keeper.set_consumer_group(ConsumerData("g"))
+    keeper.set_consumer_group(ConsumerData("h"))
+    keeper.update_addresses([fake_thread.broker.address])
+    keeper.send_heartbeats().result(limit(5))
+    keeper.remove_group(consumer="g").result(limit(5))
+    keeper.send_heartbeats().result(limit(5))
     assert not fake_thread.broker.members["g"]
     assert fake_thread.broker.members["h"]
 
@@ -100,9 +100,9 @@ def test_leaving_takes_a_group_out_of_later_heartbeats(fake_thread, keeper):
 def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(fake_thread, keeper):
     from sluicemq.wire.frames import Command
 
-    keeper.consume(ConsumerData("g"))
-    keeper.use([fake_thread.broker.address])
-    keeper.beat().result(limit(5))
+    keeper.set_consumer_group(ConsumerData("g"))
+    keeper.update_addresses([fake_thread.broker.address])
+    keeper.send_heartbeats().result(limit(5))
     (peer,) = fake_thread.broker.members["g"].values()
     asking: Future[Command] = Future()
     fake_thread.loop.call_soon_threadsafe(peer.ask, Command(307, {}), asking.set_result)
@@ -137,12 +137,14 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
 
 def test_a_broker_that_is_gone_for_good_is_forgotten(fake_thread, keeper):
     gone, here = "127.0.0.1:1", fake_thread.broker.address
-    keeper.produce("p")
-    keeper.use([gone, here])
-    assert keeper.beat().result(limit(5)).keys() == {gone, here}
-    keeper.use([here], {here, gone})
-    assert keeper.beat().result(limit(5)).keys() == {gone, here}, "a route has it: it may come back"
-    keeper.use([here], {here})
-    assert keeper.beat().result(limit(5)).keys() == {here}
-    keeper.use([gone], {here, gone})
-    assert keeper.beat().result(limit(5)).keys() == {gone, here}
+    keeper.add_producer_group("p")
+    keeper.update_addresses([gone, here])
+    assert keeper.send_heartbeats().result(limit(5)).keys() == {gone, here}
+    keeper.update_addresses([here], {here, gone})
+    assert keeper.send_heartbeats().result(limit(5)).keys() == {gone, here}, (
+        "a route has it: it may come back"
+    )
+    keeper.update_addresses([here], {here})
+    assert keeper.send_heartbeats().result(limit(5)).keys() == {here}
+    keeper.update_addresses([gone], {here, gone})
+    assert keeper.send_heartbeats().result(limit(5)).keys() == {gone, here}

@@ -248,7 +248,7 @@ async def test_after_an_unclean_failover_the_reader_goes_on_behind_what_is_left(
     fake: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master that takes over lacks the newest messages, and stores others in their places."""
-    monkeypatch.setattr(identity, "PROOF_PERIOD_S", 0.0)
+    monkeypatch.setattr(identity, "CHECK_PERIOD_S", 0.0)
     fake.topics[TOPIC] = 1
     got: list[bytes] = []
 
@@ -326,13 +326,15 @@ def anchors(*offsets: int) -> list[Anchor]:
         (Queue({}, 50, 50), [Anchor(49, None)], CheckResult(QueueVerdict.SAME)),
         (Queue(lives((0, 90, 2)), 90), [Anchor(49, None)], CheckResult(QueueVerdict.RECREATED, 0)),
         # And of a new topic too.
-        (Queue(lives((20, 90, 2)), 90, 20), anchors(10, 49), CheckResult(QueueVerdict.RECREATED, 20)),
+        (Queue(lives((20, 90, 2)), 90, 20), anchors(10, 49),
+         CheckResult(QueueVerdict.RECREATED, 20)),
         # An unclean failover lost the newest messages; others may be in their places.
         (Queue(lives((0, 45, 1)), 45), anchors(10, 40, 49), CheckResult(QueueVerdict.CUT, 41)),
         (Queue(lives((0, 45, 1), (45, 60, 2)), 60), anchors(10, 40, 49),
          CheckResult(QueueVerdict.CUT, 41)),
         # A hole says nothing.
-        (Queue(lives((0, 49, 1), (50, 60, 1)), 60), anchors(10, 49), CheckResult(QueueVerdict.SAME)),
+        (Queue(lives((0, 49, 1), (50, 60, 1)), 60), anchors(10, 49),
+         CheckResult(QueueVerdict.SAME)),
         (Queue(lives((0, 49, 2), (50, 60, 2)), 60), anchors(10, 49),
          CheckResult(QueueVerdict.RECREATED, 0)),
         (Queue(lives((0, 60, 1)), 60), [], CheckResult(QueueVerdict.SAME)),
@@ -344,7 +346,7 @@ def test_the_verdict_on_a_queue(
     expected: CheckResult,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(identity, "look", queue.look)
+    monkeypatch.setattr(identity, "probe_queue", queue.look)
     assert run(check_queue(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
 
 
@@ -363,7 +365,7 @@ def test_nothing_follows_from_the_end_of_a_slave_that_is_behind(
 ) -> None:
     queue = Queue(lives((0, end, 1)), end)
     queue.is_slave = True
-    monkeypatch.setattr(identity, "look", queue.look)
+    monkeypatch.setattr(identity, "probe_queue", queue.look)
     found = run(check_queue(None, GROUP, QUEUE, anchors(49)))  # type: ignore[arg-type]
     assert found == CheckResult(QueueVerdict.UNKNOWN)
 

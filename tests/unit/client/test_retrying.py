@@ -197,7 +197,7 @@ async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):
 async def test_when_nothing_can_be_stored_the_offset_stays_and_the_handler_is_called_again(
     fake, monkeypatch
 ):
-    monkeypatch.setattr("sluicemq.client.aio.consumer.retry_delay_s", lambda attempt: 0.02)
+    monkeypatch.setattr("sluicemq.client.aio.consumer.local_retry_delay_s", lambda attempt: 0.02)
     fake.topics["t"] = 1
     for n in range(3):
         fake.broker.put("t", 0, b"%d" % n)

@@ -41,10 +41,12 @@ records = st.one_of(
     ),
     st.builds(DeliveryTrace, number, text, text, text, text, number, text),
     st.builds(
-        ConsumeTrace, text, text, number, st.booleans(), text, st.sampled_from(ConsumeOutcome), number, text
+        ConsumeTrace, text, text, number, st.booleans(), text, st.sampled_from(ConsumeOutcome),
+        number, text
     ),
     st.builds(
-        TransactionTrace, number, text, text, text, text, text, text, text, kind, text, text, st.booleans()
+        TransactionTrace, number, text, text, text, text, text, text, text, kind, text, text,
+        st.booleans()
     ),
     st.builds(RecallTrace, number, text, text, text, text, st.booleans()),
 )  # fmt: skip
@@ -130,8 +132,8 @@ ANSWER = Command(0, fields={"MSG_REGION": "here", "TRACE_ON": "true"})
 
 def test_a_send_is_one_record_and_found_by_id_and_keys(tracing):
     message = Message("orders", b"12345", tag="A", keys=("k1", "k2"))
-    tracing.sent("g", outgoing(message), [result("id-0")], "1.2.3.4:5", ANSWER, 0.25)
-    written = tracing.take()
+    tracing.record_send("g", outgoing(message), [result("id-0")], "1.2.3.4:5", ANSWER, 0.25)
+    written = tracing.next_message()
     assert set(written.message.keys) == {"id-0", "k1", "k2"}
     assert decode_trace_records(written.message.body)[0] == [
         SendTrace(
@@ -139,7 +141,7 @@ def test_a_send_is_one_record_and_found_by_id_and_keys(tracing):
             MessageKind.NORMAL, "at-id-0", True,
         )
     ]  # fmt: skip
-    assert tracing.take() is None
+    assert tracing.next_message() is None
 
 
 @pytest.mark.parametrize(
@@ -154,56 +156,59 @@ def test_the_kind_of_a_message_is_told(tracing, options, kind):
     from sluicemq.client.core.messages import make_message
 
     message = make_message("orders", b"1", **options)
-    tracing.sent("g", outgoing(message), [result("id-0")], "a:1", ANSWER, 0)
+    tracing.record_send("g", outgoing(message), [result("id-0")], "a:1", ANSWER, 0)
     assert told(tracing)[0].kind is kind
 
 
 def test_each_message_of_a_batch_has_its_record(tracing):
     parts = [make_outgoing(Message("t", b"x" * n, keys=(f"k{n}",)), f"id-{n}") for n in (1, 2, 3)]
     results = [result(f"id-{n}") for n in (1, 2, 3)]
-    tracing.sent("g", join_batch(parts, "id-b"), results, "a:1", ANSWER, 0, batch=True)
+    tracing.record_send("g", join_batch(parts, "id-b"), results, "a:1", ANSWER, 0, batch=True)
     assert [(r.message_id, r.keys, r.body_length, r.offset_message_id) for r in told(tracing)] == [
         ("id-1", "k1", 1, "at-id-1"), ("id-2", "k2", 2, "at-id-2"), ("id-3", "k3", 3, "at-id-3")
     ]  # fmt: skip
 
 
 def test_a_send_that_was_given_up_is_told(tracing):
-    tracing.failed("g", outgoing(Message("t", b"1")), ["id-0"], 3.0, batch=False)
+    tracing.record_failed_send("g", outgoing(Message("t", b"1")), ["id-0"], 3.0, batch=False)
     (record,) = told(tracing)
     assert (record.success, record.store_host, record.cost_ms) == (False, None, 3000)
 
 
 def test_traces_are_not_traced_nor_what_the_broker_has_switched_off(tracing):
     off = Command(0, fields={"TRACE_ON": "false"})
-    tracing.sent("g", outgoing(Message("traces", b"1")), [result("id-0")], "a:1", ANSWER, 0)
-    tracing.failed("g", outgoing(Message("traces", b"1")), ["id-0"], 0, batch=False)
-    tracing.sent("g", outgoing(Message("t", b"1")), [result("id-0")], "a:1", off, 0)
-    assert tracing.take() is None
+    tracing.record_send("g", outgoing(Message("traces", b"1")), [result("id-0")], "a:1", ANSWER, 0)
+    tracing.record_failed_send("g", outgoing(Message("traces", b"1")), ["id-0"], 0, batch=False)
+    tracing.record_send("g", outgoing(Message("t", b"1")), [result("id-0")], "a:1", off, 0)
+    assert tracing.next_message() is None
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted(tracing):
     for _ in range(300):
-        tracing.recalled("g", "t", "id", success=True)
-    assert (len(tracing), tracing.dropped) == (250, 50)
+        tracing.record_recall("g", "t", "id", success=True)
+    assert (len(tracing), tracing.dropped_count) == (250, 50)
     assert len(told(tracing)) == 250
 
 
 def test_trace_messages_have_bounds(tracing):
     for index in range(RECORDS_MAX + 1):
-        tracing.recalled("g", "t", f"id-{index}", success=True)
-    assert [tracing.take().record_count, tracing.take().record_count] == [RECORDS_MAX, 1]
+        tracing.record_recall("g", "t", f"id-{index}", success=True)
+    assert [tracing.next_message().record_count, tracing.next_message().record_count] == [
+        RECORDS_MAX,
+        1,
+    ]
     for index in range(8):
-        tracing.recalled("g" * (BYTES_MAX // 4), "t", f"id-{index}", success=True)
+        tracing.record_recall("g" * (BYTES_MAX // 4), "t", f"id-{index}", success=True)
     sizes = []
-    while (message := tracing.take()) is not None:
+    while (message := tracing.next_message()) is not None:
         sizes.append(len(message.message.body))
     assert len(sizes) == 3
     assert max(sizes) <= BYTES_MAX
 
 
 def test_one_record_beyond_the_bound_is_still_written(tracing):
-    tracing.recalled("g" * (BYTES_MAX + 1), "t", "id", success=True)
-    assert tracing.take().record_count == 1
+    tracing.record_recall("g" * (BYTES_MAX + 1), "t", "id", success=True)
+    assert tracing.next_message().record_count == 1
 
 
 @pytest.mark.parametrize(

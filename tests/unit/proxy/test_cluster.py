@@ -99,7 +99,7 @@ def test_clients_that_ask_at_once_cost_one_question_to_the_name_server(
                 asked.append(topic)
                 return find(topic)
 
-            monkeypatch.setattr(backend.directory, "find_route", find_route)
+            monkeypatch.setattr(backend.directory, "fetch_route", find_route)
             speakers = [proxy.speaker(f"c{n}") for n in range(20)]
             answers = await asyncio.gather(*(it.ask("QueryRoute", ROUTE) for it in speakers))
             assert {it.status.code for it in answers} == {Code.OK}

@@ -179,7 +179,7 @@ async def test_a_stream_whose_topic_is_created_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.spark.sources.identity.PROOF_PERIOD_S", 0.0)
+    monkeypatch.setattr("sluicemq.spark.sources.identity.CHECK_PERIOD_S", 0.0)
 
     def made(**more: str) -> Any:
         return stream.stream_reader(cluster.options(**more), SCHEMA)

@@ -118,7 +118,7 @@ class BrokerOffsets:
         """None when there is none. Raises SluiceError."""
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
-        address = await self._shell.run(directory.address(queue))
+        address = await self._shell.run(directory.get_read_address(queue))
         answer = await self._shell.send_request(Call(address, command))
         if answer.code == QUERY_NOT_FOUND:
             return None
@@ -132,7 +132,7 @@ class BrokerOffsets:
     async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
         """Raises SluiceError."""
         command = requests.commit_offset(self._group, queue, offset)
-        await self._shell.run(self._shell.directory.ask(queue, command))
+        await self._shell.run(self._shell.directory.call(queue, command))
 
     async def flush(self) -> None:
         """What was written is safe now: a broker has what it has answered."""

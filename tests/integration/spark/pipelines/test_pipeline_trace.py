@@ -42,8 +42,8 @@ def delivered(
     request = f"{group}-{index}-{times}"
     return [
         DeliveryTrace(taken_ms, "r", group, request, f"m{index}", times, f"k{index}"),
-        ConsumeTrace(request, f"m{index}", cost_ms, outcome is ConsumeOutcome.SUCCESS, f"k{index}", outcome,
-                 taken_ms + cost_ms, group),
+        ConsumeTrace(request, f"m{index}", cost_ms, outcome is ConsumeOutcome.SUCCESS, f"k{index}",
+                     outcome, taken_ms + cost_ms, group),
     ]  # fmt: skip
 
 
@@ -72,8 +72,8 @@ def history() -> list[list[Any]]:
         DeliveryTrace(at_ms + 500, "r", "billing", "q", "b1", 0, None),
         ConsumeTrace("q", "b1", 3, True, None, ConsumeOutcome.SUCCESS),
         published(91, at_ms, message_id="h1", kind=MessageKind.HALF),
-        TransactionTrace(at_ms + 5_000, "r", "shop", "orders", "h1", "A", None, None, MessageKind.COMMITTED,
-              "h1", "COMMIT_MESSAGE", False),
+        TransactionTrace(at_ms + 5_000, "r", "shop", "orders", "h1", "A", None, None,
+                         MessageKind.COMMITTED, "h1", "COMMIT_MESSAGE", False),
         *delivered_as("h1", at_ms + 5_040),
         published(92, at_ms, message_id="h2", kind=MessageKind.HALF),
         published(93, at_ms, message_id="f1", success=False, offset_message_id=None),
@@ -86,8 +86,8 @@ def history() -> list[list[Any]]:
 def delivered_as(message_id: str, taken_ms: int) -> list[Any]:
     return [
         DeliveryTrace(taken_ms, "r", "billing", f"r-{message_id}", message_id, 0, None),
-        ConsumeTrace(f"r-{message_id}", message_id, 3, True, None, ConsumeOutcome.SUCCESS, taken_ms + 3,
-                 "billing"),
+        ConsumeTrace(f"r-{message_id}", message_id, 3, True, None, ConsumeOutcome.SUCCESS,
+                     taken_ms + 3, "billing"),
     ]  # fmt: skip
 
 
