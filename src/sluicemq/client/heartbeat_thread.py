@@ -66,7 +66,8 @@ STACK_DEPTH_MAX: Final = 64
 """The number of nested coroutines of a task that `format_stacks` shows."""
 _log = logging.getLogger("sluicemq.client")
 _T = TypeVar("_T")
-Answer = Callable[[Command], None]
+Respond = Callable[[Command], None]
+"""Accepts the response to a request of a broker. May be called from any thread."""
 
 
 def local_address() -> str:
@@ -104,7 +105,7 @@ class HeartbeatThread:
         client_id: str,
         *,
         credentials: Credentials | None = None,
-        on_request: Callable[[Command, str, Answer], bool] = lambda *_: False,
+        on_request: Callable[[Command, str, Respond], bool] = lambda *_: False,
         period_s: float = HEARTBEAT_PERIOD_S,
         connect: Dial = dial,
         has_thread: bool = True,
@@ -314,8 +315,8 @@ class HeartbeatThread:
         """
         try:
             channel = await self._get_channel(address)
-            answer = await self._call(channel, value)
-            refused = await self._find_refused_groups(channel, value, answer)
+            response = await self._call(channel, value)
+            refused = await self._find_refused_groups(channel, value, response)
         except SluiceError as error:
             # Logged once for each outage, and retried after 1 s, 2 s … 30 s.
             failures = self._unreachable.get(address, (0, 0.0))[0]
@@ -340,11 +341,11 @@ class HeartbeatThread:
             else:
                 self._outages.worked(activity)
         activity = f"the heartbeat of {self.client_id} to {address}"
-        if answer.code == SUCCESS or refused:
+        if response.code == SUCCESS or refused:
             self._outages.worked(activity)
         else:
             text = "heartbeat refused by %s: %s %s"
-            self._outages.failed(activity, text, address, answer.code, answer.remark)
+            self._outages.failed(activity, text, address, response.code, response.remark)
         return None
 
     async def _call(self, channel: Channel, value: Heartbeat) -> Command:
@@ -353,7 +354,7 @@ class HeartbeatThread:
         return await channel.call(command, CALL_TIMEOUT_S)
 
     async def _find_refused_groups(
-        self, channel: Channel, value: Heartbeat, answer: Command
+        self, channel: Channel, value: Heartbeat, response: Command
     ) -> dict[str, RequestError]:
         """Return the groups of a heartbeat that access control refuses, each with its error.
 
@@ -361,15 +362,15 @@ class HeartbeatThread:
         groups have to stay members, so each group is then sent in a heartbeat of its own. Raises
         SluiceError.
         """
-        if not requests.is_access_denied(answer):
+        if not requests.is_access_denied(response):
             return {}
         parts = _split_by_group(value)
         refused = {}
         for group, part in parts.items():
             if len(parts) > 1:
-                answer = await self._call(channel, part)
-            if requests.is_access_denied(answer):
-                refused[group] = requests.request_error(answer, channel.address)
+                response = await self._call(channel, part)
+            if requests.is_access_denied(response):
+                refused[group] = requests.request_error(response, channel.address)
         return refused
 
     def find_access_error(self, group: str, addresses: Iterable[str]) -> RequestError | None:
@@ -430,12 +431,12 @@ class HeartbeatThread:
         """
         opaque, is_oneway = command.opaque, command.is_oneway
 
-        def answer(made: Command) -> None:
+        def respond(response: Command) -> None:
             loop = self._loop
             if not is_oneway and loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(channel.answer, opaque, made)
+                loop.call_soon_threadsafe(channel.answer, opaque, response)
 
-        if self._handle_request(command, channel.address, answer) or is_oneway:
+        if self._handle_request(command, channel.address, respond) or is_oneway:
             return None
         return Command(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,

@@ -272,7 +272,7 @@ def test_a_topic_made_anew_is_noticed(
     [
         (
             {"nameServers": "127.0.0.1:1", "timeoutMs": "1000"},
-            "no name server answers [127.0.0.1:1",
+            "no name server responds [127.0.0.1:1",
         ),
         (
             {"topic": "no-such-topic", "timeoutMs": "5000"},

@@ -70,7 +70,7 @@ def test_a_client_is_refused_after_a_fork_and_goes_on_in_its_own_process(fake_th
     if kind == "a blocking producer":
         client.send("t", b"open connections are shared by a fork")
     told = in_fork(lambda: use(client))
-    assert told.startswith("ConfigurationError: this client was made in process"), told
+    assert told.startswith("ConfigurationError: this client was created in process"), told
     assert f"process {os.getpid()}" in told
     assert "after the fork" in told
     if kind == "a blocking producer":

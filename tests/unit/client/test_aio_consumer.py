@@ -134,7 +134,7 @@ async def test_a_filter_that_cannot_work_is_refused_before_anything_is_asked():
     mq = Sluice("127.0.0.1:1")
     with pytest.raises(FilterSyntaxError, match="character 5"):
         mq.subscribe("t", group="g", where="n > 'x'")
-    with pytest.raises(ConfigurationError, match="both tags= and where="):
+    with pytest.raises(ConfigurationError, match="tags= and where= cannot be combined"):
         mq.subscribe("t", group="g", tags="A", where="n > 1")
     await mq.close()
 

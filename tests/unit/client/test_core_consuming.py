@@ -211,7 +211,7 @@ def test_a_stored_message_may_have_missed_its_flush_or_slave():
 
 
 def test_an_answer_without_its_number_is_a_protocol_error():
-    with pytest.raises(ProtocolError, match="offset is None"):
+    with pytest.raises(ProtocolError, match="must be an integer, got None"):
         int_field(Command(0), "offset")
     with pytest.raises(ProtocolError, match="'x'"):
         int_field(Command(0, {"offset": "x"}), "offset")

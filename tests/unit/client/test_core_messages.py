@@ -98,7 +98,7 @@ def test_a_body_is_bytes_or_text():
     for wrong in (None, 5, ["x"]):
         with pytest.raises(ConfigurationError, match="Give bytes"):
             make_message("t", wrong)
-    with pytest.raises(ConfigurationError, match="a Message and a body"):
+    with pytest.raises(ConfigurationError, match="a Message cannot be combined"):
         make_message(Message("t", b"x"), b"y")
 
 
@@ -132,7 +132,7 @@ def test_topic_and_group_names_keep_to_the_brokers_rules():
             check_topic(bad)
     with pytest.raises(ConfigurationError, match="121 characters"):
         check_group("g" * 121)
-    with pytest.raises(ConfigurationError, match="belongs to the broker"):
+    with pytest.raises(ConfigurationError, match="is reserved for the broker"):
         check_topic_to_send("SCHEDULE_TOPIC_XXXX")
 
 

@@ -58,19 +58,19 @@ def test_the_words_become_rocketmqs_properties(
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        ({"delay_level": 19}, "the delay level is 19"),
-        ({"delay_level": -1}, "the delay level is -1"),
-        ({"delay": -0.5}, "the delay is -0.5 s"),
-        ({"delay": timedelta(days=-1)}, "the delay is -86,400"),
-        ({"delay": float("nan")}, "the delay is nan"),
-        ({"delay": "5s"}, "the delay is .5s"),
-        ({"delay": True}, "the delay is True"),
+        ({"delay_level": 19}, "the delay level must be 0 to 18, got 19"),
+        ({"delay_level": -1}, "the delay level must be 0 to 18, got -1"),
+        ({"delay": -0.5}, "got -0.5 s"),
+        ({"delay": timedelta(days=-1)}, "got -86,400"),
+        ({"delay": float("nan")}, "got nan"),
+        ({"delay": "5s"}, "got .5s"),
+        ({"delay": True}, "got True"),
         ({"deliver_at": datetime(2026, 7, 1)}, "has no time zone"),  # noqa: DTZ001
         ({"deliver_at": 1_782_907_200}, "is before 1973"),
         ({"deliver_at": -1}, "is before 1973"),
-        ({"deliver_at": 1.5}, "deliver_at is 1.5"),
-        ({"delay": 5, "delay_level": 2}, "in more than one way"),
-        ({"delay": 5, "deliver_at": NOON}, "in more than one way"),
+        ({"deliver_at": 1.5}, "deliver_at must be a datetime or milliseconds, got 1.5"),
+        ({"delay": 5, "delay_level": 2}, "more than one delivery time"),
+        ({"delay": 5, "deliver_at": NOON}, "more than one delivery time"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_it_is_sent(
@@ -126,7 +126,7 @@ def test_a_handle_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize("text", ["", "é", "djEg", "djEgVCBiIDEgQQ", "djIgVCBiIDEgQQ==", "%%%%"])
 def test_what_is_no_handle_is_an_error(text: str) -> None:
     assert parse_recall_handle(text) is None
-    with pytest.raises(ConfigurationError, match="no recall handle"):
+    with pytest.raises(ConfigurationError, match="not a valid recall handle"):
         expect_recall_handle(text)
 
 

@@ -219,7 +219,7 @@ def test_the_argument_trace(given, topic):
 
 
 def test_an_empty_topic_is_an_error():
-    with pytest.raises(ConfigurationError, match="trace is an empty text"):
+    with pytest.raises(ConfigurationError, match="trace is an empty string"):
         parse_trace_option("")
 
 

@@ -27,7 +27,7 @@ from sluicemq.client.aio.received import Feed, ReceivedMessage
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE, ConsumeOptions
 from sluicemq.client.core.replies import accept_pushed_reply
 from sluicemq.client.core.transactions import parse_check_request
-from sluicemq.client.heartbeat_thread import Answer, HeartbeatThread, format_stacks
+from sluicemq.client.heartbeat_thread import HeartbeatThread, Respond, format_stacks
 from sluicemq.client.tasks import EscapedError, Tasks
 from sluicemq.errors import ClosedError, ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
@@ -95,7 +95,7 @@ class BrokerRequests:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
         }
 
-    def take(self, command: Command, address: str, answer: Answer) -> bool:
+    def take(self, command: Command, address: str, answer: Respond) -> bool:
         """Called on the keeper's thread; False when it is not one of these questions."""
         here = self._here.get(command.code)
         if here is not None:

@@ -118,7 +118,7 @@ class BlockingShell(ABC):
                         response = self.run(step.conversation)
                     elif isinstance(step, Sleep):
                         self.sleep(step.seconds)
-                except BaseException as error:  # noqa: BLE001 - the Talk decides
+                except BaseException as error:  # noqa: BLE001 - thrown into the conversation
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(response)
@@ -171,7 +171,7 @@ class AsyncioShell(ABC):
                         await self.sleep(step.seconds)
                     elif isinstance(step.value, Awaitable):
                         response = step.value = await self.await_value(step.value)
-                except BaseException as error:  # noqa: BLE001 - the Talk decides
+                except BaseException as error:  # noqa: BLE001 - thrown into the conversation
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(response)

@@ -215,7 +215,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
 
     `text` is a string in which `;`, `,` or white space separates the addresses, or a list of
     addresses. An address without a port has port 9876; a prefix "http://" or "rocketmq://" is
-    ignored. Raises ConfigurationError if there is no address, or if one has no host or an invalid
+    ignored. Raises ConfigurationError without any address, or if one has no host or an invalid
     port.
     """
     if not isinstance(text, str | list | tuple) or not all(isinstance(one, str) for one in text):

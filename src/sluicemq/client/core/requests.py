@@ -423,8 +423,8 @@ def check_subscription(client_id: str, group: str, subscription: Subscription) -
     The response code is SUBSCRIPTION_PARSE_FAILED (23) if the expression does not compile, and
     SYSTEM_ERROR (1) if SQL92 filters are off.
     """
-    asked = bodies.CheckClientConfig(client_id, group, subscription)
-    return make_request(Code.CHECK_CLIENT_CONFIG, body=bodies.encode_check_client_config(asked))
+    config = bodies.CheckClientConfig(client_id, group, subscription)
+    return make_request(Code.CHECK_CLIENT_CONFIG, body=bodies.encode_check_client_config(config))
 
 
 def lock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
@@ -510,7 +510,7 @@ _CLEAN_UP_CODES: Final = {
     "log": Code.DELETE_EXPIRED_COMMITLOG,
 }
 
-# ------------------------------------------------------------------------------------ answers
+# ---------------------------------------------------------------------------------- responses
 
 SUCCESS: Final = 0
 MESSAGE_ILLEGAL: Final = 13

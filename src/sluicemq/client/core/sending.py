@@ -123,7 +123,7 @@ class QueueChooser:
 
         Skip queues of `last_broker`, where the last attempt failed, and of brokers to be avoided.
         If only avoided brokers remain, return a queue of one of them; return a queue of
-        `last_broker` only if there is no other broker.
+        `last_broker` only if the topic has no other broker.
         """
         if sharding_key:
             return choose_by_sharding_key(queues, sharding_key)
@@ -689,7 +689,7 @@ class Sender:
         error: SluiceError,
         batch: bool,
     ) -> None:
-        """Record a failed attempt. Raise the final error if there is no further attempt."""
+        """Record a failed attempt. Raise the final error after the last attempt."""
         now_s = self.directory.clock.monotonic_s()
         cost_s, attempts.started_s = now_s - attempts.started_s, now_s
         if not self._may_retry(attempts, outgoing, error, now_s):
@@ -735,7 +735,7 @@ class Sender:
             try:
                 yield from self.directory.get_route(tracing.topic)
                 yield from self.send_outgoing(self.assign_id(batch.message))
-            except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
+            except Exception as error:  # noqa: BLE001 - tracing must not fail a client
                 tracing.count_dropped(batch.record_count)
                 level = logging.DEBUG if tracing.has_warned else logging.WARNING
                 tracing.has_warned = True

@@ -376,7 +376,7 @@ class Tracing:
         self.dropped_count += count
 
     def add_note(self, note: "_SendNote | TraceRecord") -> None:
-        """Add a record, or drop and count it if there is no room."""
+        """Add a record, or drop and count it if the limit is reached."""
         if len(self._notes) >= self._count_max:
             self.dropped_count += 1
             return

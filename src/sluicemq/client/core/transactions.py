@@ -331,7 +331,9 @@ class Transactions:
             return False
         if command.is_oneway:
             return False
-        if response.code == ResponseCode.ILLEGAL_OPERATION:  # too late: the broker asks by itself
+        if (
+            response.code == ResponseCode.ILLEGAL_OPERATION
+        ):  # too late: the broker has begun to check
             _log.warning("broker %s: %s", address, response.remark)
             return False
         expect_success(response, address)
