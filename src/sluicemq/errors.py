@@ -269,8 +269,8 @@ class RequestError(SluiceError):
     Then: it was not carried out, unless the remark says otherwise.
     Fix: behind the remark, for the codes that have one. Code 2 (busy) can be tried again later.
 
-        answered by 127.0.0.1:10911 with code 14: the disk is full. The broker cannot write: look at
-        its disk space and its log.
+        answered by 127.0.0.1:10911 with code 14: the disk is full. Check the broker's disk space
+        and log: it cannot write.
     """
 
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
@@ -289,8 +289,8 @@ class TopicNotFoundError(RequestError):
     Then: nothing was stored or changed.
     Fix: create the topic, or let brokers create topics: autoCreateTopicEnable.
 
-        answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it: sluice topic
-        create TOPIC, or set autoCreateTopicEnable=true on the broker.
+        answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it with sluice
+        topic create TOPIC, or set autoCreateTopicEnable=true on a broker.
     """
 
 
@@ -303,7 +303,7 @@ class GroupNotFoundError(RequestError):
     created.
 
         answered by 127.0.0.1:10911 with code 26: no group billing. Create the group on the broker,
-        or set autoCreateSubscriptionGroup=true there.
+        or set autoCreateSubscriptionGroup=true on it.
     """
 
 
@@ -339,8 +339,8 @@ class NameServerUnreachableError(ClientError):
     Then: nothing was sent.
     Fix: check host and port, and that a name server runs. `sluice doctor` begins there.
 
-        no name server answers [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
-        refused]. Check host and port, and that the name server runs (sluice nameserver).
+        no name server responds [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
+        refused]. Check host and port, and that the name server is running (sluice nameserver).
     """
 
 
@@ -353,7 +353,8 @@ class RouteNotFoundError(ClientError):
     Fix: create the topic, start the broker, or correct the name: the text says which name servers
     and brokers were asked.
 
-        the broker 'broker-b' is not in the route of 'orders'. See sluice cluster status.
+        the broker 'broker-b' is not in the route of 'orders'. Check that the broker is running and
+        registered (sluice cluster list).
     """
 
 
@@ -403,8 +404,8 @@ class SendUnknownError(SendError):
     Fix: look the message up by its id or key (`sluice message show ID`), or send again where
     consumers tolerate duplicates (`@idempotent`).
 
-        no answer for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored or
-        not [127.0.0.1:10911: no answer]. Do not simply send it again unless consumers tolerate
+        no response for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored
+        or not [127.0.0.1:10911: no answer]. Do not send it again unless consumers tolerate
         duplicates; look it up by its id first.
     """
 
@@ -418,8 +419,8 @@ class SubscriptionConflictError(ClientError):
     Fix: give both one expression, or groups of their own; or let the broker keep lanes
     (`sluice group update GROUP --contract lanes`).
 
-        the group 'billing' is read by another client of this process too, with tags 'a'; tags 'b'
-        would take messages from it. Close the other one first, or give it another group.
+        another client of this process also uses the group 'billing', with tags='a'; it would lose
+        messages by tags='b'. Close the other client first, or use another group for it.
     """
 
 
@@ -495,7 +496,7 @@ class MessageKeyMissingError(ClientError):
     Then: the handler was not called and the message comes again, at last as a dead letter.
     Fix: send the property with every message, or use a key that all have.
 
-        Message(id='7F00') lacks the property order_id, so nobody can say whether it was consumed
+        Message(id='7F00') lacks the property order_id, so it is unknown whether it was consumed
         before. Send it with the property, or use a key that all messages have.
     """
 

@@ -330,15 +330,15 @@ def make_retry_message(
     properties[DELAY] = str(level if level > 0 else FIRST_RETRY_LEVEL + times)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     return OutgoingMessage(
-        RETRY_PREFIX + group,
-        record.raw_body,
-        text,
-        record.message_id,
-        record.sys_flag & COMPRESSION_BITS,
-        record.flag,
-        True,
-        times + 1,
-        0 if level < 0 else times_max,
+        topic=RETRY_PREFIX + group,
+        body=record.raw_body,
+        properties=text,
+        message_id=record.message_id,
+        sys_flag=record.sys_flag & COMPRESSION_BITS,
+        flag=record.flag,
+        wait_store_ok=True,
+        reconsume_times=times + 1,
+        reconsume_times_max=0 if level < 0 else times_max,
     )
 
 

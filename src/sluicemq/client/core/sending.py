@@ -117,13 +117,12 @@ class QueueChooser:
         last_broker: str | None = None,
         sharding_key: str | None = None,
     ) -> MessageQueue:
-        """Return the queue for the next message, or the queue of `sharding_key` if there is one.
+        """Return the queue for the next message. HOT.
 
-        HOT.
-
-        Skip queues of `last_broker`, where the last attempt failed, and of brokers to be avoided.
-        If only avoided brokers remain, return a queue of one of them; return a queue of
-        `last_broker` only if the topic has no other broker.
+        With `sharding_key`, that is the queue of the key. Otherwise skip queues of `last_broker`,
+        where the last attempt failed, and of brokers to be avoided. If only avoided brokers remain,
+        return a queue of one of them; return a queue of `last_broker` only if the topic has no
+        other broker.
         """
         if sharding_key:
             return choose_by_sharding_key(queues, sharding_key)
@@ -664,9 +663,9 @@ class Sender:
         response: Command,
         batch: bool,
     ) -> bool:
-        """Handle a stored message.
+        """Handle a stored message: record the latency and the trace. HOT.
 
-        Return False if it should be sent to another broker as well. HOT.
+        Return False if the message should be sent to another broker as well.
         """
         assert attempts.target is not None
         broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
@@ -695,10 +694,10 @@ class Sender:
         if not self._may_retry(attempts, outgoing, error, now_s):
             if self.trace is not None:
                 self.trace.record_failed_send(self.group, outgoing, ids, cost_s, batch=batch)
-            verdict = attempts.make_error(outgoing.topic, outgoing.message_id, error)
-            if self.is_closed and isinstance(verdict, SendUnknownError):
+            failure = attempts.make_error(outgoing.topic, outgoing.message_id, error)
+            if self.is_closed and isinstance(failure, SendUnknownError):
                 self.unknown_ids.extend(ids)
-            raise verdict from error
+            raise failure from error
 
     def _may_retry(
         self, attempts: SendAttempts, outgoing: OutgoingMessage, error: SluiceError, now_s: float
@@ -750,11 +749,12 @@ class Sender:
         delivered if the broker still had it. Raises ConfigurationError for an invalid handle, and
         RequestError if the broker refuses (too late, or recalling is disabled).
         """
-        found = expect_recall_handle(handle)
-        yield from self.directory.get_route(found.topic)
-        address = self.directory.get_master_address(MessageQueue(found.topic, found.broker, 0))
-        response = yield Call(address, requests.recall(self.group, found))
+        decoded = expect_recall_handle(handle)
+        topic, message_id = decoded.topic, decoded.unique_id
+        yield from self.directory.get_route(topic)
+        address = self.directory.get_master_address(MessageQueue(topic, decoded.broker, 0))
+        response = yield Call(address, requests.recall(self.group, decoded))
         if self.trace is not None:
-            is_taken = response.code == SUCCESS
-            self.trace.record_recall(self.group, found.topic, found.unique_id, success=is_taken)
-        return header_fields(expect_success(response, address)).get("msgId", found.unique_id)
+            is_recalled = response.code == SUCCESS
+            self.trace.record_recall(self.group, topic, message_id, success=is_recalled)
+        return header_fields(expect_success(response, address)).get("msgId", message_id)

@@ -447,17 +447,17 @@ class Tracing:
         for (properties, length), (message_id, offset_message_id) in zip(parts, ids, strict=False):
             self.add_note(
                 _SendNote(
-                    time_ms,
-                    region,
-                    group,
-                    outgoing.topic,
-                    message_id,
-                    properties,
-                    address,
-                    length,
-                    cost_ms,
-                    offset_message_id,
-                    bool(address),
+                    time_ms=time_ms,
+                    region=region,
+                    group=group,
+                    topic=outgoing.topic,
+                    message_id=message_id,
+                    properties=properties,
+                    address=address,
+                    body_length=length,
+                    cost_ms=cost_ms,
+                    offset_message_id=offset_message_id,
+                    success=bool(address),
                 )
             )
 
@@ -481,18 +481,18 @@ class Tracing:
             tags, keys = self._prepared_labels.pop(transaction_id, (None, None))
         self.add_note(
             TransactionTrace(
-                self.clock.now_ms(),
-                known.get(MSG_REGION) or _DEFAULT_REGION,
-                group,
-                topic,
-                transaction_id,
-                tags,
-                keys,
-                address,
-                MessageKind.COMMITTED,
-                transaction_id,
-                _STATE_NAMES[state],
-                properties is not None,
+                time_ms=self.clock.now_ms(),
+                region=known.get(MSG_REGION) or _DEFAULT_REGION,
+                group=group,
+                topic=topic,
+                message_id=transaction_id,
+                tags=tags,
+                keys=keys,
+                store_host=address,
+                kind=MessageKind.COMMITTED,
+                transaction_id=transaction_id,
+                state=_STATE_NAMES[state],
+                from_check=properties is not None,
             )
         )
 
@@ -563,19 +563,19 @@ class Tracing:
             if len(self._prepared_labels) > _PREPARED_MAX:
                 self._prepared_labels.popitem(last=False)
         return SendTrace(
-            note.time_ms,
-            note.region,
-            note.group,
-            note.topic,
-            note.message_id,
-            tags,
-            keys,
-            note.address or None,
-            note.body_length,
-            note.cost_ms,
-            kind,
-            note.offset_message_id or None,
-            note.success,
+            time_ms=note.time_ms,
+            region=note.region,
+            group=note.group,
+            topic=note.topic,
+            message_id=note.message_id,
+            tags=tags,
+            keys=keys,
+            store_host=note.address or None,
+            body_length=note.body_length,
+            cost_ms=note.cost_ms,
+            kind=kind,
+            offset_message_id=note.offset_message_id or None,
+            success=note.success,
         )
 
 
@@ -595,13 +595,13 @@ class TracedDelivery:
         cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)
         self._tracing.add_note(
             ConsumeTrace(
-                start_record.request_id,
-                start_record.message_id,
-                cost_ms,
-                outcome is ConsumeOutcome.SUCCESS,
-                start_record.keys,
-                outcome,
-                clock.now_ms(),
-                start_record.group,
+                request_id=start_record.request_id,
+                message_id=start_record.message_id,
+                cost_ms=cost_ms,
+                success=outcome is ConsumeOutcome.SUCCESS,
+                keys=start_record.keys,
+                outcome=outcome,
+                time_ms=clock.now_ms(),
+                group=start_record.group,
             )
         )
