@@ -500,8 +500,8 @@ async def producer_and_timed(stage: Stage) -> None:
 
 SCENES["Producer.recall"] = Scene(SCENES["Producer.recall"].act, producer_and_timed)
 NOT_CALLED = {
-    "Transaction.entering": "a talk of __aenter__",
-    "Transaction.leaving": "a talk of __aexit__",
+    "Transaction.enter": "a conversation of __aenter__",
+    "Transaction.leave": "a conversation of __aexit__",
 }
 PUBLIC = (
     sluicemq.Sluice, sluicemq.Producer, sluicemq.MessageStream, sluicemq.PushConsumer,

@@ -170,7 +170,10 @@ class BrokersOnly(BlockingShell):
 )
 def test_the_address_of_a_broker_given_as_name_server_is_named(command: Command) -> None:
     shell = BrokersOnly("b:10911", "b:10911")
-    with pytest.raises(ConfigurationError, match=r"b:10911 is configured as a name server, but a broker.*port is 9876"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"b:10911 is configured as a name server, but a broker.*port is 9876",
+    ):
         shell.run(shell.directory.call_name_server(command))
 
 
@@ -180,7 +183,9 @@ def test_a_broker_among_name_servers_is_passed_over_and_named_when_the_others_ar
         shell.run(shell.directory.get_route("T"))
     assert set(shell.asked) == {"b:10911", "ns:9876"}
     shell = BrokersOnly("b:10911;down:9876", "b:10911")
-    with pytest.raises(NameServerUnreachableError, match="b:10911 is configured as a name server, but a broker"):
+    with pytest.raises(
+        NameServerUnreachableError, match="b:10911 is configured as a name server, but a broker"
+    ):
         shell.run(shell.directory.get_route("T"))
 
 

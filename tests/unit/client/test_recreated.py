@@ -350,10 +350,10 @@ def test_the_verdict_on_a_queue(
     assert run(check_queue(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
 
 
-def run(talk: Iterator[Any]) -> Any:
-    """The result of a Talk that asks nothing."""
+def run(conversation: Iterator[Any]) -> Any:
+    """The result of a conversation that asks nothing."""
     try:
-        next(talk)
+        next(conversation)
     except StopIteration as done:
         return done.value
     raise AssertionError("it asks")
