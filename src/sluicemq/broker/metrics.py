@@ -255,11 +255,12 @@ GAUGES: Final = (
 OF_ACCESS_CONTROL: Final = (
     Family("sluicemq_requests_refused",
            "Requests that access control refused; access_key ? is one that no account has.",
-           ("access_key",), _each(lambda b: _guard(b).denied)),
+           ("access_key",), _each(lambda b: _guard(b).refusal_counts)),
     Family("sluicemq_access_accounts", "Accounts in force.", (),
            _one(lambda b: len(_guard(b).accounts)), is_gauge=True),
     Family("sluicemq_access_loads", "Access rules read, by result.", ("result",),
-           _each(lambda b: {"in_force": _guard(b).loads, "refused": _guard(b).loads_failed})),
+           _each(lambda b: {"in_force": _guard(b).load_count,
+                            "refused": _guard(b).failed_load_count})),
     Family("sluicemq_access_rules_stale", "1 while the newest files are not in force.", (),
            _one(lambda b: 1 if _guard(b).error else 0), is_gauge=True),
 )  # fmt: skip

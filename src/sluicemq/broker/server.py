@@ -575,7 +575,7 @@ class Broker:
 
             async def look_at_rules() -> None:
                 """An edit of plain_acl.yml is in force as a whole, between two requests."""
-                guard.settle(await self._in_executor(guard.look))
+                guard.apply_checked_files(await self._in_executor(guard.check_files))
                 if isinstance(self.side, MasterSide):
                     await self._in_executor(self.side.look)
 

@@ -110,7 +110,7 @@ class BrokerState:
         self.groups = groups = Groups(settings, files, clock)
         self.offsets = offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
-        self.guard = guard = Guard.of(files, clock, settings.broker)
+        self.guard = guard = Guard.from_config(files, clock, settings.broker)
         self.held = HeldBytes(settings)
         self.access, self.producers = Access(guard), Producers(clock, self.held)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()

@@ -242,8 +242,8 @@ def dispatcher(b: BrokerState) -> Dispatcher:
         quick=quick,
         run=_compiled(b, quick),
         deferred=b.deferred,
-        before=b.guard.before if b.guard is not None else None,
-        admit=b.guard.admit if b.guard is not None else None,
+        before=b.guard.refuse_command if b.guard is not None else None,
+        admit=b.guard.admits_send if b.guard is not None else None,
         with_messages=WITH_MESSAGES,
         shares=b.shares,
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.config import (
     Change,
     NameServerConfig,
@@ -439,8 +439,8 @@ class Requests:
             if change.pending:  # what the next start would stumble over
                 server_contexts(config)
                 if config.acl_enable:
-                    source = Source.of(self._files, config)
-                    source.read(source.texts())
+                    source = RuleSource.from_config(self._files, config)
+                    source.load(source.read_files())
             if change.entries:
                 edited = edit_properties(read_text(self._files, path) or "", change.entries)
                 edit_text(self._files, path, edited)

@@ -69,7 +69,7 @@ class NameServer:
         self._background = Background(clock, self._shares)
         self.requests.drop = lambda topics: self._background.run_in_background(drained(topics))
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
-        self.guard = Guard.of(files, clock, config)
+        self.guard = Guard.from_config(files, clock, config)
         self.dispatcher = Dispatcher(
             {
                 **dict.fromkeys(
@@ -80,7 +80,7 @@ class NameServer:
             # One at a time of a connection: a hundred thousand topics may wait in each.
             deferred=partial(self._background.run_request, weight=WEIGHT_MAX),
             shares=self._shares,
-            before=None if self.guard is None else self.guard.before,
+            before=None if self.guard is None else self.guard.refuse_command,
             with_messages=WITH_MESSAGES,
         )
         network = secured(network, None, config)
@@ -207,7 +207,7 @@ class NameServer:
     async def _look_at_rules(self) -> None:
         """Take up an edit of plain_acl.yml as a whole, between two requests."""
         if self.guard is not None:
-            self.guard.settle(await asyncio.to_thread(self.guard.look))
+            self.guard.apply_checked_files(await asyncio.to_thread(self.guard.check_files))
 
     def _sweep(self) -> None:
         interval_s = self.requests.config.scan_interval_ms / 1000

@@ -248,7 +248,7 @@ async def stand_alone(
     its own; without it everybody does what the account of `credentials` may. TLS towards the
     cluster is as the environment says. Raises ConfigurationError."""
     loop = asyncio.get_running_loop()
-    guard = Guard.of(SYSTEM_FILES, SYSTEM_CLOCK, config)
+    guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
         name_servers, Credentials.of(credentials), SYSTEM_CLOCK,
         secured(SOCKETS, Tls.of(None)).dial, cluster=config.cluster,
@@ -280,7 +280,7 @@ async def stand_alone(
 
 async def _look_at_rules(guard: Guard) -> None:
     """Take up an edit of plain_acl.yml as a whole, between two calls."""
-    guard.settle(await asyncio.to_thread(guard.look))
+    guard.apply_checked_files(await asyncio.to_thread(guard.check_files))
 
 
 def _first(addresses: Iterable[str], command: Command, absent: int) -> Conversation[Command | None]:

@@ -306,7 +306,7 @@ class Calls:
         except StatusError as error:
             raise end_of(error) from error
         if self.guard is not None:
-            verdict = self.guard.check_as(account, code, {}, b"")
+            verdict = self.guard.check_for_account(account, code, {}, b"")
             if not verdict.is_allowed:
                 raise CallError(StatusCode.PERMISSION_DENIED, verdict.reason)
 
@@ -317,7 +317,7 @@ class Calls:
         if self.guard is not None:
             command = call.command
             try:
-                verdict = self.guard.check_as(
+                verdict = self.guard.check_for_account(
                     account, command.code, command.fields or {}, bytes(command.body)
                 )
             except ProtocolError as error:

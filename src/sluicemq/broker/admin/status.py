@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
@@ -336,8 +336,8 @@ class Admin:
                 credentials_of(config.inner_credentials)
                 server_contexts(config)
                 if config.acl_enable:
-                    source = Source.of(self.files, config)
-                    source.read(source.texts())
+                    source = RuleSource.from_config(self.files, config)
+                    source.load(source.read_files())
         except ConfigurationError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         path = settings.broker.config_path

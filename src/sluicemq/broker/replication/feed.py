@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from sluicemq.acl.rules import numbers_of, parse_pattern
+from sluicemq.acl.rules import address_numbers, parse_pattern
 from sluicemq.broker.replication.epochs import Epochs
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
@@ -337,7 +337,7 @@ class Admission:
 
     def check(self, host: Host) -> None:
         """Raises ConfigurationError."""
-        peers, numbers = self._settings.broker.ha_peers, numbers_of(host.address)
+        peers, numbers = self._settings.broker.ha_peers, address_numbers(host.address)
         if peers and not any(parse_pattern(text).matches(numbers) for text in peers):
             raise ConfigurationError(
                 f"{host.address} is no replica that this broker knows.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluicemq.acl.guard import Access, Guard
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.failover.forward import HOLD_S, NOT_MASTER, Forwarder, NotMasterError
 from sluicemq.files import SYSTEM_FILES
@@ -115,7 +115,7 @@ RULES = """accounts:
 @pytest.fixture
 def guard(tmp_path: Path) -> Guard:
     (tmp_path / "plain_acl.yml").write_text(RULES)
-    found = Guard(Source(SYSTEM_FILES, str(tmp_path / "plain_acl.yml")))
+    found = Guard(RuleSource(SYSTEM_FILES, str(tmp_path / "plain_acl.yml")))
     found.load()
     return found
 
@@ -136,7 +136,7 @@ async def test_what_the_proxy_asks_for_an_account_has_the_rights_of_that_account
 
     codes = Code.CONSUMER_SEND_MSG_BACK, Code.HEART_BEAT
     handlers: dict[int, Handler] = {**world.handlers(MASTER), codes[0]: send_back}
-    await world.serve(MASTER, handlers, before=of_master.before)
+    await world.serve(MASTER, handlers, before=of_master.refuse_command)
     made = world.forwarder.handlers(handlers, is_slave=True, serves_reads=False)
 
     def in_the_name(handler: Handler) -> Handler:
