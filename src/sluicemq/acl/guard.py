@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.acl.loading import Read, Source, Texts
-from sluicemq.acl.rules import GROUP_PREFIX, INNER_TOPICS, Account, Permission, Rules, numbers_of
+from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, numbers_of
 from sluicemq.acl.verdict import (
     PUB,
     Request,
@@ -34,6 +34,7 @@ from sluicemq.errors import ConfigurationError, ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
 from sluicemq.model.message import REAL_TOPIC
+from sluicemq.model.system_names import stores_other_topics_messages
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -380,5 +381,5 @@ class Access:
         topic = bytes(data[head.topic]).decode("utf-8", "replace")
         self.require(topic, need)
         bound_for = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
-        if bound_for and topic in INNER_TOPICS:  # elsewhere any producer can write it
+        if bound_for and stores_other_topics_messages(topic):  # elsewhere any producer can write it
             self.require(bound_for.decode("utf-8", "replace"), need)

@@ -31,12 +31,12 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, numbers_of
 from sluicemq.errors import ProtocolError
+from sluicemq.model.system_names import STAGING_TOPIC, TRACE_TOPIC
 from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
 from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, call_date_ms, sign
-from sluicemq.wire.staging import STAGING_TOPIC
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 Fields = Mapping[str, str]
@@ -244,7 +244,7 @@ def need_of(code: int) -> Need:
     return NEEDS.get(code, ADMIN)
 
 
-FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
+FREE_TO_WRITE: Final = (TRACE_TOPIC, STAGING_TOPIC)
 """Topics that clients write to by themselves. What is staged is seen by nobody until a commit,
 which needs PUB for the topics it goes to."""
 

@@ -26,10 +26,10 @@ from sluicemq.cli.output import (
 )
 from sluicemq.client.admin.explain import BrokerTrial
 from sluicemq.client.admin.rules import Fate, Finding, MessageExplained
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation
 from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MESSAGE_TYPES
 from sluicemq.operate.causes import Named
 from sluicemq.operate.doctor import Diagnosis, diagnose
@@ -50,9 +50,7 @@ def explain() -> None:
 @click.argument("message_id", metavar="ID")
 @click.option("-g", "--group", help="One consumer group; without it a line for each that reads it.")
 @click.option("-t", "--topic", help="Topic of the message; without it all are searched.")
-@click.option(
-    "--trace-topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
-)
+@click.option("--trace-topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces.")
 @admin_options
 def message(
     admin: Admin, message_id: str, group: str | None, as_json: bool, **options: Any

@@ -33,6 +33,7 @@ from sluicemq.config.keys import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.numbers import natural
 
 GIB: Final = 1 << 30
@@ -151,7 +152,7 @@ class BrokerConfig(ReplicaConfig):
         live=True)
     trace_topic_enable: bool = setting("traceTopicEnable", False,
         "The topic for message traces exists.")
-    trace_topic_name: str = setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC",
+    trace_topic_name: str = setting("msgTraceTopicName", TRACE_TOPIC,
         "Name of the topic for message traces.", kind=NAME)
     trace_on: bool = setting("traceOn", True,
         "What the broker answers to sends: clients trace or do not.", live=True)

@@ -17,6 +17,8 @@ PERM_INHERIT = 1
 MASTER_ID = 0
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+LMQ_PREFIX = "%LMQ%"
+"""The prefix of a light message queue, which has no topic (spec/store.md §3.1)."""
 DEFAULT_TOPIC = "TBW102"
 DEFAULT_CLUSTER = "DefaultCluster"
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"

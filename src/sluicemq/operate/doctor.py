@@ -35,6 +35,7 @@ from sluicemq.filter.subscriptions import is_tag_kind, subscribe
 from sluicemq.model.ids import unique_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
@@ -75,9 +76,9 @@ _ADMIN: Final = "Need admin permission"
 _DENIED: Final = "no permission to access"
 """RocketMQ 5's users: code 16, which closed topics and brokers have as well."""
 WAITING_TOPICS: Final = {
-    "SCHEDULE_TOPIC_XXXX": "delayed",
-    "rmq_sys_wheel_timer": "delayed",
-    "RMQ_SYS_TRANS_HALF_TOPIC": "half",
+    SCHEDULE_TOPIC: "delayed",
+    TIMER_TOPIC: "delayed",
+    HALF_TOPIC: "half",
 }
 _RUNTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
 

@@ -39,6 +39,7 @@ from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.errors import ride_out
@@ -60,7 +61,7 @@ from sluicemq.spark.rows import (
     plain_column,
     property_column,
 )
-from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
+from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, Owner
 
 T = TypeVar("T")
 

@@ -65,6 +65,7 @@ from sluicemq.errors import (
 from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
 from sluicemq.model.subscription import TAG
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
@@ -305,7 +306,6 @@ def _short(reason: str) -> str:
 
 _NAMES_SHOWN: Final = 20
 _SKIP: Final = "Set failOnDataLoss=false to read what is left."
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +471,7 @@ def read_part(
     subscription = plan.subscription
     # Units of delayed messages hold times where others have the code of their tag (spec/store.md
     # §3): of those the decoder alone compares tags.
-    if subscription is not None and queue.topic == _SCHEDULE_TOPIC and subscription.kind == TAG:
+    if subscription is not None and queue.topic == SCHEDULE_TOPIC and subscription.kind == TAG:
         subscription = subscription if plan.tags is None else None
     wanted = None if subscription is None else make_filter(subscription)
     reader = place.open(frozenset({queue.topic}), queue.queue_id)
