@@ -166,13 +166,13 @@ def _unknown(name: str) -> Exception:
     to offer it is an ImportError here. A module of ours that is not loaded yet is asked for too."""
     from importlib.util import find_spec  # noqa: PLC0415 - for who is wrong
 
-    from sluicemq.hints import meant  # noqa: PLC0415
+    from sluicemq.hints import intended_name  # noqa: PLC0415
 
     text = f"module 'sluicemq' has no attribute {name!r}."
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if is_import and find_spec(f"{__name__}.{name}") is not None:
         return AttributeError(text)
-    ours = meant(name, __all__, _FOREIGN)
+    ours = intended_name(name, __all__, _FOREIGN)
     if is_import and ours:
         text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {ours!r}?"
         return ImportError(text, name=name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 import orjson
 
-from sluicemq.cli.ending import OptionError, nearest, when_interrupted
+from sluicemq.cli.ending import OptionError, when_interrupted
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ConfigurationError,
@@ -27,6 +27,7 @@ from sluicemq.errors import (
     UndecodableBodyError,
 )
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
+from sluicemq.hints import did_you_mean
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
 from sluicemq.numbers import other_unit
 from sluicemq.wire.codes import version_name
@@ -150,7 +151,7 @@ def _meant(text: str, access: Access, words: Iterable[object]) -> str:
     with suppress(SluiceError), access.admin() as admin:
         for word in words:
             if isinstance(word, str) and repr(word) in text:
-                return nearest(word, admin.topics())
+                return did_you_mean(word, admin.topics())
     return ""
 
 

@@ -42,8 +42,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
+from sluicemq.hints import did_you_mean
 from sluicemq.spark.classic import context_of, gateway_of, jvm_of
-from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Ready(ABC):
             if name not in known:
                 raise ConfigurationError(
                     f"there is no option {name!r}.",
-                    fix=f"{did_you_mean(name, known)}There are: {', '.join(known)}.",
+                    fix=f"{did_you_mean(name, known)} There are: {', '.join(known)}.".lstrip(),
                 )
         values = {}
         for name, one in known.items():

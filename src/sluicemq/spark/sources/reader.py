@@ -64,13 +64,14 @@ from sluicemq.errors import (
 )
 from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import TAG
 from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
 from sluicemq.record.codec import decode_record
-from sluicemq.spark.errors import Outage, did_you_mean, keep_imports, ride_out
+from sluicemq.spark.errors import Outage, keep_imports, ride_out
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import ERROR, FAIL, NUMBERS, RAW, TEXT, BodyFormat
 from sluicemq.spark.sources.identity import NO_QUEUE, check_part, range_to_read
@@ -366,8 +367,8 @@ class StorePlace:
                 more = " …" if len(there) > _NAMES_SHOWN else ""
                 raise ConfigurationError(
                     f"the store in {self.root} has no topic {topic!r}.",
-                    fix=f"{did_you_mean(topic, sorted(there), cutoff=0.5)}There are:"
-                    f" {listed}{more}.",
+                    fix=f"{did_you_mean(topic, sorted(there), cutoff=0.5)} There are:"
+                    f" {listed}{more}.".lstrip(),
                 )
         return list(wanted.names)
 
