@@ -11,9 +11,9 @@ from sluicemq.model.system_names import (
     is_system_topic,
 )
 from sluicemq.model.topic import PERM_READ, PERM_WRITE
+from sluicemq.numbers import format_duration
 
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SPANS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 NONE: Final = "–"
 
 
@@ -51,15 +51,8 @@ def field_time(time_ms: int) -> str:
 
 
 def span(span_ms: float | None) -> str:
-    """In its two largest units."""
-    if span_ms is None:
-        return NONE
-    found, rest = [], int(span_ms)
-    for unit_ms, name in _SPANS:
-        if rest >= unit_ms:
-            found.append(f"{rest // unit_ms} {name}")
-            rest %= unit_ms
-    return " ".join(found[:2]) or f"{rest} ms"
+    """Return a duration in its two largest units."""
+    return NONE if span_ms is None else format_duration(span_ms)
 
 
 def permission(bits: int) -> str:
