@@ -27,6 +27,7 @@ from sluicemq.errors import (
 )
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
 from sluicemq.hints import did_you_mean
+from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
 from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from sluicemq.client.sync.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 PROGRESS_AFTER_S: Final = 0.5
 TIME_MAX_MS: Final = 2**63 - 1
 

@@ -41,6 +41,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
@@ -55,7 +56,6 @@ from sluicemq.wire.frames import FLAG_RESPONSE, Command
 
 PERIOD_S: Final = 30.0
 RECONNECT_S: Final = 1.0
-CALL_TIMEOUT_S: Final = 5.0
 DEPTH_MAX: Final = 64
 _log = logging.getLogger("sluicemq.client")
 _T = TypeVar("_T")

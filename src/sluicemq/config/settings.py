@@ -33,6 +33,7 @@ from sluicemq.config.keys import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.addresses import NAME_SERVER_PORT
 from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.numbers import parse_duration_ms
 
@@ -497,7 +498,7 @@ class StoreConfig:
 class NameServerConfig(MeasuredConfig):
     """The settings of a name server."""
 
-    listen_port: int = setting("listenPort", 9876,
+    listen_port: int = setting("listenPort", NAME_SERVER_PORT,
         "Port to listen at. 0 takes a free port.", maximum=65_535)
     metrics_enable: bool = setting("metricsExporterType", True,
         "PROM serves the probes `/health` and `/ready`; a name server has no metrics. In "

@@ -22,6 +22,9 @@ INTERFACES_FIELD: Final = "sluiceAddresses"
 IPV4_NETWORK_BITS: Final = 24
 IPV6_NETWORK_BITS: Final = 64
 LOOPBACK: Final = "127.0.0.1"
+NAME_SERVER_PORT: Final = 9876
+DEFAULT_NAME_SERVER: Final = f"{LOOPBACK}:{NAME_SERVER_PORT}"
+"""The name server of a client to which neither an option nor NAMESRV_ADDR gives one."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

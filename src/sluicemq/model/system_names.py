@@ -162,7 +162,9 @@ def is_group_topic(name: str) -> bool:
 # ---- groups
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
-"""The group under whose name tools read messages without committing offsets."""
+"""The group under whose name readers without a group of their own pull messages.
+
+Every broker knows it, even if it does not create groups automatically (spec/admin.md §2)."""
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 """The producer group under whose name clients and brokers send messages of the system."""
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"

@@ -34,8 +34,8 @@ from sluicemq.client.core.epochs import StagedRanges
 from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing, delay_properties
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
-from sluicemq.client.core.sending import choose_by_key
-from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
+from sluicemq.client.core.sending import DEFAULT_PRODUCER_GROUP, choose_by_key
+from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
@@ -508,7 +508,7 @@ class StagingSender(Sender):
 def producer_of(options: Options) -> Producer:
     return Producer(
         options.required("nameServers").split(";"),
-        group=options["group"] or DEFAULT_GROUP,
+        group=options["group"] or DEFAULT_PRODUCER_GROUP,
         credentials=options.credentials,
         tls=options.tls or False,
         timeout_ms=options["timeoutMs"],

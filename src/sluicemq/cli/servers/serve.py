@@ -62,7 +62,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
-from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
+from sluicemq.model.addresses import LOOPBACK, NAME_SERVER_PORT, is_wildcard, join
 from sluicemq.proxy import proxy_status
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def broker(
     help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).",
 )  # fmt: skip
 @_port_option(
-    "--nameserver-port", default=9876, show_default=True,
+    "--nameserver-port", default=NAME_SERVER_PORT, show_default=True,
     help="Port of the name server; 0 takes a free one.",
 )  # fmt: skip
 @_port_option("--broker-port", "listenPort", help="Port of the broker (10911); 0 takes a free one.")

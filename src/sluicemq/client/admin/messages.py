@@ -63,7 +63,7 @@ from sluicemq.filter.selector import explain
 from sluicemq.filter.subscriptions import compile_sql92, subscribe
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.system_names import TRACE_TOPIC, is_send_forbidden_topic
+from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
@@ -78,7 +78,6 @@ LISTED_MAX: Final = 10_000
 PULL_MAX: Final = 1024
 READ_MAX: Final = 20_000
 SCAN_PAGE: Final = 256
-READ_GROUP: Final = "TOOLS_CONSUMER"
 """A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
 _PAGES_MAX: Final = 50
@@ -208,7 +207,7 @@ def read_range(
     while low < high:
         count = min(PULL_MAX, high - low)
         command = requests.pull(
-            READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
+            TOOLS_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
         )
         address = yield from directory.address(queue)
         answer = pull_answer((yield Call(address, command)), queue.broker)

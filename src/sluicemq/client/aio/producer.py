@@ -29,7 +29,13 @@ from sluicemq.client.core.messages import (
 from sluicemq.client.core.names import check_number
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
+from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Sender,
+    check_way,
+)
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
     TransactionBlock,
@@ -48,7 +54,6 @@ _log = logging.getLogger("sluicemq.client")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_GROUP = "sluicemq-producer"
 OnDone = Callable[[SendResult | None, SluiceError | None], None]
 TRACE_CLOSE_S: Final = 3.0
 TRACE_PAUSE_S: Final = 5.0
@@ -107,7 +112,7 @@ class Producer:
         self,
         cluster: Cluster,
         *,
-        group: str = DEFAULT_GROUP,
+        group: str = DEFAULT_PRODUCER_GROUP,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
         retries_async: int = 0,

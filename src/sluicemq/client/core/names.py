@@ -16,6 +16,7 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import helpful
+from sluicemq.model.addresses import NAME_SERVER_PORT
 from sluicemq.model.properties import is_refused_property
 from sluicemq.model.system_names import is_group_topic, is_send_forbidden_topic
 from sluicemq.model.topic import (
@@ -29,7 +30,6 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
-NAME_SERVER_PORT: Final = 9876
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 

@@ -41,7 +41,13 @@ from sluicemq.client.core.replies import (
     take_reply,
 )
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
+from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Sender,
+    check_way,
+)
 from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic
 from sluicemq.client.core.transactions import (
     HalfPlace,
@@ -67,7 +73,6 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_GROUP = "sluicemq-producer"
 _CLOSE_S: Final = 3.0
 
 
@@ -101,7 +106,7 @@ class Producer(Cluster):
         self,
         name_servers: str | list[str] | tuple[str, ...],
         *,
-        group: str = DEFAULT_GROUP,
+        group: str = DEFAULT_PRODUCER_GROUP,
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,

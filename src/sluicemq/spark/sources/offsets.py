@@ -52,7 +52,7 @@ from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
+from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
     ConfigurationError,
@@ -63,7 +63,7 @@ from sluicemq.errors import (
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.system_names import is_group_topic, is_system_topic
+from sluicemq.model.system_names import TOOLS_GROUP, is_group_topic, is_system_topic
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 from sluicemq.record.codec import decode_records
@@ -256,7 +256,7 @@ def newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
     for queue, offsets in ranges.items():
         reader = BulkReader(
             addresses[queue.broker], queue.topic, queue.queue_id, offsets.start, offsets.stop,
-            broker=queue.broker, group=options["group"] or READ_GROUP,
+            broker=queue.broker, group=options["group"] or TOOLS_GROUP,
             credentials=options.credentials, tls=options.tls or False,
             timeout_s=options["timeoutMs"] / 1000,
         )  # fmt: skip
@@ -496,7 +496,7 @@ class ReadPlan:
     columns: tuple[Column, ...]
     subscription: Subscription | None
     tags: frozenset[str] | None = None
-    group: str = READ_GROUP
+    group: str = TOOLS_GROUP
     body: BodyFormat | None = None
     bad_body: str = "null"
     body_bytes_max: int = BODY_BYTES_MAX
@@ -548,7 +548,7 @@ def read_plan(options: Options, schema: StructType) -> ReadPlan:
     """How executors read from brokers; without a subscription yet. Raises ConfigurationError."""
     return replace(
         decoding_plan(options, schema),
-        group=options["group"] or READ_GROUP,
+        group=options["group"] or TOOLS_GROUP,
         credentials=options.credentials,
         tls=options.tls,
         batch_bytes=options["batchBytes"],
