@@ -13,7 +13,14 @@ from sluicemq.client.core.conversations import operation
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer
-from sluicemq.hints import did_you_mean, helpful, hinting, intended_name, nearest_name, suggest
+from sluicemq.hints import (
+    did_you_mean,
+    intended_name,
+    nearest_name,
+    suggest,
+    with_call_hints,
+    with_hints,
+)
 from sluicemq.testing.embedded import embedded
 
 
@@ -117,7 +124,7 @@ def test_a_type_error_of_the_body_is_left_alone() -> None:
     class Options(TypedDict, total=False):
         inner: int
 
-    @helpful
+    @with_hints
     class Own:
         def plain(self, one: int = 0) -> None:
             int(one, inner=1)  # type: ignore[call-overload]
@@ -141,7 +148,7 @@ def test_signatures_and_docstrings_stay() -> None:
     assert (
         inspect.signature(Sluice.subscribe).parameters["group"].default is inspect.Parameter.empty
     )
-    assert hinting(operation).__doc__ == operation.__doc__
+    assert with_call_hints(operation).__doc__ == operation.__doc__
 
 
 @pytest.mark.parametrize(

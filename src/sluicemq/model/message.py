@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import UndecodableBodyError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Undecodable, decode_body
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 
@@ -59,7 +59,7 @@ def glance(tag: str | None, keys: Sequence[str], body: bytes) -> str:
     return f"{''.join(words)} {begin!r}{more} {len(body):,} B"
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """What a producer sends. `properties` are the user's own; reserved names are refused.
@@ -84,7 +84,7 @@ class Message:
         return f"<Message to {self.topic}{glance(self.tag, self.keys, self.body)}>"
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredMessage:
     """One record of a commit log, decoded; its body is decoded when it is first read.

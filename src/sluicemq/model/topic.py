@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
 PERM_PRIORITY = 8
 PERM_READ = 4
@@ -96,7 +96,7 @@ class DataVersion:
         return DataVersion(self.counter + 1, now_ms, self.state_version)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic as a broker keeps it."""
@@ -118,7 +118,7 @@ class TopicConfig:
         return _told(self.name, words, self.attributes)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
     """A consumer group as a broker keeps it."""

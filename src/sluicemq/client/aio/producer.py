@@ -46,7 +46,7 @@ from sluicemq.client.core.transactions import (
 from sluicemq.client.heartbeat_thread import HeartbeatThread, unique_ids
 from sluicemq.client.tasks import Closing, Tasks, call_listener
 from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
-from sluicemq.hints import explain, helpful
+from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 
@@ -92,14 +92,14 @@ def of_sender(
         try:
             begun = talk(self.sender, *arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
         return self.cluster.run(begun)
 
     return call
 
 
-@helpful
+@with_hints
 class Producer:
     """Sends messages of one producer group.
 

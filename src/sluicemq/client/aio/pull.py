@@ -43,7 +43,7 @@ from sluicemq.client.core.requests import PullAnswer, PullStatus
 from sluicemq.client.tasks import Closing, Tasks, call_listener, notify, run_to_end
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -71,7 +71,7 @@ class PullResult:
         )
 
 
-@helpful
+@with_hints
 class PullConsumer:
     """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
 
@@ -259,7 +259,7 @@ ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
 """Called with a topic, all of its queues and those of this consumer."""
 
 
-@helpful
+@with_hints
 class LitePullConsumer:
     """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
 

@@ -58,7 +58,7 @@ from sluicemq.client.tasks import Closing, Tasks, run_each
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.system_names import TOOLS_GROUP
@@ -100,7 +100,7 @@ def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concat
     return call
 
 
-@helpful
+@with_hints
 class Sluice:
     """A client of a RocketMQ-compatible cluster, for asyncio. It belongs to the event loop that
     uses it first and to the process that made it; used in another loop, or after a fork, it raises

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sluicemq.hints import explain
+from sluicemq.hints import improve_type_error
 from sluicemq.wire.frames import Command
 
 P = ParamSpec("P")
@@ -178,7 +178,7 @@ def operation(talk: Callable[Concatenate[Any, P], Conversation[T]]) -> Operation
         try:
             begun = talk(shell.directory, *arguments, **named)
         except TypeError as error:
-            explain(error, run, named)
+            improve_type_error(error, run, named)
             raise
         return shell.run(begun)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.addresses import NAME_SERVER_PORT
 from sluicemq.model.properties import is_refused_property
 from sluicemq.model.system_names import is_group_topic, is_send_forbidden_topic
@@ -187,7 +187,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
     return tuple(addresses)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """Who asks. `security_token` is for temporary keys."""

@@ -62,7 +62,7 @@ from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, un
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
-from sluicemq.hints import explain, helpful
+from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.network import Sockets
@@ -86,14 +86,14 @@ def of_sender(
         try:
             begun = talk(self._sender, *arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
         return self.run(begun)
 
     return call
 
 
-@helpful
+@with_hints
 class Producer(Cluster):
     """Sends and waits. Safe to share among threads.
 
