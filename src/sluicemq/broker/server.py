@@ -543,14 +543,14 @@ class Broker:
     async def _live(self) -> None:
         jobs = self._supervisor
         async with asyncio.TaskGroup() as group:
-            group.create_task(jobs.keep("registration", self._announcements.run))
+            group.create_task(jobs.retry_until_success("registration", self._announcements.run))
             for name, period_s, chore in self._chores():
                 pause_s = partial(self._paused_s, period_s)
                 group.create_task(jobs.repeat(name, pause_s, chore))
             if isinstance(self.side, SlaveSide):
                 side, pool = self.side, self._announcements.pool
                 for name, begin in side.tasks(self._network, pool).items():
-                    group.create_task(jobs.keep(name, begin))
+                    group.create_task(jobs.retry_until_success(name, begin))
 
     def _paused_s(self, period_s: Callable[[], float]) -> float:
         """The pause between two runs of a chore."""
