@@ -79,7 +79,7 @@ class SteadyClock:
         return self._lead_ms(self._clock.now_ms())
 
     def raise_to(self, time_ms: int) -> None:
-        """Continue from `time_ms`, the time of this clock before a restart, if it is later than now."""
+        """Continue from `time_ms`, this clock's time before a restart, if it is later than now."""
         behind_ms = time_ms - self.now_ms()
         if behind_ms > 0:
             self._peak_ms += -(-behind_ms // STEP_MS) * STEP_MS

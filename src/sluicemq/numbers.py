@@ -49,7 +49,7 @@ def other_unit(number: int) -> tuple[str, int] | None:
     return None
 
 
-def parse_duration_ms(text: str) -> float | None:
+def parse_duration_ms(text: str) -> int | float | None:
     """Return the milliseconds that a text such as "500ms", "90s", "1.5h" or "7d" means, or None.
 
     The text is a number without a sign, then ms, s, m (minutes), h or d, with or without spaces

@@ -78,7 +78,7 @@ class Outages:
         self._logger = logger
         self._lock = threading.Lock()
         self._ended: dict[str, tuple[float, set[object]]] = {}
-        """For each name: when its last logged outage ended (monotonic), and the kinds of that one."""
+        """For each name: the monotonic end of its last logged outage, and the kinds of failures."""
         self.current: dict[str, _Outage] = {}
         """The outages in progress by name: empty while everything works."""
 

@@ -151,7 +151,12 @@ class Supervisor:
             self._log.info(
                 "Background job %r works again after %d failures.", name, job.failures_in_a_row
             )
-            job.pause_s, job.resume_s, job.logged_failure, job.failures_in_a_row = PAUSE_S, 0.0, "", 0
+            job.pause_s, job.resume_s, job.logged_failure, job.failures_in_a_row = (
+                PAUSE_S,
+                0.0,
+                "",
+                0,
+            )
 
 
 def start_shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -124,7 +124,10 @@ def test_the_kind_of_a_disk_error_is_its_number_or_its_text(error, kind):
 def test_one_of_many_threads_logs_the_beginning_and_one_the_end(caplog):
     outages = Outages(Clock(), log)
     count = 8
-    for method in (lambda: outages.report_failure("a:1", "gone"), lambda: outages.report_success("a:1")):
+    for method in (
+        lambda: outages.report_failure("a:1", "gone"),
+        lambda: outages.report_success("a:1"),
+    ):
         ready = threading.Barrier(count)
 
         def meet(method=method, ready=ready):

@@ -160,7 +160,7 @@ class Table(ABC, Generic[Config, Item]):
             self._bump()
 
     def _bump(self) -> None:
-        self.version = self.version.next(self._clock.now_ms())
+        self.version = self.version.incremented(self._clock.now_ms())
         self.document.changed = True
 
     def put(self, *configs: Config, is_asked: bool = True) -> None:
@@ -197,7 +197,7 @@ class Table(ABC, Generic[Config, Item]):
     def _record(
         self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
     ) -> None:
-        version = self.version.next(self._clock.now_ms())
+        version = self.version.incremented(self._clock.now_ms())
         self.document.record(version, values, is_asked=is_asked)
         self.version = version
 

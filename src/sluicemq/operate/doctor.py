@@ -32,7 +32,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import is_tag_kind, subscribe
-from sluicemq.model.ids import unique_time_ms
+from sluicemq.model.ids import unique_id_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.system_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
@@ -443,7 +443,7 @@ class Walk:
         earliest = [one.number("earliestMessageTimeStamp") for one in deleting]
         about = MessageSeen(
             message_id, earliest_ms=int(max(0, min(earliest, default=0))),
-            born_ms=unique_time_ms(message_id, admin.clock.now_ms()),
+            born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
         )  # fmt: skip
         try:
             stored, found = admin.explain_message(message_id, group=group, topic=topic)

@@ -418,7 +418,7 @@ class Send:
             for name, value in self._added.items():
                 properties.setdefault(name, value)
             if "UNIQ_KEY" not in properties:
-                properties["UNIQ_KEY"] = self._unique_ids.next()
+                properties["UNIQ_KEY"] = self._unique_ids.make_id()
             draft = Draft(
                 topic.name, queue_id, command.body, properties, header.born_time_ms,
                 peer.remote_bytes, self.store_host, header.flag, header.sys_flag,

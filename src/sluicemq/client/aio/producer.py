@@ -128,7 +128,7 @@ class Producer:
         self.sender: Sender = Sender(
             cluster.directory,
             group,
-            unique_ids(cluster.clock).next,
+            unique_ids(cluster.clock).make_id,
             timeout_ms=timeout_ms,
             retries=retries,
             retry_unsafe=retry_unsafe,
@@ -370,7 +370,7 @@ class TraceWriter:
         self._sender = Sender(
             cluster.directory,
             INNER_GROUP,
-            unique_ids(cluster.clock).next,
+            unique_ids(cluster.clock).make_id,
             first_queue=cluster.first_queue,
         )
         self._work = asyncio.Event()

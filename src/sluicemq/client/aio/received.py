@@ -243,7 +243,7 @@ class ReceivedMessage:
         return (
             f"<ReceivedMessage {self.message_id} of {self.topic} queue {self.record.queue_id} of "
             f"{self.record.broker or '-'} offset {self.queue_offset}{times}"
-            f"{self.record.glance()}>"
+            f"{self.record.summary()}>"
         )
 
 

@@ -189,7 +189,7 @@ class Sluice:
         self._trace_writer: TraceWriter | None = None
         topic = trace_topic(trace)
         if topic is not None:
-            self.cluster.trace = Tracing(topic, clock, unique_ids(clock).next)
+            self.cluster.trace = Tracing(topic, clock, unique_ids(clock).make_id)
 
     # ------------------------------------------------------------------------- sending
 

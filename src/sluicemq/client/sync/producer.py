@@ -119,7 +119,7 @@ class Producer(Cluster):
         rng: Random | None = None,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls, rng=rng)
-        next_id = unique_ids(clock).next
+        next_id = unique_ids(clock).make_id
         topic = trace_topic(trace)
         self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
         self._sender = Sender(
