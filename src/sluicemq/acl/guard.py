@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from sluicemq.acl.loading import LoadedRules, RuleFiles, RuleSource
 from sluicemq.acl.rules import (
     GROUP_PREFIX,
-    INNER_TOPICS,
     Account,
     Permission,
     Rules,
@@ -41,6 +40,7 @@ from sluicemq.errors import ConfigurationError, ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
 from sluicemq.model.message import REAL_TOPIC
+from sluicemq.model.system_names import stores_other_topics_messages
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -443,5 +443,5 @@ class Access:
         self.require(topic, need)
         destination = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
         # In other topics any producer can write this property, so it proves nothing there.
-        if destination and topic in INNER_TOPICS:
+        if destination and stores_other_topics_messages(topic):
             self.require(destination.decode("utf-8", "replace"), need)

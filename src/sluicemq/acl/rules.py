@@ -40,17 +40,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.system_names import is_revive_topic, stores_other_topics_messages
+from sluicemq.model.topic import RETRY_PREFIX
 
-GROUP_PREFIX: Final = "%RETRY%"
-INNER_TOPICS: Final = frozenset({
-    "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC",
-    "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "rmq_sys_sluice_staging",
-    "rmq_sys_sluice_epochs",
-})  # fmt: skip
-"""Topics in which messages of all topics wait: only an entry of their own opens them, no
-default."""
-INNER_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
-"""What the topics begin with that hold the handles of what all groups have popped: the same."""
+GROUP_PREFIX: Final = RETRY_PREFIX
 
 
 # --------------------------------------------------------------------------------------- addresses
@@ -408,7 +401,7 @@ class Account:
         explicit = self.permissions.get(resource)
         if explicit is not None:
             return explicit, True
-        if resource in INNER_TOPICS or resource.startswith(INNER_PREFIX):
+        if stores_other_topics_messages(resource) or is_revive_topic(resource):
             return Permission.NOTHING, False
         is_group = resource.startswith(GROUP_PREFIX)
         return (self.group_default if is_group else self.topic_default), False

@@ -42,12 +42,12 @@ from sluicemq.acl.rules import (
     address_numbers,
 )
 from sluicemq.errors import ProtocolError
+from sluicemq.model.system_names import STAGING_TOPIC, TRACE_TOPIC
 from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
 from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, call_date_ms, sign
-from sluicemq.wire.staging import STAGING_TOPIC
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 Fields = Mapping[str, str]
@@ -281,7 +281,7 @@ def requirement_of(code: int) -> Requirement:
     return REQUIREMENTS.get(code, ADMIN_ONLY)
 
 
-WRITABLE_BY_ALL: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
+WRITABLE_BY_ALL: Final = (TRACE_TOPIC, STAGING_TOPIC)
 """Topics that every account may write to, because clients do it on their own.
 
 Staged messages are invisible until a commit, which requires PUB on the topics of destination.

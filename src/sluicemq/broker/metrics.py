@@ -20,7 +20,7 @@ from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
 from sluicemq.config.keys import MeasuredConfig
 from sluicemq.errors import install_extra
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import is_group_topic
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -64,7 +64,7 @@ def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerSta
 
 def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
     """is_retry, is_system."""
-    is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    is_retry = is_group_topic(topic)
     return str(is_retry).lower(), str(b.topics.is_system(topic)).lower()
 
 

@@ -269,7 +269,7 @@ class Offsets:
         self.document.changed = True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
-            self.version = self.version.next(self._clock.now_ms())
+            self.version = self.version.incremented(self._clock.now_ms())
 
     def cut(self, end_of: Callable[[str, int], int | None]) -> None:
         """Nobody has consumed behind the end of a queue (None: there is no such queue). So begins a

@@ -48,7 +48,7 @@ from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
 from sluicemq.files.overlay import overlay
-from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
+from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, format_address
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import Kept, warn_of_protection
 from sluicemq.net.dispatch import Dispatcher, Peer
@@ -305,7 +305,7 @@ class Broker:
         if not self.settings.is_read_only:
             core.cleaning.look()
         fields = {
-            FIXED_FIELD: str(advertised.fixed).lower(),
+            FIXED_FIELD: str(advertised.is_fixed).lower(),
             INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
         }
         self.registration = Registration(self.settings, core.topics, "", fields)
@@ -323,7 +323,7 @@ class Broker:
         await self._listen(core, kept)
         self._tell_role(True)
         core.move(core.settings.host._replace(port=self.port))
-        self.registration.address = self.address = join(advertised.address, self.port)
+        self.registration.address = self.address = format_address(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
         if isinstance(self.side, MasterSide):
             self.registration.ha_port = self._ha = await self.side.open(self._ha)
@@ -543,14 +543,14 @@ class Broker:
     async def _live(self) -> None:
         jobs = self._supervisor
         async with asyncio.TaskGroup() as group:
-            group.create_task(jobs.keep("registration", self._announcements.run))
+            group.create_task(jobs.retry_until_success("registration", self._announcements.run))
             for name, period_s, chore in self._chores():
                 pause_s = partial(self._paused_s, period_s)
                 group.create_task(jobs.repeat(name, pause_s, chore))
             if isinstance(self.side, SlaveSide):
                 side, pool = self.side, self._announcements.pool
                 for name, begin in side.tasks(self._network, pool).items():
-                    group.create_task(jobs.keep(name, begin))
+                    group.create_task(jobs.retry_until_success(name, begin))
 
     def _paused_s(self, period_s: Callable[[], float]) -> float:
         """The pause between two runs of a chore."""

@@ -34,12 +34,13 @@ from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
 from sluicemq.net.work.background import Background, CallLater, Offload, Steps, in_place
@@ -192,7 +193,7 @@ class BrokerState:
         before, and finish creations of topics that a crash has interrupted."""
         self.topics.on_created, self.topics.on_removed = self._topic_created, self._topic_removed
         self.offsets.note_deleted(
-            lambda topic: topic in self.topics or topic.startswith(LIGHT_PREFIX)
+            lambda topic: topic in self.topics or topic.startswith(LMQ_PREFIX)
         )
         for name in [name for name in self.offsets.deleted if name in self.topics]:
             self._reset_returning(name)

@@ -32,11 +32,12 @@ from sluicemq.cli.output import (
 from sluicemq.cli.traffic import parse_start, until_interrupted
 from sluicemq.client.admin.messages import COUNT_MAX, Timeline
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC, Published, TraceRecord, decode
+from sluicemq.client.core.tracing import Published, TraceRecord, decode
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
@@ -202,7 +203,7 @@ class _Traces(click.Group):
 
 
 _trace_topic_option = click.option(
-    "-t", "--topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
+    "-t", "--topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces."
 )
 
 

@@ -6,7 +6,6 @@ stderr: `ending`.
 
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 import orjson
 
-from sluicemq.cli.ending import OptionError, nearest, when_interrupted
+from sluicemq.cli.ending import OptionError, when_interrupted
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ConfigurationError,
@@ -27,19 +26,18 @@ from sluicemq.errors import (
     UndecodableBodyError,
 )
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
+from sluicemq.hints import did_you_mean
+from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
-from sluicemq.numbers import other_unit
+from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
 
 if TYPE_CHECKING:
     from sluicemq.client.sync.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 PROGRESS_AFTER_S: Final = 0.5
 TIME_MAX_MS: Final = 2**63 - 1
-_SPAN: Final = re.compile(r"([0-9]+)([smhd])")
-_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 # ------------------------------------------------------------------------------- options
 
@@ -150,7 +148,7 @@ def _meant(text: str, access: Access, words: Iterable[object]) -> str:
     with suppress(SluiceError), access.admin() as admin:
         for word in words:
             if isinstance(word, str) and repr(word) in text:
-                return nearest(word, admin.topics())
+                return did_you_mean(word, admin.topics())
     return ""
 
 
@@ -206,9 +204,12 @@ def parse_time(text: str, where: str = "") -> int:
 
 
 def parse_ago(text: str) -> int | None:
-    """`30m`, `6h` or `2d` ago as milliseconds since 1970; None for a text that is no such span."""
-    span = _SPAN.fullmatch(text)
-    return span and SYSTEM_CLOCK.now_ms() - int(span[1]) * _UNITS_MS[span[2]]
+    """Return the time that is a duration such as "30m", "6h" or "2d" ago, or None for other text.
+
+    The time is in milliseconds since 1970.
+    """
+    duration_ms = parse_duration_ms(text)
+    return None if duration_ms is None else SYSTEM_CLOCK.now_ms() - round(duration_ms)
 
 
 def as_time(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -339,14 +340,8 @@ def show_time(time_ms: int) -> str:
 
 
 def show_span(time_ms: int | None) -> str:
-    """How long, roughly; empty when it is not known."""
-    if time_ms is None:
-        return ""
-    seconds = time_ms / 1000
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    """Return a duration for a table; "" for None, which means unknown."""
+    return "" if time_ms is None else format_duration(time_ms)
 
 
 _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {

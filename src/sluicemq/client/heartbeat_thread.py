@@ -41,6 +41,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
@@ -55,7 +56,6 @@ from sluicemq.wire.frames import FLAG_RESPONSE, Command
 
 PERIOD_S: Final = 30.0
 RECONNECT_S: Final = 1.0
-CALL_TIMEOUT_S: Final = 5.0
 DEPTH_MAX: Final = 64
 _log = logging.getLogger("sluicemq.client")
 _T = TypeVar("_T")
@@ -262,7 +262,7 @@ class HeartbeatThread:
         except SluiceError as error:
             # Said once, and tried again after 1 s, 2 s … 30 s.
             failures = self._down.get(address, (0, 0.0))[0]
-            self._outages.failed(
+            self._outages.report_failure(
                 address, "heartbeat to %s failed, will try again: %s", address, error.fact
             )
             pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
@@ -273,21 +273,21 @@ class HeartbeatThread:
             self._beat_in(pause_s, address)
             return error
         self._down.pop(address, None)
-        self._outages.worked(address)
+        self._outages.report_success(address)
         self._refusals[address] = refused
         for group in _parts(value):
             own = f"the membership of {group} at {address}"
             if group in refused:
                 text = "access control of %s refuses the membership of %s, will try again: %s"
-                self._outages.failed(own, text, address, group, refused[group].remark)
+                self._outages.report_failure(own, text, address, group, refused[group].remark)
             else:
-                self._outages.worked(own)
+                self._outages.report_success(own)
         own = f"the heartbeat of {self.client_id} to {address}"
         if answer.code == SUCCESS or refused:
-            self._outages.worked(own)
+            self._outages.report_success(own)
         else:
             text = "heartbeat refused by %s: %s %s"
-            self._outages.failed(own, text, address, answer.code, answer.remark)
+            self._outages.report_failure(own, text, address, answer.code, answer.remark)
         return None
 
     async def _call(self, channel: Channel, value: Heartbeat) -> Command:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from sluicemq.config.settings import BrokerConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
 TLS_HINT: Final = "If the server demands TLS (tls.server.mode = enforcing): tls=True."
 _YES: Final = frozenset({"1", "true", "yes", "on"})
@@ -23,7 +23,7 @@ VERIFY_WORDS: Final[Mapping[str, "Verify"]] = {"full": True, "ca": "ca", "none":
 Verify = Literal[True, False, "ca"]
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class Tls:
     """TLS of a client. All paths name PEM files.

@@ -22,7 +22,7 @@ from wsgiref import simple_server
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config.keys import MeasuredConfig
-from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
+from sluicemq.model.addresses import LOOPBACK, format_address, is_wildcard
 from sluicemq.net.work.background import quick_switches
 
 log = logging.getLogger(__name__)
@@ -202,5 +202,7 @@ def expose(
             what, asked, error.strerror,
         )  # fmt: skip
         return None
-    log.info("%s at http://%s/%s", what, join(host, port), "metrics" if metrics else "health")
+    log.info(
+        "%s at http://%s/%s", what, format_address(host, port), "metrics" if metrics else "health"
+    )
     return port, close

@@ -8,11 +8,11 @@ row whose evidence is missing does not hold. A note is worth knowing, and nothin
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from sluicemq.client.admin.rules import Code, Fate, Finding
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE
+from sluicemq.hints import did_you_mean
 from sluicemq.model.topic import MASTER_ID, PERM_WRITE, MessageQueue
 from sluicemq.net.probe import Reach
 from sluicemq.operate.evidence import HOUR_MS, UNSUPPORTED, BrokerSeen, Evidence, ServerSeen
@@ -304,8 +304,8 @@ def of_message(test: Callable[[Any, Evidence], bool]) -> Callable[[Evidence], It
 
 def similar(name: str, known: Iterable[str]) -> str:
     """A hint at a name that is spelt nearly so; else ""."""
-    near = get_close_matches(name, list(known), 1, 0.8)
-    return f" Is {near[0]} meant?" if near else ""
+    hint = did_you_mean(name, known, cutoff=0.8)
+    return f" {hint}" if hint else ""
 
 
 CAUSES: Final[tuple[Cause, ...]] = (

@@ -32,9 +32,10 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import is_tag_kind, subscribe
-from sluicemq.model.ids import unique_time_ms
+from sluicemq.model.ids import unique_id_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
@@ -75,9 +76,9 @@ _ADMIN: Final = "Need admin permission"
 _DENIED: Final = "no permission to access"
 """RocketMQ 5's users: code 16, which closed topics and brokers have as well."""
 WAITING_TOPICS: Final = {
-    "SCHEDULE_TOPIC_XXXX": "delayed",
-    "rmq_sys_wheel_timer": "delayed",
-    "RMQ_SYS_TRANS_HALF_TOPIC": "half",
+    SCHEDULE_TOPIC: "delayed",
+    TIMER_TOPIC: "delayed",
+    HALF_TOPIC: "half",
 }
 _RUNTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
 
@@ -442,7 +443,7 @@ class Walk:
         earliest = [one.number("earliestMessageTimeStamp") for one in deleting]
         about = MessageSeen(
             message_id, earliest_ms=int(max(0, min(earliest, default=0))),
-            born_ms=unique_time_ms(message_id, admin.clock.now_ms()),
+            born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
         )  # fmt: skip
         try:
             stored, found = admin.explain_message(message_id, group=group, topic=topic)

@@ -26,7 +26,13 @@ from sluicemq.broker.metrics import serve
 from sluicemq.broker.otlp import Push
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core import requests
-from sluicemq.client.core.conversations import AsyncioShell, Await, Call, Conversation
+from sluicemq.client.core.conversations import (
+    CALL_TIMEOUT_S,
+    AsyncioShell,
+    Await,
+    Call,
+    Conversation,
+)
 from sluicemq.client.core.directory import Directory, no_route
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
@@ -61,7 +67,6 @@ from sluicemq.wire.tables import decode_group_config, decode_topic_config
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-CALL_TIMEOUT_S: Final = 5.0
 FRESH_S: Final = 5.0
 """How old an answer may be that a call goes by. RocketMQ's proxy asks again after 20 s."""
 GONE_S: Final = 60.0

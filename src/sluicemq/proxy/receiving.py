@@ -21,7 +21,7 @@ from sluicemq.client.core.requests import expect_success, fields_of, request_err
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
-from sluicemq.model.ids import KEPT_LENGTH_MAX
+from sluicemq.model.ids import CACHED_LENGTH_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, pop_topic
@@ -384,7 +384,7 @@ def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
 
 def _tags_of(topic: str, text: str) -> Subscription:
     """Return a subscription to tags; those of usual lengths are kept."""
-    made = _made_of if len(topic) + len(text) <= KEPT_LENGTH_MAX else _made_of.__wrapped__
+    made = _made_of if len(topic) + len(text) <= CACHED_LENGTH_MAX else _made_of.__wrapped__
     return made(topic, text)
 
 

@@ -19,10 +19,10 @@ from urllib.parse import unquote, urlsplit
 from sluicemq.client.core.names import Credentials, check_topic_to_send
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check_tags
+from sluicemq.hints import did_you_mean
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.net.tls import VERIFY_WORDS, Tls
 from sluicemq.numbers import other_unit
-from sluicemq.spark.errors import did_you_mean
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"

@@ -26,7 +26,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.hints import helpful, hinting
+from sluicemq.hints import with_call_hints, with_hints
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.network import SOCKETS, MemoryNetwork, Network
 from sluicemq.testing.files import CrashableFiles
@@ -109,7 +109,7 @@ class InlineExecutor(Executor):
         return future
 
 
-@helpful
+@with_hints
 class EmbeddedSluice(Sluice):
     """A client of an embedded cluster; `servers` is the cluster, `clock` its time."""
 
@@ -137,7 +137,7 @@ class EmbeddedSluice(Sluice):
         return clock
 
 
-@helpful
+@with_hints
 class Servers:
     """A name server and brokers by name, to be stopped and started in a test."""
 
@@ -301,7 +301,7 @@ class Servers:
         return self.files[name]
 
 
-@hinting
+@with_call_hints
 @contextlib.asynccontextmanager
 async def embedded(
     *,

@@ -24,13 +24,14 @@ from sluicemq.client.core.consuming import retry_copy
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.properties import RESERVED, OnSend, Reserved
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.batch_columns import COUNT_MIN
 from sluicemq.record.codec import as_dict, decode_records, encode_batch
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange, encode_staged_ranges
+from sluicemq.wire.staging import Owner, Stage, StagedRange, encode_staged_ranges
 
 pytestmark = pytest.mark.slow
 

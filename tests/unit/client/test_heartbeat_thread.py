@@ -122,7 +122,7 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
     made: list[str] = []
 
     def make() -> None:
-        made.extend([ids.next() for _ in range(500)])
+        made.extend([ids.make_id() for _ in range(500)])
 
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:
@@ -132,7 +132,7 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
     assert len(set(made)) == 2000
     assert {len(one) for one in made} == {32}
     december = unique_ids(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
-    assert int(december.next()[20:28], 16) == 30 * 86_400_000
+    assert int(december.make_id()[20:28], 16) == 30 * 86_400_000
 
 
 def test_a_broker_that_is_gone_for_good_is_forgotten(fake_thread, keeper):

@@ -353,7 +353,7 @@ def test_when_all_brokers_agree_it_is_this_machine_whose_clock_is_wrong() -> Non
 
 def test_a_misspelt_topic_gets_a_hint() -> None:
     e = replace(no_route(creates=False), topic="ordres")
-    assert "Is orders meant?" in decide(e, ["flights", "orders"])[0].what
+    assert "Did you mean 'orders'?" in decide(e, ["flights", "orders"])[0].what
 
 
 def test_the_time_of_a_broker_is_when_it_opened_and_for_how_long() -> None:

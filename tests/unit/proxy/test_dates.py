@@ -17,7 +17,8 @@ from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.signature import call_date, call_date_ms, sign_call
 
 ACCOUNT = "operator", "12345678"
-ROUTE = m.QueryRouteRequest(topic=m.Resource(name="TBW102"))
+TOPIC = "DefaultCluster_REPLY_TOPIC"  # every broker has it
+ROUTE = m.QueryRouteRequest(topic=m.Resource(name=TOPIC))
 HOUR = 3600
 
 

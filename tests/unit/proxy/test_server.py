@@ -27,6 +27,7 @@ from sluicemq.wire.signature import call_date, sign_call
 from waiting import limit
 
 grpc: Any = pytest.importorskip("grpc")
+TOPIC = "DefaultCluster_REPLY_TOPIC"  # every broker has it
 HOLD = PATH + "Hold"
 RECEIVE = PATH + "ReceiveMessage"
 
@@ -41,7 +42,7 @@ def at_a_port(scene: Callable[[EmbeddedSluice], Any], **options: Any) -> None:
     asyncio.run(main())
 
 
-def route(channel: Any, topic: str = "TBW102", *metadata: tuple[str, str]) -> m.QueryRouteResponse:
+def route(channel: Any, topic: str = TOPIC, *metadata: tuple[str, str]) -> m.QueryRouteResponse:
     method = channel.unary_unary(
         PATH + "QueryRoute",
         request_serializer=m.QueryRouteRequest.SerializeToString,
@@ -128,7 +129,7 @@ def test_calls_and_clients_are_counted() -> None:
         proxy, holding = mq.servers.proxies["broker-a"], Family()
         proxy.methods |= {RECEIVE: holding.hold}
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
-            for topic in ("TBW102", "TBW102", "none"):
+            for topic in (TOPIC, TOPIC, "none"):
                 await asyncio.to_thread(route, channel, topic)
             waiting = channel.unary_stream(RECEIVE)(b"", metadata=[(CLIENT_ID, "me")])
             while not holding.held:
@@ -189,7 +190,7 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
     async def scene(mq: EmbeddedSluice) -> None:
         proxy = mq.servers.proxies["broker-a"]
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
-            answer = await asyncio.to_thread(route, channel, "TBW102", *sign("somebody", ""))
+            answer = await asyncio.to_thread(route, channel, TOPIC, *sign("somebody", ""))
             assert answer.status.code == Code.UNAUTHORIZED
             (peer,) = proxy.peers
             assert not peer.is_trusted
@@ -200,7 +201,7 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
             assert peer.closed
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
             signed = sign("somebody", "12345678")
-            await asyncio.to_thread(route, channel, "TBW102", *signed)
+            await asyncio.to_thread(route, channel, TOPIC, *signed)
             assert any(peer.is_trusted for peer in proxy.peers)
 
     settings = {"aclEnable": "true", "plainAclFile": str(rules)}

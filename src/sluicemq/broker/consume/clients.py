@@ -63,14 +63,10 @@ from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import ConsumerGroupRequest
+from sluicemq.wire.headers import CLIENT_ID_FIELD, ConsumerGroupRequest
 from sluicemq.wire.tables import ConsumerFilter
 
 log = logging.getLogger(__name__)
-
-CLIENT_FIELD: Final = "sluiceClientId"
-"""Our client sends its heartbeats on a connection of its own: its pulls and offsets say whose they
-are with this field, which RocketMQ ignores."""
 
 PRODUCER_GROUPS_MAX: Final = 50_000
 """Producers name any group: none is made for them, and it is gone with its last connection."""
@@ -145,7 +141,7 @@ class ConsumerGroup:
         """The member that a request is from; of a client with several connections that of its
         last heartbeat: the others may be broken, and what it wanted there is past."""
         member = self.members.get(peer)
-        client_id = fields.get(CLIENT_FIELD) if member is None and fields else None
+        client_id = fields.get(CLIENT_ID_FIELD) if member is None and fields else None
         if client_id is not None:
             for other in self.members.values():
                 if other.client_id == client_id and (

@@ -33,7 +33,7 @@ import orjson
 
 from sluicemq import engine
 from sluicemq.broker.background import after
-from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers
+from sluicemq.broker.consume.clients import STRICT, ConsumerGroup, Consumers
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
 from sluicemq.broker.consume.filters import RequestFilters, Watch
 from sluicemq.broker.consume.longpoll import LongPolls
@@ -60,7 +60,7 @@ from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_answer
-from sluicemq.wire.headers import PullMessageRequest, PullMessageResponse
+from sluicemq.wire.headers import CLIENT_ID_FIELD, PullMessageRequest, PullMessageResponse
 
 ANY_SPAN: Final = "sluiceAnySpan"
 LOOK: Final = "sluiceLook"
@@ -514,7 +514,7 @@ class Pull:
         """
         member = group.find(reading.peer, reading.fields)
         if member is None:
-            client_id = reading.fields.get(CLIENT_FIELD)
+            client_id = reading.fields.get(CLIENT_ID_FIELD)
             contracts = self.consumers.contracts
             refused = contracts.why_refused(reading.group, reading.peer, client_id)
             raise _unknown_subscription(f": {refused or 'no heartbeat of it has come yet'}")

@@ -58,16 +58,7 @@ from sluicemq.broker.produce.intake import (
     refuse_in_batch,
 )
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import (
-    FAQ,
-    HALF_TOPIC,
-    UNIT_SYS_FLAG,
-    Groups,
-    Topic,
-    Topics,
-    is_internal,
-    topic_fault,
-)
+from sluicemq.broker.topics import FAQ, UNIT_SYS_FLAG, Groups, Topic, Topics, topic_fault
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
 from sluicemq.model.ids import UniqueIds, offset_message_id
@@ -84,6 +75,7 @@ from sluicemq.model.message import (
     WAIT,
 )
 from sluicemq.model.properties import ACTED_ON_SEND, forget_origin
+from sluicemq.model.system_names import HALF_TOPIC, is_broker_written_topic
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.work.background import Steps
@@ -426,7 +418,7 @@ class Send:
             for name, value in self._added.items():
                 properties.setdefault(name, value)
             if "UNIQ_KEY" not in properties:
-                properties["UNIQ_KEY"] = self._unique_ids.next()
+                properties["UNIQ_KEY"] = self._unique_ids.make_id()
             draft = Draft(
                 topic.name, queue_id, command.body, properties, header.born_time_ms,
                 peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
@@ -510,7 +502,7 @@ class Send:
     def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
         """The topic of a send, created where that is allowed. Raises RequestError."""
         name = header.topic
-        if is_internal(name):
+        if is_broker_written_topic(name):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )

@@ -17,7 +17,7 @@ from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.sides import MasterSide, SlaveSide
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
-from sluicemq.model.addresses import join
+from sluicemq.model.addresses import format_address
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Handler, Outcome, Peer, Quick
 from sluicemq.store.store import Store
@@ -104,7 +104,7 @@ class ReplicaRequests:
         elif isinstance(self._side, MasterSide):
             answer = ExchangeReplicaResponse(
                 ha_address=self._side.ha_address, flushed_offset=self._store.synced_offset,
-                address=join(*self._settings.host),
+                address=format_address(*self._settings.host),
             )  # fmt: skip
             fields = encode_header(answer)
         return Command(ResponseCode.SUCCESS, fields)

@@ -170,7 +170,7 @@ class StateFollower:
                     self._address = address
                     await self.follow(await pool.get(address))
             except (SluiceError, OSError) as error:
-                self._outages.failed(
+                self._outages.report_failure(
                     f"the master {address}", "cannot follow the state of the master %s: %s",
                     address, error, kind=type(error),
                 )  # fmt: skip
@@ -207,7 +207,7 @@ class StateFollower:
             self.ticket = bytes.fromhex(header.ticket)
         except ValueError as error:
             raise ProtocolError(f"the master's ticket: {error}") from error
-        self._outages.worked(f"the master {self._address}")
+        self._outages.report_success(f"the master {self._address}")
         return header
 
     async def _apply(self, channel: Channel) -> None:

@@ -41,12 +41,11 @@ from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Draft, Intake, Record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
     COPY_BYTES_MAX,
     FIRST_OFFSET,
-    GROUP,
     OP_PROPERTIES,
     OP_TAG_CODE,
     OpenTransaction,
@@ -70,6 +69,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_text, encode_record
@@ -277,7 +277,7 @@ class Transactions:
             return
         last = self.reader.last()
         if last is not None and (
-            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == LIMIT_TOPIC
+            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
         ):
             found = table.find(*identity(last))
             if found is not None:  # the last record of the log is a message whose op is missing
@@ -296,7 +296,7 @@ class Transactions:
         start, end = self._store.queue_offsets(topic, 0)
         if self._offsets.document.is_doubtful:  # all ops are there: the queues say what is open
             return start
-        known = self._offsets.committed(GROUP, topic, 0)
+        known = self._offsets.committed(TRANSACTION_GROUP, topic, 0)
         if known > end:
             log.error(
                 "the offset %d of %s is behind its end %d: it begins there", known, topic, end
@@ -453,8 +453,8 @@ class Transactions:
             if has_moved:
                 progress.advance(low[topic], self._store.written_offset)
             safe = progress.safe(self._store.synced_offset)
-            if safe > max(self._offsets.committed(GROUP, topic, 0), 0):
-                self._offsets.commit(GROUP, topic, 0, safe)
+            if safe > max(self._offsets.committed(TRANSACTION_GROUP, topic, 0), 0):
+                self._offsets.commit(TRANSACTION_GROUP, topic, 0, safe)
 
     # ------------------------------------------------------------------------ what time demands
 
@@ -500,8 +500,8 @@ class Transactions:
         age_ms = self._clock.now_ms() - transaction.began_ms
         kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
         if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
-            self._topics.ensure(LIMIT_TOPIC, 1)
-            self._intake.append(draft_of(record, LIMIT_TOPIC, 0, properties_of(record)))
+            self._topics.ensure(CHECK_MAX_TOPIC, 1)
+            self._intake.append(draft_of(record, CHECK_MAX_TOPIC, 0, properties_of(record)))
             self._giving_up[transaction.offset] = GivenUp(
                 record.text(UNIQ_KEY), record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
                 transaction.checks, age_ms,
@@ -516,7 +516,7 @@ class Transactions:
             "transaction %s of producer group %s for topic %s is given up after %d checks in "
             "%.0f s: its message is kept in %s",
             known.unique_id, known.group, known.topic, known.checks, known.age_ms / 1000,
-            LIMIT_TOPIC,
+            CHECK_MAX_TOPIC,
         )  # fmt: skip
         for listener in self.on_given_up:
             try:

@@ -62,7 +62,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
-from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
+from sluicemq.model.addresses import LOOPBACK, NAME_SERVER_PORT, format_address, is_wildcard
 from sluicemq.proxy import proxy_status
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ class Running(contextlib.AsyncExitStack):
         from sluicemq.net.wsgi import metrics_host  # noqa: PLC0415 - not for `--help`
 
         if port is not None:
-            self.metrics.insert(0, f"metrics={join(metrics_host(config, is_told=True), port)}")
+            self.metrics.insert(
+                0, f"metrics={format_address(metrics_host(config, is_told=True), port)}"
+            )
 
     def reread(self) -> None:
         """Each server takes up its file. What is wrong there is logged, and nothing changes."""
@@ -243,7 +245,7 @@ def broker(
     help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).",
 )  # fmt: skip
 @_port_option(
-    "--nameserver-port", default=9876, show_default=True,
+    "--nameserver-port", default=NAME_SERVER_PORT, show_default=True,
     help="Port of the name server; 0 takes a free one.",
 )  # fmt: skip
 @_port_option("--broker-port", "listenPort", help="Port of the broker (10911); 0 takes a free one.")
@@ -374,7 +376,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
         served = stand_alone(config, name_servers, access.credentials)
         proxy = await stack.enter_async_context(served)
         stack.tell_metrics(config, proxy.metrics_port)
-        return f"proxy={join(_here(config), proxy.port)}"
+        return f"proxy={format_address(_here(config), proxy.port)}"
 
     run_servers(start)
 
@@ -479,7 +481,7 @@ async def start_name_server(
     if config.config_path:
         stack.rereads[config.config_path] = server.requests.reread_config
     log.info("The Name Server boot success. serializeType=JSON, address %s", _here(config))
-    return join(_here(config), server.port)
+    return format_address(_here(config), server.port)
 
 
 async def start_broker(
@@ -580,7 +582,7 @@ async def _start_proxy(
     proxy = proxy_of(server, config, limits)
     await proxy.start(config.listen_address, _proxy_port(config))
     stack.push_async_callback(proxy.close)
-    return join(_here(config), proxy.port)
+    return format_address(_here(config), proxy.port)
 
 
 def _here(config: ServerConfig) -> str:

@@ -14,7 +14,7 @@ from sluicemq.client.admin import topics
 from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
-from sluicemq.client.core.conversations import AsyncioShell, Call, operation
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S, AsyncioShell, Call, operation
 from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.replies import send_reply
@@ -26,8 +26,8 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.net.channel import ChannelPool, Dial
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import CLIENT_ID_FIELD
 
-CLIENT_FIELD: Final = "sluiceClientId"
 OF_MEMBERS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET,
@@ -35,8 +35,6 @@ OF_MEMBERS: Final = frozenset(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
     }
 )  # fmt: skip
-
-CALL_TIMEOUT_S = 5.0
 
 
 class Cluster(AsyncioShell):
@@ -118,7 +116,7 @@ class Cluster(AsyncioShell):
     def _complete(self, command: Command) -> None:
         """Says who asks, where that is wanted."""
         if self.client_id and command.code in OF_MEMBERS:
-            command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
+            command.fields = {**(command.fields or {}), CLIENT_ID_FIELD: self.client_id}
         signed(command, self.credentials)
 
     async def sleep(self, seconds: float) -> None:

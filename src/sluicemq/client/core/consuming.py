@@ -236,7 +236,6 @@ LEVEL_FIRST: Final = 3
 LEVEL_DEAD: Final = -1
 """A delay level that says: never again, dead letters."""
 ORDERED_TIMES_MAX: Final = 2**31 - 1
-INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _LEFT_OUT: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
 
 

@@ -209,13 +209,13 @@ class Directory:
             what = _ALL_NAME_SERVERS
         elif queue is not None and is_outage(error):
             what = self.place(queue)
-        self.outages.failed(what, text, *arguments)
+        self.outages.report_failure(what, text, *arguments)
 
     def note_success(self, queue: MessageQueue, own: str = "") -> None:
         """Note that the broker of `queue`, and `own`, work."""
         if self.outages.current:
-            self.outages.worked(self.place(queue))
-            self.outages.worked(own)
+            self.outages.report_success(self.place(queue))
+            self.outages.report_success(own)
 
     def place(self, queue: MessageQueue) -> str:
         """The address of a queue's broker as it was known last, else the broker's name."""
@@ -246,7 +246,7 @@ class Directory:
                     failures.append((address, no_name_server(address, answer)))
                     continue
                 if self.outages.current:
-                    self.outages.worked(_ALL_NAME_SERVERS)
+                    self.outages.report_success(_ALL_NAME_SERVERS)
                 if is_enough(answer):
                     self._first = index
                     return answer
@@ -311,7 +311,7 @@ class Directory:
         except NameServerUnreachableError as error:
             if known is None:
                 raise
-            self.outages.failed(
+            self.outages.report_failure(
                 _ALL_NAME_SERVERS, "%s The last known routes are used on.", error.fact
             )
             found = None

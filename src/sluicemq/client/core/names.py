@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
+from sluicemq.model.addresses import NAME_SERVER_PORT
 from sluicemq.model.properties import is_refused_property
+from sluicemq.model.system_names import is_group_topic, is_send_forbidden_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     GROUP_LENGTH_MAX,
-    RETRY_PREFIX,
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
     MessageQueue,
@@ -30,13 +30,7 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
-NAME_SERVER_PORT: Final = 9876
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-BROKERS_TOPICS: Final = frozenset({
-    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-    "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
-})  # fmt: skip
-"""Where brokers keep messages of their own, and of others before their time."""
 
 
 def check_number(
@@ -60,13 +54,13 @@ def check_queue(queue: object) -> None:
 
 def check_topic(name: str) -> str:
     """The name itself. Raises ConfigurationError."""
-    is_long = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    is_long = isinstance(name, str) and is_group_topic(name)
     return _check("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
 
 
 def check_topic_to_send(name: str) -> str:
     """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
-    if isinstance(name, str) and name in BROKERS_TOPICS:
+    if isinstance(name, str) and is_send_forbidden_topic(name):
         raise ConfigurationError(
             f"the topic {name!r} belongs to the broker itself.", fix="Send to a topic of yours."
         )
@@ -193,7 +187,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
     return tuple(addresses)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """Who asks. `security_token` is for temporary keys."""

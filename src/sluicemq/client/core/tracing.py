@@ -50,6 +50,7 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
@@ -248,7 +249,6 @@ def search_words(record: TraceRecord) -> Iterator[str]:
         yield from keys.split()
 
 
-DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 INNER_GROUP: Final = "_INNER_TRACE_PRODUCER-sluicemq"
 LINGER_S: Final = 1.0
 COUNT_MAX: Final = 20_000
@@ -268,7 +268,7 @@ def trace_topic(trace: bool | str | None) -> str | None:
         return trace
     if trace not in (True, False, None):
         raise ConfigurationError(f"trace is {trace!r:.60}.", fix="Give True, or a topic.")
-    return DEFAULT_TRACE_TOPIC if trace else None
+    return TRACE_TOPIC if trace else None
 
 
 def trace_hint(error: Exception) -> str:

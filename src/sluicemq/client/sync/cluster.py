@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from random import Random
 from typing import Final, Self
 
-from sluicemq.client.core.conversations import BlockingShell, Call, operation
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S, BlockingShell, Call, operation
 from sluicemq.client.core.directory import Directory, Routes
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.sending import FIRST_BITS
@@ -22,7 +22,6 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
-CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8
 IDLE_S_MAX = 100.0
 """Servers close a connection after 120 s of silence (spec/remoting.md §1): older ones are not

@@ -154,7 +154,8 @@ async def account(context: Context) -> Answer:
     kind = kind if kind in KINDS else KINDS[0]
     wanted = context.query.get("q", "").strip().lower()
     names = list(await context.listed(kind, getattr(context.admin, kind)))
-    names.sort(key=lambda name: (shown.kind(name) != "normal", name))
+    kind_of = shown.group_kind if kind == "groups" else shown.topic_kind
+    names.sort(key=lambda name: (kind_of(name) != "normal", name))
     paged = context.paged([name for name in names if wanted in name.lower()])
     rows = []
     for name in paged.rows if known else ():
