@@ -18,7 +18,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import CallError, StatusCode
-from sluicemq.net.limits import NOBODY_WAITS
+from sluicemq.net.limits import NULL_SCHEDULER
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.cluster import ClusterBackend
@@ -202,7 +202,7 @@ async def proxied_cluster(
             for _ in range(proxies)
         ]
         try:
-            yield [Proxied(mq, Proxy(backend, None, NOBODY_WAITS)) for backend in backends]
+            yield [Proxied(mq, Proxy(backend, None, NULL_SCHEDULER)) for backend in backends]
         finally:
             for backend in backends:
                 await backend.close()

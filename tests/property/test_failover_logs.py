@@ -21,7 +21,7 @@ from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.ids import Host
-from sluicemq.net.work.background import in_place
+from sluicemq.net.work.background import offload_inline
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -139,7 +139,7 @@ class World:
         stream: Any = there
         replica.feed = Feed(
             stream, master.store, self.gate, master.epochs, self.settings, master.clock,
-            call_soon=lambda run: None, offload=in_place,
+            call_soon=lambda run: None, offload=offload_inline,
         )  # fmt: skip
         dialled: Any = here
         replica.follower.connected(dialled)

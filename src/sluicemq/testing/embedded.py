@@ -28,7 +28,7 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.hints import helpful, hinting
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.network import SOCKETS, MemoryNetwork, Network
+from sluicemq.net.network import SOCKET_NETWORK, MemoryNetwork, Network
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
 
@@ -331,7 +331,7 @@ async def embedded(
             "clients of gRPC reach a proxy by TCP alone.",
             fix="Use embedded(tcp=True, proxy=True).",
         )
-    network: Network = SOCKETS if tcp else MemoryNetwork()
+    network: Network = SOCKET_NETWORK if tcp else MemoryNetwork()
     servers = Servers(
         clock=clock or SYSTEM_CLOCK,
         network=network,

@@ -21,7 +21,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.model.ids import Host
 from sluicemq.net.network import MemoryNetwork
-from sluicemq.net.work.background import Offload, in_place
+from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.ha import Epoch
 from waiting import limit
@@ -99,7 +99,7 @@ class Pair:
         slave: Log,
         *,
         terms: Any = None,
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
         **keys: Any,
     ) -> None:
         """`terms`: the epochs of both, in failover."""

@@ -58,7 +58,7 @@ def connect() -> tuple[Peer, Wire]:
 
 
 def ask(server: NameServer, peer: Peer, command: Command) -> Command:
-    used, answer = server.dispatcher.feed(encode(command), peer)
+    used, answer = server.dispatcher.handle_frames(encode(command), peer)
     assert used
     return decode(answer[4:])
 
@@ -126,7 +126,7 @@ def test_a_header_that_lacks_a_field_is_answered_and_the_connection_stays(
 def test_a_one_way_heartbeat_gets_no_answer(server: NameServer) -> None:
     fields = {"brokerName": "a", "brokerAddr": "127.0.0.1:1", "clusterName": "c"}
     frame = encode(Command(904, fields, flag=FLAG_ONEWAY))
-    assert server.dispatcher.feed(frame, connect()[0]) == (len(frame), b"")
+    assert server.dispatcher.handle_frames(frame, connect()[0]) == (len(frame), b"")
 
 
 async def test_replicas_are_told_who_is_the_smallest(tmp_path: Path, clock: HandClock) -> None:

@@ -155,5 +155,5 @@ def test_oneway_is_sent_and_not_waited_for() -> None:
         seen.extend(requests_of(connection, 1))
 
     with served(script) as address, closing(BlockingChannel(address)) as channel:
-        channel.oneway(Command(15))
+        channel.send_oneway(Command(15))
     assert seen[0].is_oneway

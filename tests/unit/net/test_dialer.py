@@ -49,7 +49,7 @@ class RecordingCarrier:
 def attached(**options: Any) -> tuple[Channel, RecordingCarrier]:
     """A channel without a network."""
     channel, carrier = Channel("127.0.0.1:1", **options), RecordingCarrier()
-    channel.connected(carrier, Host("127.0.0.1", 2))
+    channel.connection_made(carrier, Host("127.0.0.1", 2))
     return channel, carrier
 
 
@@ -79,7 +79,7 @@ async def test_calls_of_one_turn_leave_in_one_write_and_answers_may_come_in_any_
     assert len(carrier.written) == 1
     sent = FrameReader().feed(carrier.written[0])
     assert [c.fields for c in sent] == [{"n": "0"}, {"n": "1"}, {"n": "2"}]
-    channel.received(b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1]))
+    channel.data_received(b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1]))
     for call, command in zip(calls, sent, strict=True):
         assert (await call).body == str(command.fields).encode()
 
@@ -103,11 +103,11 @@ async def test_a_call_times_out_and_its_late_answer_is_dropped() -> None:
     with pytest.raises(RequestTimeoutError, match=r"127\.0\.0\.1:1 did not answer request 7"):
         await channel.call(Command(7), 0.01)
     opaque = FrameReader().feed(carrier.written[0])[0].opaque
-    channel.received(answer(opaque))
+    channel.data_received(answer(opaque))
     call = task(channel.call(Command(8), 5))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    channel.received(answer(opaque + 1, 17))
+    channel.data_received(answer(opaque + 1, 17))
     assert (await call).code == 17
 
 
@@ -144,8 +144,8 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
 
 async def test_a_begun_call_that_is_given_up_is_forgotten_at_its_deadline() -> None:
     channel, _ = attached()
-    channel.begin(Command(7), 0.01).cancel()
-    kept = channel.begin(Command(8), 5)
+    channel.start_call(Command(7), 0.01).cancel()
+    kept = channel.start_call(Command(8), 5)
     await asyncio.sleep(0.03)
     assert [code for _, code, _, _ in channel._calls.values()] == [8]
     assert not kept.done()
@@ -153,27 +153,27 @@ async def test_a_begun_call_that_is_given_up_is_forgotten_at_its_deadline() -> N
 
 async def test_an_answer_to_a_call_that_was_given_up_is_dropped() -> None:
     channel, carrier = attached()
-    future = channel.begin(Command(310), 5)
+    future = channel.start_call(Command(310), 5)
     await asyncio.sleep(0)
     (sent,) = FrameReader().feed(carrier.written[0])
     future.cancel()
     stored = {"msgId": "AB", "queueId": "0", "queueOffset": "1"}
-    channel.received(encode(Command(0, stored, b"", sent.opaque, FLAG_RESPONSE, None, "JAVA")))
+    channel.data_received(encode(Command(0, stored, b"", sent.opaque, FLAG_RESPONSE, None, "JAVA")))
     assert channel._calls == {}
 
 
 async def test_what_is_held_back_is_not_sent_for_who_has_given_up() -> None:
     channel, carrier = attached()
-    channel.paused(True)
-    given_up, kept = channel.begin(Command(7), 5), channel.begin(Command(8), 5)
+    channel.set_writing_paused(True)
+    given_up, kept = channel.start_call(Command(7), 5), channel.start_call(Command(8), 5)
     given_up.cancel()
-    channel.paused(True)
+    channel.set_writing_paused(True)
     await asyncio.sleep(0)
     assert carrier.written == []
-    channel.paused(False)
+    channel.set_writing_paused(False)
     await asyncio.sleep(0)
     (sent,) = FrameReader().feed(carrier.written[0])
-    channel.received(answer(sent.opaque))
+    channel.data_received(answer(sent.opaque))
     assert (sent.code, kept.result().code) == (8, 0)
 
 
@@ -182,8 +182,8 @@ async def test_a_lost_connection_fails_every_call_and_tells_once() -> None:
     channel, _ = attached(on_close=closed.append)
     calls = [task(channel.call(Command(7), 5)) for _ in range(2)]
     await asyncio.sleep(0)
-    channel.disconnected(ConnectionResetError("reset by peer"))
-    channel.disconnected(None)
+    channel.connection_lost(ConnectionResetError("reset by peer"))
+    channel.connection_lost(None)
     for call in calls:
         with pytest.raises(ConnectionLostError, match="reset by peer"):
             await call
@@ -191,12 +191,12 @@ async def test_a_lost_connection_fails_every_call_and_tells_once() -> None:
     with pytest.raises(ConnectionLostError):
         await channel.call(Command(7), 5)
     with pytest.raises(ConnectionLostError):
-        channel.oneway(Command(7))
+        channel.send_oneway(Command(7))
 
 
 async def test_oneway_requests_are_marked_and_not_waited_for() -> None:
     channel, carrier = attached()
-    channel.oneway(Command(15))
+    channel.send_oneway(Command(15))
     await asyncio.sleep(0)
     (sent,) = FrameReader().feed(carrier.written[0])
     assert sent.is_oneway
@@ -209,7 +209,7 @@ async def test_requests_of_the_server_are_answered_with_their_opaque() -> None:
         return Command(0, {"for": str(command.code)})
 
     channel, carrier = attached(on_request=on_request)
-    channel.received(
+    channel.data_received(
         encode(Command(307, opaque=55)) + encode(Command(40, flag=2)) + encode(Command(1))
     )
     await asyncio.sleep(0)
@@ -221,7 +221,7 @@ async def test_a_server_that_does_not_speak_the_protocol_is_left() -> None:
     channel, carrier = attached()
     call = task(channel.call(Command(7), 5))
     await asyncio.sleep(0)
-    channel.received(b"HTTP/1.1 400 Bad Request\r\n")
+    channel.data_received(b"HTTP/1.1 400 Bad Request\r\n")
     with pytest.raises(ConnectionLostError, match="above the limit"):
         await call
     assert carrier.closed
@@ -229,17 +229,17 @@ async def test_a_server_that_does_not_speak_the_protocol_is_left() -> None:
 
 async def test_calls_wait_while_the_server_takes_no_bytes() -> None:
     channel, carrier = attached()
-    channel.paused(True)
+    channel.set_writing_paused(True)
     call = task(channel.call(Command(7), 5))
     impatient = task(channel.call(Command(7), 0.01))
     await asyncio.sleep(0.03)
     assert carrier.written == []
     with pytest.raises(RequestTimeoutError):
         await impatient
-    channel.paused(False)
+    channel.set_writing_paused(False)
     await asyncio.sleep(0.01)
     (sent,) = FrameReader().feed(carrier.written[0])
-    channel.received(answer(sent.opaque))
+    channel.data_received(answer(sent.opaque))
     assert (await call).code == 0
 
 

@@ -18,7 +18,7 @@ from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.net import grpc as own
 from sluicemq.net.grpc import ALPN, Call, CallError, GrpcServer, Handler, StatusCode
-from sluicemq.net.limits import Shares
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
 from waiting import limit
@@ -54,7 +54,7 @@ def slowly(number: bytes, call: Call) -> None:
 
 def hold(_message: bytes, call: Call) -> None:
     HELD.append(call)
-    call.on_lost = partial(LOST.append, call)
+    call.on_cancelled = partial(LOST.append, call)
 
 
 def remaining(_message: bytes, call: Call) -> bytes:
@@ -62,7 +62,7 @@ def remaining(_message: bytes, call: Call) -> bytes:
 
 
 def converse(text: bytes, call: Call) -> None:
-    call.on_half = call.end
+    call.on_half_close = call.end
     call.send(text.upper())
 
 
@@ -254,7 +254,7 @@ def by_hand_of_time(
             talk(client, passed)
 
     async def main() -> None:
-        shares = Shares(lambda: now_s, asyncio.get_running_loop().call_soon)
+        shares = FairScheduler(lambda: now_s, asyncio.get_running_loop().call_soon)
         async with serving(shares=shares) as server:
             await asyncio.to_thread(connect, server.ports[0])
 
@@ -268,10 +268,10 @@ def test_a_call_is_over_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         hurried = client.open("/test.Service/Hold", ("grpc-timeout", "30m"))
         client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
         client.call(ECHO, b"")  # what was sent before has begun
-        assert [call.is_over for call in HELD] == [False, False]
+        assert [call.is_closed for call in HELD] == [False, False]
         passed(0.031)
         assert client.answer(hurried).status == StatusCode.DEADLINE_EXCEEDED
-        assert [call.is_over for call in HELD] == [False, True]
+        assert [call.is_closed for call in HELD] == [False, True]
         assert HELD[1:] == LOST
 
     by_hand_of_time(monkeypatch, talk)

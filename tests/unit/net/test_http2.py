@@ -11,9 +11,9 @@ import pytest
 
 from http2_client import Client, HeaderWriter, message
 from sluicemq.net import http2
-from sluicemq.net.accept import REFUSAL
+from sluicemq.net.accept import PROTECTED_MODE_REFUSAL
 from sluicemq.net.grpc import Call, GrpcServer, Handler, StatusCode
-from sluicemq.net.limits import REFUSED_MAX, ServerLimits
+from sluicemq.net.limits import REFUSALS_MAX, ServerLimits
 from sluicemq.wire import http2 as h
 from waiting import limit
 
@@ -209,7 +209,7 @@ def test_a_reset_ends_a_call_and_its_client_is_missed() -> None:
                     while len(OPEN) < 2:
                         client.call(ECHO, b"")
                     for call in OPEN:
-                        call.on_lost = lambda it=call: lost.append(it)  # type: ignore[misc]
+                        call.on_cancelled = lambda it=call: lost.append(it)  # type: ignore[misc]
                     client.send(h.reset(stream, h.Code.CANCEL))
                     assert client.call(ECHO, b"on").messages == [b"on"]
                     assert lost == OPEN[:1]
@@ -236,7 +236,7 @@ def test_a_client_that_has_its_answer_is_not_missed(frame: bytes) -> None:
         stream = client.open(LATER)
         client.send(h.frame(h.DATA, 0, stream, message(b"x")))
         client.call(ECHO, b"")
-        OPEN[0].on_lost = lambda: lost.append(1)
+        OPEN[0].on_cancelled = lambda: lost.append(1)
         loop.call_soon_threadsafe(OPEN[0].reply, b"there")
         assert client.answer(stream).messages == [b"there"]
         client.send(frame)
@@ -448,8 +448,8 @@ def test_a_stranger_is_told_how_to_be_let_in(monkeypatch: pytest.MonkeyPatch) ->
     def talk(client: Client) -> int:
         answer = client.call(ECHO, b"x")
         assert answer.status == StatusCode.PERMISSION_DENIED
-        assert answer.headers["grpc-message"] == REFUSAL
-        for _ in range(REFUSED_MAX - 1):
+        assert answer.headers["grpc-message"] == PROTECTED_MODE_REFUSAL
+        for _ in range(REFUSALS_MAX - 1):
             client.call(ECHO, b"x")
         client.open(ECHO)
         return sum(1 for _ in iter(client.read, False))

@@ -14,7 +14,7 @@ from simulation.stepped import ManualClock
 from sluicemq.net import http2
 from sluicemq.net.grpc import Call, GrpcServer, Handler
 from sluicemq.net.http2 import Http2Connection
-from sluicemq.net.limits import TURN_S, Shares
+from sluicemq.net.limits import ROUND_BUDGET_S, FairScheduler
 from sluicemq.wire import hpack
 from sluicemq.wire import http2 as h
 from sluicemq.wire.http2 import Http2Error
@@ -43,11 +43,11 @@ METHODS: Final[dict[str, Handler]] = {ECHO: lambda data, _call: data, HOLD: hold
 
 
 def connected(
-    methods: dict[str, Handler] = METHODS, shares: Shares | None = None
+    methods: dict[str, Handler] = METHODS, shares: FairScheduler | None = None
 ) -> tuple[Http2Connection, Wire]:
     """A connection in memory that has begun."""
     loop = asyncio.get_running_loop()
-    server = GrpcServer(methods, shares or Shares(lambda: 0.0, loop.call_soon))
+    server = GrpcServer(methods, shares or FairScheduler(lambda: 0.0, loop.call_soon))
     connection, wire = server._accepted(), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(h.PREFACE + h.frame(h.SETTINGS, 0, 0))
@@ -163,7 +163,7 @@ def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_c
         assert sent() == {1: 65, 3: 60, 5: 40, 7: 40}
         connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 1000}))
         assert sent() == dict.fromkeys((1, 3, 5, 7), 105)
-        assert not connection.stalled
+        assert not connection.stalled_streams
 
     asyncio.run(main())
 
@@ -178,7 +178,7 @@ def test_stalled_streams_with_equal_windows_take_turns() -> None:
         frames = [it for it in frames_of(wire.written[before:])[0] if it.kind == h.DATA]
         assert {frame.stream for frame in frames} >= {3, 5}
         connection.data_received(h.window_update(0, 1 << 20))
-        assert not connection.stalled
+        assert not connection.stalled_streams
 
     asyncio.run(main())
 
@@ -212,10 +212,10 @@ def test_each_frame_is_charged_and_one_too_many_waits_for_its_turn(frame: bytes)
         soon: list[Callable[[], None]] = []
 
         def now_s() -> float:
-            clock.advance(TURN_S / 10)  # each look at the clock is a tenth of a turn later
+            clock.advance(ROUND_BUDGET_S / 10)  # each look at the clock is a tenth of a turn later
             return clock.monotonic_s()
 
-        shares = Shares(now_s, soon.append)
+        shares = FairScheduler(now_s, soon.append)
         connection, wire = connected(shares=shares)
         wire.is_paused = False
         connection.data_received(frame * 50)
@@ -238,7 +238,7 @@ def test_a_frame_full_of_messages_is_handled_in_several_turns() -> None:
     handled: list[bytes] = []
 
     def talk(data: bytes, call: Call) -> None:
-        call.on_half = call.end
+        call.on_half_close = call.end
         handled.append(data)
 
     async def main() -> None:
@@ -246,10 +246,10 @@ def test_a_frame_full_of_messages_is_handled_in_several_turns() -> None:
         soon: list[Callable[[], None]] = []
 
         def now_s() -> float:
-            clock.advance(TURN_S / 10)
+            clock.advance(ROUND_BUDGET_S / 10)
             return clock.monotonic_s()
 
-        connection, wire = connected({TALK: talk}, Shares(now_s, soon.append))
+        connection, wire = connected({TALK: talk}, FairScheduler(now_s, soon.append))
         begin = h.frame(h.HEADERS, h.END_HEADERS, 1, block(TALK))
         data = b"".join(message(b"%d" % at) for at in range(100))
         connection.data_received(begin + h.frame(h.DATA, h.END_STREAM, 1, data) + request(TALK, 3))
@@ -271,7 +271,7 @@ def test_looking_for_calls_that_are_over_does_not_look_at_the_others() -> None:
         assert isinstance(server, GrpcServer)
         for number in numbers(900):
             connection.data_received(request(HOLD, number, ("grpc-timeout", f"{number}S")))
-        assert server._deadlines.take_over() == []
+        assert server._deadlines.pop_expired() == []
         assert len(server._deadlines._calls) == 900
         connection.connection_lost(None)
         assert not server._deadlines._calls, "nothing is kept of calls that are over"

@@ -26,7 +26,7 @@ async def test_calls_go_through_both_ways() -> None:
     assert [len(command.body) for command in got] == list(range(20))
     peer: Peer = peers[0]
     answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-    peer.ask(Command(307), answer.set_result)
+    peer.send_request(Command(307), answer.set_result)
     assert (await answer).fields == {"code": "307"}
     assert str(peer.local) == "127.0.0.1:10911"
     assert peer.remote == channel.local

@@ -14,8 +14,8 @@ from sluicemq.broker.registration import interfaces
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
-from sluicemq.net.network import SOCKETS, MemoryNetwork, Network, StreamListener, secured
-from sluicemq.net.stream import HIGH_BYTES, Stream
+from sluicemq.net.network import SOCKET_NETWORK, MemoryNetwork, Network, StreamListener, with_tls
+from sluicemq.net.stream import HIGH_WATER_BYTES, ByteStream
 from sluicemq.net.tls import Tls
 from waiting import limit
 
@@ -23,7 +23,7 @@ from waiting import limit
 class User:
     """What it was told."""
 
-    def __init__(self, stream: Stream | None = None) -> None:
+    def __init__(self, stream: ByteStream | None = None) -> None:
         self.stream = stream
         self.data = bytearray()
         self.lost_times = 0
@@ -49,7 +49,7 @@ class Scene:
         self.served: list[User] = []
         self.listener: StreamListener = network.stream_listener(self.accept, limits=limits)
 
-    def accept(self, stream: Stream) -> User:
+    def accept(self, stream: ByteStream) -> User:
         self.served.append(User(stream))
         return self.served[-1]
 
@@ -64,13 +64,13 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Network:
     if request.param == "memory":
         return MemoryNetwork()
     if request.param == "sockets":
-        return SOCKETS
+        return SOCKET_NETWORK
     authority = Authority(tmp_path / "ca")
     server = authority.issue("broker", ["127.0.0.1"])
     config = BrokerConfig(
         tls_mode="enforcing", tls_certificate=server.path, tls_key=server.key_path
     )
-    return secured(SOCKETS, Tls(ca=authority.path), config)
+    return with_tls(SOCKET_NETWORK, Tls(ca=authority.path), config)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -117,7 +117,7 @@ async def test_what_does_not_leave_counts_and_room_is_told(
         sender, reader = (user, made.served[0]) if is_dialled else (made.served[0], user)
         reader.data.clear()
         written = 0
-        while sender.stream.unsent_bytes <= HIGH_BYTES:
+        while sender.stream.unsent_bytes <= HIGH_WATER_BYTES:
             sender.stream.write(bytes(256 * 1024))
             written += 256 * 1024
         assert not sender.writable_times
@@ -139,7 +139,7 @@ async def test_an_error_of_the_user_closes_the_stream(network: Network) -> None:
 
 
 async def test_whom_nobody_wants_is_closed(network: Network) -> None:
-    def accept(stream: Stream) -> User:
+    def accept(stream: ByteStream) -> User:
         raise ConfigurationError(f"{stream.remote} is a stranger.")
 
     listener = network.stream_listener(accept)
@@ -174,7 +174,7 @@ async def test_a_port_is_served_once(network: Network) -> None:
 
 async def test_silence_ends_a_stream_and_so_do_too_many() -> None:
     limits = ServerLimits(idle_timeout_s=0.1, frame_timeout_s=9, connections_max=1)
-    async with scene(SOCKETS, limits) as made:
+    async with scene(SOCKET_NETWORK, limits) as made:
         first, second = await made.dial(), await made.dial()
         first.stream.write(b"hello")
         await until(lambda: second.lost_times)
@@ -186,7 +186,7 @@ async def test_protected_mode_closes_strangers() -> None:
     outside = [one for one in interfaces() if not one.startswith("127.") and ":" not in one]
     if not outside:
         pytest.skip("this machine has no address but loopback")
-    made = Scene(SOCKETS, ServerLimits(is_protected=True))
+    made = Scene(SOCKET_NETWORK, ServerLimits(is_protected=True))
     await made.listener.start("0.0.0.0", [0])
 
     def call(source: str) -> bytes:

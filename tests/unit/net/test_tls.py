@@ -27,9 +27,9 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.channel import dial
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
-from sluicemq.net.network import SOCKETS, secured
+from sluicemq.net.network import SOCKET_NETWORK, with_tls
 from sluicemq.net.openssl import TlsAcceptor
-from sluicemq.net.selfsigned import self_signed
+from sluicemq.net.selfsigned import make_self_signed_pem
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command, encode
@@ -118,7 +118,7 @@ def test_tls_and_plain_clients_share_a_permissive_port(
                 *(echoed(server, chosen) for chosen in (tls, None)),
             )
             assert server.tls is not None
-            assert server.tls.finished == 3
+            assert server.tls.completed_handshakes == 3
             await until(lambda: not server.peers)
 
     run(check())
@@ -377,7 +377,7 @@ def test_settings_that_cannot_hold_refuse_the_start(
     settings: TlsConfig, change: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        openssl.server_contexts(replace(settings, **change))
+        openssl.load_server_context(replace(settings, **change))
 
 
 def test_a_key_of_another_certificate_refuses_the_start(
@@ -385,11 +385,11 @@ def test_a_key_of_another_certificate_refuses_the_start(
 ) -> None:
     other = authority.issue("other")
     with pytest.raises(ConfigurationError, match="another certificate"):
-        openssl.server_contexts(replace(settings, tls_key=other.key_path))
+        openssl.load_server_context(replace(settings, tls_key=other.key_path))
     text = tmp_path / "text.pem"
     text.write_text("this is no certificate")
     with pytest.raises(ConfigurationError, match="PEM"):
-        openssl.server_contexts(replace(settings, tls_certificate=str(text)))
+        openssl.load_server_context(replace(settings, tls_certificate=str(text)))
 
 
 # ------------------------------------------------------------------------------------ test mode
@@ -439,7 +439,7 @@ def test_without_a_place_for_the_certificate_test_mode_says_what_to_do(
 
 
 def test_what_is_made_is_a_certificate_to_others_too(tmp_path: Path) -> None:
-    made = [self_signed(), self_signed()]
+    made = [make_self_signed_pem(), make_self_signed_pem()]
     assert made[0] != made[1]
     path = tmp_path / "made.pem"
     path.write_text(made[0])
@@ -489,26 +489,26 @@ def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
     paths = [str(tmp_path / "server.pem"), str(tmp_path / "server.key")]
     first, second = (authority.issue(name, ["127.0.0.1"]) for name in ("first", "second"))
     put(first, paths)
-    watched = openssl.server_contexts(TlsConfig(tls_certificate=paths[0], tls_key=paths[1]))
+    watched = openssl.load_server_context(TlsConfig(tls_certificate=paths[0], tls_key=paths[1]))
     assert watched is not None
     old = watched.context
-    assert watched.look() is old
+    assert watched.reload_if_changed() is old
     shutil.copy(second.path, paths[0])  # the key follows later
-    assert watched.look() is old
+    assert watched.reload_if_changed() is old
     shutil.copy(second.key_path, paths[1])
-    assert watched.look() is old, "it has been at rest for no look"
-    new = watched.look()
+    assert watched.reload_if_changed() is old, "it has been at rest for no look"
+    new = watched.reload_if_changed()
     assert new is not old
     assert "ERROR" not in caplog.text
     Path(paths[0]).write_text("rubbish")
     for _ in range(5):
-        assert watched.look() is new
+        assert watched.reload_if_changed() is new
     assert caplog.text.count("the old ones stay in force") == 1
     Path(paths[0]).unlink()
     for _ in range(3):
-        assert watched.look() is new
+        assert watched.reload_if_changed() is new
     put(first, paths)
-    assert [watched.look() is new, watched.look() is new] == [True, False]
+    assert [watched.reload_if_changed() is new, watched.reload_if_changed() is new] == [True, False]
 
 
 def test_a_client_reads_its_files_again_when_they_change(
@@ -544,7 +544,7 @@ def test_a_slow_handshake_is_closed(
             writer.write(b"\x16\x03\x01")
             assert await reader.read() == b""
             assert server.tls is not None
-            assert server.tls.unfinished == 0
+            assert server.tls.open_handshakes == 0
             await until(lambda: not server.peers)
             writer.close()
 
@@ -569,10 +569,10 @@ def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
                 writer.write(b"\x16\x03\x01\x02")
             door = server.tls
             assert door is not None
-            await until(lambda: door.failures == 12)
-            assert door.unfinished == 8
+            await until(lambda: door.failed_handshakes == 12)
+            assert door.open_handshakes == 8
             await echoed(server, None)  # who speaks plainly feels nothing
-            await until(lambda: door.unfinished == 0)
+            await until(lambda: door.open_handshakes == 0)
             await echoed(server, Tls(ca=authority.path))
             for _, writer in pairs:
                 writer.close()
@@ -598,10 +598,10 @@ def test_one_address_may_not_take_all_handshakes(
                 writer.write(b"\x16\x03\x01\x02")
             door = server.tls
             assert door is not None
-            await until(lambda: door.failures == 3)
+            await until(lambda: door.failed_handshakes == 3)
             for _, writer in pairs:
                 writer.close()
-            await until(lambda: door.unfinished == 0)
+            await until(lambda: door.open_handshakes == 0)
 
     run(check())
     assert "2 TLS handshakes of its address" in caplog.text
@@ -650,7 +650,7 @@ def test_a_stream_that_is_tampered_with_is_closed(
         async with serving(settings) as server:
             raw = socket.create_connection(("127.0.0.1", server.ports[0]))
             secure = await asyncio.to_thread(plain_context().wrap_socket, raw)
-            await until(lambda: server.tls is not None and server.tls.finished == 1)
+            await until(lambda: server.tls is not None and server.tls.completed_handshakes == 1)
             os.write(secure.fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))
             await until(lambda: not server.peers)
             secure.close()
@@ -698,7 +698,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
         for turn in range(1, 9):  # noqa: B007 - `step` reads it
             await asyncio.sleep(0)
         assert len(steps) == 9
-        assert max(steps.count(number) for number in steps) == openssl.HANDSHAKES_A_TURN
+        assert max(steps.count(number) for number in steps) == openssl.HANDSHAKES_PER_ITERATION
         door.close()
 
     run(check())
@@ -706,7 +706,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
 
 def test_disabled_serves_plain_connections_only(run: Any, settings: TlsConfig) -> None:
     async def check() -> None:
-        network = secured(SOCKETS, None, replace(settings, tls_mode="disabled"))
+        network = with_tls(SOCKET_NETWORK, None, replace(settings, tls_mode="disabled"))
         listener: Any = network.listener(Dispatcher({10: echo}))
         await listener.start("127.0.0.1", [0])
         await echoed(listener, None)

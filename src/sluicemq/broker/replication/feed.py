@@ -27,7 +27,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.model.ids import Host
-from sluicemq.net.stream import Stream
+from sluicemq.net.stream import ByteStream
 from sluicemq.net.work.background import Offload
 from sluicemq.wire.ha import (
     FROM_START,
@@ -107,7 +107,7 @@ class Feed:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ByteStream,
         store: Log,
         in_sync: Gate,
         epochs: Epochs | None,
@@ -370,7 +370,7 @@ class Feeds:
         self.admission = admission
         self.all: set[Feed] = set()
 
-    def accept(self, stream: Stream) -> Feed:
+    def accept(self, stream: ByteStream) -> Feed:
         """Raises ConfigurationError."""
         self.admission.check(stream.remote)
         feed = Feed(

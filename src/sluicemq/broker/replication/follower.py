@@ -25,7 +25,7 @@ from sluicemq.broker.replication.feed import Rate
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, SluiceError, StoreError
-from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.wire.ha import (
     FROM_START,
     Chunk,
@@ -149,7 +149,7 @@ class Follower:
         self._epochs = epochs
         self._settings = settings
         self._clock = clock
-        self._stream: Stream | None = None
+        self._stream: ByteStream | None = None
         self._reader = MasterReader(failover=epochs is not None)
         self._reported = 0
         self._has_begun = False  # bytes have come over this stream
@@ -188,7 +188,7 @@ class Follower:
 
     # ------------------------------------------------------------------------------ what it says
 
-    def connected(self, stream: Stream) -> None:
+    def connected(self, stream: ByteStream) -> None:
         """A stream to the master is open, and this is its user."""
         self._stream = stream
         self._reader = MasterReader(failover=self._epochs is not None)
@@ -392,7 +392,7 @@ class Follower:
 class Dialler(Protocol):
     """The part of `net.network.Network` that is needed."""
 
-    async def dial_stream(self, address: str, user: StreamUser) -> Stream: ...
+    async def dial_stream(self, address: str, user: StreamProtocol) -> ByteStream: ...
 
 
 class Connection:
