@@ -84,7 +84,7 @@ class MeteredBroker(SteppedBroker):
         self.pieces = Pieces()
         data, peer, answers = encode(command), self._client.peer, FrameReader()
         written: list[bytes] = []
-        peer._carrier.write = written.append  # type: ignore[method-assign]
+        peer._transport.write = written.append  # type: ignore[method-assign]
         gc.disable()
         try:
             shares = self.core.shares
@@ -95,7 +95,9 @@ class MeteredBroker(SteppedBroker):
                 while self._jobs:
                     self._jobs.pop(0)()
                 if used < len(data):
-                    used, found = self._timed(lambda: self.dispatcher.handle_frames(data, peer, shares))
+                    used, found = self._timed(
+                        lambda: self.dispatcher.handle_frames(data, peer, shares)
+                    )
         except ProtocolError:  # a server closes the connection
             return self.pieces, None
         finally:

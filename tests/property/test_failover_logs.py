@@ -130,7 +130,7 @@ class World:
             )  # fmt: skip
             replica.follower.is_unclean = True
         else:
-            replica.follower.lost()
+            replica.follower.connection_lost()
         here, there = Wire(), Wire()
         self.ends: dict[int, tuple[Wire, Wire]] = {
             **getattr(self, "ends", {}),
@@ -165,9 +165,9 @@ class World:
         to_master, to_slave = bytes(here.written[:up]), bytes(there.written[:down])
         del here.written[:up], there.written[:down]
         if to_master:
-            replica.feed.received(to_master)
+            replica.feed.data_received(to_master)
         if to_slave:
-            replica.follower.received(to_slave)
+            replica.follower.data_received(to_slave)
         assert not here.closed, replica.follower.fault
         replica.feed.grown()
         return bool(to_master or to_slave)

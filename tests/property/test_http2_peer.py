@@ -76,7 +76,7 @@ class Talk:
         from h2.connection import H2Connection
 
         self.rng, self.world, self.wire = rng, World(), Wire()
-        found = self.world.server._accepted()
+        found = self.world.server._new_connection()
         assert isinstance(found, Http2Connection)
         self.connection = found
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]

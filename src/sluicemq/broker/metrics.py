@@ -353,7 +353,11 @@ def unready(b: BrokerState, registration: Registration) -> list[str]:
 
 
 def serve(
-    collector: Any, config: MeasuredConfig, *, health: "HealthCheck" = list, readiness: "HealthCheck" = list
+    collector: Any,
+    config: MeasuredConfig,
+    *,
+    health: "HealthCheck" = list,
+    readiness: "HealthCheck" = list,
 ) -> tuple[int, Callable[[], None]] | None:
     """Opens the port for what is collected, beside the probes; returns it with a function that
     closes it. None, with a warning in the log, when it cannot be had: servers live without their

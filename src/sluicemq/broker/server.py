@@ -52,10 +52,10 @@ from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_addr
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import ListeningSockets, log_protected_mode
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import ServerLimits, FairScheduler
+from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
 from sluicemq.net.tls import broker_client_tls
-from sluicemq.net.work.background import offload_to_executor, fast_thread_switching
+from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
@@ -207,7 +207,11 @@ class Broker:
     async def become(self, term: Term | None) -> None:
         """Another role, or another master: what was open closes in order and opens again, while
         clients wait at the port. Raises SluiceError: then the broker is closed."""
-        kept = {port: one for server in self._servers for port, one in server.duplicate_sockets().items()}
+        kept = {
+            port: one
+            for server in self._servers
+            for port, one in server.duplicate_sockets().items()
+        }
         try:
             await self._shut()
             self.term = term

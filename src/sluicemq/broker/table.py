@@ -34,7 +34,7 @@ from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
-from sluicemq.net.dispatch import Dispatcher, Handler, Outcome, FastHandler, RunEngine
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Outcome, RunEngine
 from sluicemq.net.limits import CODES_WITH_MESSAGES
 from sluicemq.wire import headers as h
 from sluicemq.wire import popping as p

@@ -287,7 +287,9 @@ class Requests:
         log.info("write permission of broker %s taken from %d topics", header.broker, count)
         return success(encode_header(h.WritePermissionWipedResponse(topic_count=count)))
 
-    def add_write_permission(self, header: h.WritePermissionRequest, _call: Call) -> WorkItem[Command]:
+    def add_write_permission(
+        self, header: h.WritePermissionRequest, _call: Call
+    ) -> WorkItem[Command]:
         count = yield from self.table.adding_write_permission(header.broker)
         log.info("write permission of broker %s given to %d topics", header.broker, count)
         return success(encode_header(h.WritePermissionAddedResponse(topic_count=count)))
@@ -359,7 +361,9 @@ class Requests:
     def delete_topic(self, header: h.DeleteTopicInNameServerRequest, _call: Call) -> None:
         self.table.delete_topic(header.topic, header.cluster or None)
 
-    def topic_list(self, header: h.GetTopicsByClusterRequest | None, call: Call) -> WorkItem[Command]:
+    def topic_list(
+        self, header: h.GetTopicsByClusterRequest | None, call: Call
+    ) -> WorkItem[Command]:
         """206: all; 224: of a cluster; 311 to 313: with units, of which the broker knows."""
         config, table, code = self.config, self.table, call.command.code
         is_all = code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER

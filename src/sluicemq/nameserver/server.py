@@ -25,7 +25,7 @@ from sluicemq.nameserver.routes import RouteTable, SmallestChanged, drained
 from sluicemq.net.accept import log_protected_mode
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import WORK_WEIGHT_MAX, CODES_WITH_MESSAGES, ServerLimits, FairScheduler
+from sluicemq.net.limits import CODES_WITH_MESSAGES, WORK_WEIGHT_MAX, FairScheduler, ServerLimits
 from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.work.background import Background, offload_to_executor
 from sluicemq.supervision import Supervisor

@@ -95,7 +95,9 @@ def lost_at(place: str) -> Callable[[Evidence], Iterable[BrokerSeen]]:
                 kind = ""  # its network is reached: the name server is there
             if kind == "loopback" and not e.is_remote:
                 kind = ""
-            if kind in ("public", "given") or (kind == "private" and one.reach is Reachability.REFUSED):
+            if kind in ("public", "given") or (
+                kind == "private" and one.reach is Reachability.REFUSED
+            ):
                 kind = ""
             is_lost = one.reach in unreached or one.is_other or kind == "wildcard"
             if kind == place and is_lost:
@@ -310,16 +312,19 @@ def similar(name: str, known: Iterable[str]) -> str:
 
 CAUSES: Final[tuple[Cause, ...]] = (
     # --- name servers, and what is met at any address
-    Cause("name-unresolved", lambda e: [one for one in e.names if one.reach is Reachability.UNRESOLVED],
+    Cause("name-unresolved", lambda e: [one for one in e.names
+        if one.reach is Reachability.UNRESOLVED],
         "The name server {it.address} cannot be looked up: {it.detail}.",
         "Check the spelling, and the DNS of this machine (a name of a compose file is known in its "
         "network alone)."),
     Cause("name-server-is-broker",
-        lambda e: [o for o in e.names if o.reach is Reachability.RESPONDS and o.code == UNSUPPORTED],
+        lambda e: [o for o in e.names
+            if o.reach is Reachability.RESPONDS and o.code == UNSUPPORTED],
         "A broker answers at {it.address}, and no name server.",
         "Give the name server's port: 9876 unless its listenPort says otherwise."),
     Cause("broker-is-name-server",
-        lambda e: [o for o in e.brokers if o.reach is Reachability.RESPONDS and o.code == UNSUPPORTED],
+        lambda e: [o for o in e.brokers
+            if o.reach is Reachability.RESPONDS and o.code == UNSUPPORTED],
         "A name server answers at {it.address}, where a broker was expected.",
         "Give the broker's port: 10911 unless its listenPort says otherwise."),
     Cause("http-server", met(Reachability.HTTP),
@@ -367,7 +372,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "decides."),
     # --- nobody there
     Cause("name-server-down",
-        lambda e: [o for o in e.names if o.reach in (Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESPONSIVE)],
+        lambda e: [o for o in e.names if o.reach in (Reachability.REFUSED,
+            Reachability.UNREACHABLE, Reachability.UNRESPONSIVE)],
         "The name server {it.address} does not answer: {it.reach} ({it.detail}).",
         "refused: start it, or check the port. silent: a firewall, a route, or the machine is off. "
         "mute: it hangs, or is no name server."),
@@ -397,13 +403,15 @@ CAUSES: Final[tuple[Cause, ...]] = (
         lambda e: [one for one in e.brokers if one.is_other and one.place != "loopback"],
         "At {it.address}, where {it.name} is registered, {it.config[brokerName]} answers.",
         "Two brokers use one address, or NAT leads to another one: check brokerIP1 and ports."),
-    Cause("broker-unresolved", lambda e: [o for o in e.brokers if o.reach is Reachability.UNRESOLVED],
+    Cause("broker-unresolved", lambda e: [o for o in e.brokers
+        if o.reach is Reachability.UNRESOLVED],
         "The broker {it.name} is registered as {it.address}, which cannot be looked up here.",
         "Set brokerIP1 to a name or an address that clients know."),
     Cause("broker-down", down,
         "The broker {it.name} (id {it.id}) at {it.address} does not answer: {it.reach}.",
         "Start it, or open its port. A name server forgets a dead broker after two minutes."),
-    Cause("broker-mute", lambda e: [one for one in e.brokers if one.reach is Reachability.UNRESPONSIVE],
+    Cause("broker-mute", lambda e: [one for one in e.brokers
+        if one.reach is Reachability.UNRESPONSIVE],
         "The broker {it.name} at {it.address} takes connections and answers nothing.",
         "It hangs, or another program has its port: look at its log and its machine."),
     Cause("no-master", masterless,

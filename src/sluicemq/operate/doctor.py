@@ -44,7 +44,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     pop_origin,
 )
-from sluicemq.net.probe import probe_connection, probe
+from sluicemq.net.probe import probe, probe_connection
 from sluicemq.operate.causes import RETRIES, Named, decide
 from sluicemq.operate.evidence import (
     UNSUPPORTED,
@@ -184,7 +184,11 @@ class Walk:
         """What is met at an address, as the first fields of a server that was seen."""
         met = probe(address, signed(command, self.admin.credentials), self.admin.tls)
         answer = met.response
-        values: dict[str, Any] = {"address": address, "reach": met.reachability, "detail": met.detail}
+        values: dict[str, Any] = {
+            "address": address,
+            "reach": met.reachability,
+            "detail": met.detail,
+        }
         if answer is not None and answer.code and _ADMIN in (answer.remark or ""):
             self.unseen.append(f"{address}: {answer.remark}.")
         elif answer is not None and answer.code:

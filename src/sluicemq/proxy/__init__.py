@@ -27,7 +27,9 @@ def proxy_status(
     account, now = Credentials.of(credentials), call_date(SYSTEM_CLOCK.now_ms())
     metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
     try:
-        found: dict[str, Any] = orjson.loads(call_unary(address, STATUS, b"", metadata, tls=Tls.resolve(None)))
+        found: dict[str, Any] = orjson.loads(
+            call_unary(address, STATUS, b"", metadata, tls=Tls.resolve(None))
+        )
     except CallError as error:
         if error.code != StatusCode.UNIMPLEMENTED:
             raise

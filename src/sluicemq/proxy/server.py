@@ -27,7 +27,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import host_name
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer
-from sluicemq.net.limits import ServerLimits, FairScheduler
+from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m

@@ -19,7 +19,7 @@ from fuzz.mutate import Input
 from http2_client import frames_of
 from sluicemq.net.grpc import Call, CallError, GrpcServer, Handler, StatusCode
 from sluicemq.net.http2 import Http2Connection
-from sluicemq.net.limits import ServerLimits, FairScheduler
+from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.wire import http2 as h
 from sluicemq.wire.hpack import HeaderReader
 
@@ -155,7 +155,7 @@ def check(recorded: list[bytes], seed: int, first: int, count: int) -> str:
 async def converse(inputs: list[Input], rng: Random) -> None:
     """One conversation, and what has to hold of it. Raises AssertionError and whatever else."""
     world, wire = World(), Wire()
-    connection = world.server._accepted()
+    connection = world.server._new_connection()
     assert isinstance(connection, Http2Connection)
     connection.connection_made(wire)  # type: ignore[arg-type]
     is_whole = not inputs[-1].breaks
@@ -170,7 +170,11 @@ async def converse(inputs: list[Input], rng: Random) -> None:
     await settle(connection, wire)
     check_frames(wire.written)
     for call in world.calls:
-        assert not (call.is_half_closed and call.on_half_close is None) or call.is_closed or connection.stalled_streams
+        assert (
+            not (call.is_half_closed and call.on_half_close is None)
+            or call.is_closed
+            or connection.stalled_streams
+        )
     answered = [call for call in world.calls if call.is_closed and call not in world.lost]
     wire.is_closed = True
     connection.connection_lost(None)

@@ -188,7 +188,7 @@ def test_an_asker_who_is_gone_costs_nothing_more(watched: Watched) -> None:
     gone.disconnect()
     watched.settle()
     assert not len(watched.broker.core.background)
-    assert gone.peer not in watched.broker.core.shares._accounts
+    assert gone.peer not in watched.broker.core.shares._owners
 
 
 # ------------------------------------------------------------------------------- heartbeats

@@ -238,7 +238,9 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
     jobs: list[tuple[object, object]] = []
     broker = SteppedBroker()
     client = broker.connect()
-    background = Background(clock := ManualClock(), FairScheduler(clock.monotonic_s, lambda _: None))
+    background = Background(
+        clock := ManualClock(), FairScheduler(clock.monotonic_s, lambda _: None)
+    )
     background.offload = lambda job, done: jobs.append((job, done))
 
     def work() -> WorkItem[Command]:
@@ -264,6 +266,8 @@ def test_a_failure_in_the_first_slice_is_raised() -> None:
         raise RequestError(23, "no")
         yield
 
-    background = Background(clock := ManualClock(), FairScheduler(clock.monotonic_s, lambda _: None))
+    background = Background(
+        clock := ManualClock(), FairScheduler(clock.monotonic_s, lambda _: None)
+    )
     with pytest.raises(RequestError, match="no"):
         background.answer(work(), Command(900131), SteppedBroker().connect().peer)  # type: ignore[arg-type]

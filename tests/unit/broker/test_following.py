@@ -396,7 +396,7 @@ async def test_a_follower_is_connected_again_and_to_another_address() -> None:
     pair = Pair(filled(10), Log())
     target = [""]
     await pair.start()
-    pair.follower.lost()
+    pair.follower.connection_lost()
     following = asyncio.create_task(follow(pair.network, pair.follower, lambda: target[0]))
     await asyncio.sleep(0)
     target[0] = "h:1"

@@ -236,7 +236,7 @@ def test_a_store_that_refuses_all_writes_fails_both_probes_and_the_metric(
 
 
 async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.net.wsgi.STILL_S", -1.0)
+    monkeypatch.setattr("sluicemq.net.wsgi.LOOP_STALL_S", -1.0)
     async with embedded() as mq:
         broker = mq.servers.broker
         broker.core.second()

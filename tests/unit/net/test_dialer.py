@@ -79,7 +79,9 @@ async def test_calls_of_one_turn_leave_in_one_write_and_answers_may_come_in_any_
     assert len(carrier.written) == 1
     sent = FrameReader().feed(carrier.written[0])
     assert [c.fields for c in sent] == [{"n": "0"}, {"n": "1"}, {"n": "2"}]
-    channel.data_received(b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1]))
+    channel.data_received(
+        b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1])
+    )
     for call, command in zip(calls, sent, strict=True):
         assert (await call).body == str(command.fields).encode()
 

@@ -187,9 +187,9 @@ def test_answers_to_our_requests_go_to_the_peer_and_are_never_answered(peer: Pee
 def test_notify_is_oneway_and_numbered(peer: Peer) -> None:
     peer.send_oneway(Command(40, {"consumerGroup": "G"}))
     peer.send_oneway(Command(40, {"consumerGroup": "G"}))
-    carrier = peer._carrier
-    assert isinstance(carrier, Carrier)
-    sent = [decode(frame[4:]) for frame in carrier.written]
+    transport = peer._transport
+    assert isinstance(transport, Carrier)
+    sent = [decode(frame[4:]) for frame in transport.written]
     assert [(c.opaque, c.is_oneway, c.is_response) for c in sent] == [
         (1, True, False),
         (2, True, False),
@@ -197,12 +197,12 @@ def test_notify_is_oneway_and_numbered(peer: Peer) -> None:
 
 
 def test_a_closed_peer_takes_nothing(peer: Peer) -> None:
-    carrier = peer._carrier
-    assert isinstance(carrier, Carrier)
+    transport = peer._transport
+    assert isinstance(transport, Carrier)
     peer.close()
     peer.write(b"late")
-    assert carrier.closed
-    assert carrier.written == []
+    assert transport.closed
+    assert transport.written == []
 
 
 def test_a_quick_handler_sees_the_header_as_it_is_and_may_take_the_request(peer: Peer) -> None:

@@ -242,7 +242,7 @@ def by_hand_of_time(
     monkeypatch: pytest.MonkeyPatch, talk: Callable[[Client, Callable[[float], None]], None]
 ) -> None:
     """A conversation that says how much time has passed."""
-    monkeypatch.setattr(own, "EXPIRE_S", 0.01)
+    monkeypatch.setattr(own, "EXPIRE_PERIOD_S", 0.01)
     now_s = 100.0
 
     def passed(seconds: float) -> None:

@@ -443,7 +443,7 @@ def test_a_server_that_drains_lets_calls_end() -> None:
 
 
 def test_a_stranger_is_told_how_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.net.accept.is_local", lambda _peer: False)
+    monkeypatch.setattr("sluicemq.net.accept.is_on_this_machine", lambda _peer: False)
 
     def talk(client: Client) -> int:
         answer = client.call(ECHO, b"x")

@@ -48,7 +48,7 @@ def connected(
     """A connection in memory that has begun."""
     loop = asyncio.get_running_loop()
     server = GrpcServer(methods, shares or FairScheduler(lambda: 0.0, loop.call_soon))
-    connection, wire = server._accepted(), Wire()
+    connection, wire = server._new_connection(), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(h.PREFACE + h.frame(h.SETTINGS, 0, 0))
     return connection, wire
@@ -118,8 +118,8 @@ def test_a_frame_costs_the_same_however_many_streams_there_are(
     frames: Callable[[], Iterator[bytes]],
 ) -> None:  # fmt: skip
     """Eight times as many streams may cost a logarithm more, never eight times as much."""
-    monkeypatch.setattr(http2, "COSTLY_FRAMES", 1 << 30)
-    monkeypatch.setattr(http2, "RESETS", 1 << 30)
+    monkeypatch.setattr(http2, "OVERHEAD_FRAMES", 1 << 30)
+    monkeypatch.setattr(http2, "UNANSWERED_RESETS", 1 << 30)
 
     async def measure(count: int) -> float:
         def make() -> tuple[Http2Connection, bytes]:
@@ -186,7 +186,7 @@ def test_stalled_streams_with_equal_windows_take_turns() -> None:
 def test_the_order_of_stalled_streams_does_not_grow_with_the_frames_that_changed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http2, "COSTLY_FRAMES", 1 << 30)
+    monkeypatch.setattr(http2, "OVERHEAD_FRAMES", 1 << 30)
 
     async def main() -> None:
         connection, wire = connected()
@@ -194,7 +194,7 @@ def test_the_order_of_stalled_streams_does_not_grow_with_the_frames_that_changed
         for _ in range(30):
             for number in numbers(10):
                 connection.data_received(h.window_update(number, 1))
-        assert len(connection._ranks) <= 2 * 10 + http2.RANKS_LOOSE + 1
+        assert len(connection._ranks) <= 2 * 10 + http2.STALE_RANKS + 1
         assert not wire.is_closed
 
     asyncio.run(main())
@@ -220,9 +220,9 @@ def test_each_frame_is_charged_and_one_too_many_waits_for_its_turn(frame: bytes)
         wire.is_paused = False
         connection.data_received(frame * 50)
         assert wire.is_paused, "it is not read from until its turn comes"
-        assert connection._waiting
+        assert connection._deferred_frames
         turns = 0
-        while connection._waiting is not None:
+        while connection._deferred_frames is not None:
             assert soon, "its turn comes"
             for run in [*soon]:
                 soon.remove(run)

@@ -20,8 +20,8 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import (
     AddressLimit,
     LogRateLimit,
-    UnfinishedBytes,
     ServerLimits,
+    UnfinishedBytes,
     check_fastjson_extensions,
     check_request,
 )

@@ -122,7 +122,7 @@ def test_nothing_is_kept_of_who_is_gone() -> None:
     loop.shares.begin_work("one")
     loop.shares.remove("one")
     loop.shares.end_work("one")
-    assert not loop.shares._accounts
+    assert not loop.shares._owners
 
 
 def test_requests_of_one_chunk_stop_at_the_end_of_the_budget_and_sends_do_not() -> None:

@@ -29,15 +29,15 @@ class User:
         self.lost_times = 0
         self.writable_times = 0
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         if data == b"bad":
             raise ProtocolError("that is not what is spoken here")
         self.data += data
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.writable_times += 1
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self.lost_times += 1
 
 

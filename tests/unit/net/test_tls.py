@@ -462,7 +462,7 @@ def test_a_new_certificate_is_in_force_while_old_connections_live(
         async with serving(TlsConfig(tls_certificate=paths[0], tls_key=paths[1])) as server:
             channel = await dial(address(server), tls=Tls(ca=authority.path))
             await channel.call(Command(10, {}, b"1"), 5)
-            watched = server.tls._watched  # type: ignore[union-attr]
+            watched = server.tls._reloading  # type: ignore[union-attr]
             assert watched is not None
             put(second, paths)
             await until(lambda: watched.loads == 2)
@@ -667,11 +667,11 @@ def test_a_client_that_does_not_read_is_not_read_from_either(
     async def check() -> None:
         async with serving(settings, limits=ServerLimits(write_buffer_bytes_max=65536)) as server:
             channel = await dial(address(server), tls=Tls(ca=authority.path))
-            transport: Any = channel._carrier
+            transport: Any = channel._transport
             transport.pause_reading()
             calls = [asyncio.create_task(channel.call(Command(10, {}, BIG), 20)) for _ in range(12)]
             (connection,) = server._connections.values()
-            await until(lambda: connection._blocked)
+            await until(lambda: connection._is_writing_paused)
             transport.resume_reading()
             for answer in await asyncio.gather(*calls):
                 assert bytes(answer.body) == BIG

@@ -64,7 +64,8 @@ CONFIG = {
     "fileReservedTime": "72", "namesrvAddr": "10.0.0.1:9876",
 }  # fmt: skip
 BROKER = BrokerSeen(
-    "10.0.0.2:10911", Reachability.RESPONDS, name="a", cluster="C", vip=Reachability.RESPONDS, runtime=RUNTIME,
+    "10.0.0.2:10911", Reachability.RESPONDS, name="a", cluster="C", vip=Reachability.RESPONDS,
+        runtime=RUNTIME,
     config=CONFIG, skew_ms=400, topic=TopicConfig("T", attributes={"message.type": "NORMAL"}),
     replica={"inSyncSize": 1},
 )  # fmt: skip
@@ -170,9 +171,12 @@ ROWS: dict[str, tuple[Evidence, Evidence]] = {
     "tls-demanded": (broker(reach=Reachability.TLS), broker(reach=Reachability.PLAIN)),
     "tls-not-spoken": (names(reach=Reachability.PLAIN), names(reach=Reachability.TLS)),
     "certificate-expired": (names(reach=Reachability.EXPIRED), names(reach=Reachability.UNTRUSTED)),
-    "certificate-wrong-name": (broker(reach=Reachability.WRONG_NAME), broker(reach=Reachability.EXPIRED)),
-    "certificate-untrusted": (names(reach=Reachability.UNTRUSTED), names(reach=Reachability.WRONG_NAME)),
-    "client-certificate": (names(reach=Reachability.CLIENT_CERTIFICATE), names(reach=Reachability.UNTRUSTED)),
+    "certificate-wrong-name": (broker(reach=Reachability.WRONG_NAME),
+        broker(reach=Reachability.EXPIRED)),
+    "certificate-untrusted": (names(reach=Reachability.UNTRUSTED),
+        names(reach=Reachability.WRONG_NAME)),
+    "client-certificate": (names(reach=Reachability.CLIENT_CERTIFICATE),
+        names(reach=Reachability.UNTRUSTED)),
     "protected-mode": (denied("(protected mode), because …"), denied("signature")),
     "access-key-missing": (
         denied("AclException: No accessKey is configured"), denied("No acl config for one"),
@@ -184,13 +188,15 @@ ROWS: dict[str, tuple[Evidence, Evidence]] = {
         denied("Check signature failed for accessKey=one"), denied("No permission for topic:T"),
     ),
     "right-missing": (denied("No permission for topic:T"), denied("No accessKey is configured")),
-    "name-server-down": (names(reach=Reachability.UNREACHABLE), names(reach=Reachability.UNRESOLVED)),
+    "name-server-down": (names(reach=Reachability.UNREACHABLE),
+        names(reach=Reachability.UNRESOLVED)),
     "broker-registers-elsewhere": (
         given("10.0.0.8:9876"), given("10.0.0.8:9876;10.0.0.1:9876"),
     ),
     "no-broker-registered": (names(cluster=ClusterInfo()), names(cluster=None)),
     "broker-address-wildcard": (
-        place("0.0.0.0:10911", Reachability.RESPONDS), place("127.0.0.1:10911", Reachability.RESPONDS),
+        place("0.0.0.0:10911", Reachability.RESPONDS), place("127.0.0.1:10911",
+            Reachability.RESPONDS),
     ),
     "broker-address-loopback": (
         place("127.0.0.1:10911", Reachability.REFUSED),
@@ -198,18 +204,22 @@ ROWS: dict[str, tuple[Evidence, Evidence]] = {
                 names=(replace(NAMES, address="127.0.0.1:9876"),)),
     ),
     "broker-address-private": (
-        place("172.17.0.2:10911", Reachability.UNREACHABLE), place("10.0.0.2:10911", Reachability.UNREACHABLE),
+        place("172.17.0.2:10911", Reachability.UNREACHABLE), place("10.0.0.2:10911",
+            Reachability.UNREACHABLE),
     ),
     "broker-is-another": (
         broker(config=CONFIG | {"brokerName": "b"}), broker(config={}),
     ),
     "broker-unresolved": (
-        place("inside:10911", Reachability.UNRESOLVED), place("inside:10911", Reachability.UNREACHABLE),
+        place("inside:10911", Reachability.UNRESOLVED), place("inside:10911",
+            Reachability.UNREACHABLE),
     ),
     "broker-down": (
-        place("10.0.0.2:10911", Reachability.UNREACHABLE), place("172.17.0.2:10911", Reachability.UNREACHABLE),
+        place("10.0.0.2:10911", Reachability.UNREACHABLE), place("172.17.0.2:10911",
+            Reachability.UNREACHABLE),
     ),
-    "broker-mute": (broker(reach=Reachability.UNRESPONSIVE), broker(reach=Reachability.UNREACHABLE)),
+    "broker-mute": (broker(reach=Reachability.UNRESPONSIVE),
+        broker(reach=Reachability.UNREACHABLE)),
     "no-master": (
         names(route=route(addresses={1: "10.0.0.3:10911"})),
         names(route=route(addresses={0: "b:1"})),

@@ -203,7 +203,7 @@ def test_every_settings_command_is_answered_and_the_end_of_the_client_is_the_end
         stream = await settled(client, publishing())
         client.say(stream, tell(publishing("orders")))
         client.say(stream, m.TelemetryCommand())
-        stream.half()
+        stream.half_close()
         assert await stream.ended == (StatusCode.OK, "")
         assert [len(it.settings.publishing.topics) for it in stream.answers] == [0, 1]
         assert proxy.service.clients.by_id["p"].telemetry is None

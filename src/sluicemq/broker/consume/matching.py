@@ -238,7 +238,9 @@ class Matching:
         units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
         return int(UNIT.unpack(units)[0]) if len(units) else -1
 
-    def count(self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int) -> WorkItem[int]:
+    def count(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    ) -> WorkItem[int]:
         """Matches among the messages [start, end)."""
         if start >= end or wanted.is_nothing:
             return 0

@@ -145,7 +145,9 @@ class OffsetAdmin:
             )
         )
         for member in tuple(group.members):
-            member.send_oneway(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
+            member.send_oneway(
+                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body)
+            )
         return Command(
             ResponseCode.SUCCESS,
             body=bodies.encode_queue_offsets(found),

@@ -231,7 +231,9 @@ class Forwarder:
                         self._master, timeout_s=DIAL_S, on_request=on_request
                     )
                     told = SpeakForRequest(address=client.address, port=client.port)
-                    channel.send_oneway(self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told))))
+                    channel.send_oneway(
+                        self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told)))
+                    )
                     return channel
             await asyncio.sleep(PAUSE_S)
         raise NotMasterError("no replica is master now")
@@ -330,4 +332,6 @@ class Tunnel:
             self._peer.send_oneway(command.copied())
             return
         opaque = command.opaque
-        self._peer.send_request(command.copied(), lambda answer: channel.send_response(opaque, answer))
+        self._peer.send_request(
+            command.copied(), lambda answer: channel.send_response(opaque, answer)
+        )

@@ -46,7 +46,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.files.incarnation import Incarnation
-from sluicemq.net.dispatch import Dispatcher, Handler, Peer, FastHandler, RunEngine
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Peer, RunEngine
 from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.tls import broker_client_tls
 from sluicemq.wire.codes import ResponseCode
@@ -560,7 +560,9 @@ class BrokerSeat:
 
     def __init__(self) -> None:
         self._dispatcher: Dispatcher
-        self._before: tuple[dict[int, Handler], dict[int, FastHandler], RunEngine | None] | None = None
+        self._before: tuple[dict[int, Handler], dict[int, FastHandler], RunEngine | None] | None = (
+            None
+        )
         self._held: list[tuple[Command, Peer, Account | None]] = []
 
     def opening(self, dispatcher: Dispatcher) -> None:

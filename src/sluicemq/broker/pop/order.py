@@ -41,7 +41,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
-from sluicemq.net.work.background import TimerHandle, CallLater
+from sluicemq.net.work.background import CallLater, TimerHandle
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
     DEFAULT_BUCKETS,

@@ -38,7 +38,7 @@ class Doorkeeper:
         self._said = b""
         self._is_open = False
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Raises ConfigurationError for a stranger, and what the user raises."""
         if not self._is_open:
             data = self._said = self._said + data
@@ -58,10 +58,10 @@ class Doorkeeper:
         if data:
             self._user.data_received(data)
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         if self._user is not None:
             self._user.resume_writing()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         if self._user is not None:
             self._user.connection_lost()

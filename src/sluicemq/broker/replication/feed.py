@@ -153,7 +153,7 @@ class Feed:
 
     # ------------------------------------------------------------------------- what it says
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Raises ProtocolError."""
         self._read_s = self._clock.monotonic_s()
         for said in self._reader.feed(data):
@@ -201,7 +201,7 @@ class Feed:
 
     # -------------------------------------------------------------------------- what it gets
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.grown()
 
     def grown(self) -> None:
@@ -320,7 +320,7 @@ class Feed:
     def close(self) -> None:
         self._stream.close()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self._in_sync.left(self)
         self._on_lost(self)
 

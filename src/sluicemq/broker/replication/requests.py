@@ -19,7 +19,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.model.addresses import join
 from sluicemq.model.ids import Host
-from sluicemq.net.dispatch import Handler, Outcome, Peer, FastHandler
+from sluicemq.net.dispatch import FastHandler, Handler, Outcome, Peer
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode

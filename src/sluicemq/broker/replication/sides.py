@@ -138,7 +138,9 @@ class MasterSide:
         config = self._settings.broker
         port = config.listen_port + 1 if config.listen_port else 0
         port = before or (port if config.ha_port is None else config.ha_port)
-        listener = self._network.stream_listener(self._accept, limits=ServerLimits.from_config(config))
+        listener = self._network.stream_listener(
+            self._accept, limits=ServerLimits.from_config(config)
+        )
         try:
             await listener.start(config.listen_address, [port])
         except ConfigurationError as error:

@@ -32,7 +32,7 @@ from sluicemq.clock import SteadyClock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
-from sluicemq.net.work.background import TimerHandle, CallLater
+from sluicemq.net.work.background import CallLater, TimerHandle
 from sluicemq.store.identity import FileVerdict
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store

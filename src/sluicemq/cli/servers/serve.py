@@ -104,7 +104,9 @@ class Running(contextlib.AsyncExitStack):
         from sluicemq.net.wsgi import metrics_host  # noqa: PLC0415 - not for `--help`
 
         if port is not None:
-            self.metrics.insert(0, f"metrics={join(metrics_host(config, for_local_clients=True), port)}")
+            self.metrics.insert(
+                0, f"metrics={join(metrics_host(config, for_local_clients=True), port)}"
+            )
 
     def reread(self) -> None:
         """Each server takes up its file. What is wrong there is logged, and nothing changes."""
@@ -472,7 +474,9 @@ async def start_name_server(
     await server.start()
     stack.push_async_callback(server.close)
     if config.metrics_enable:
-        opened = await asyncio.to_thread(wsgi.serve_probes, config, server.unhealthy, server.unready)
+        opened = await asyncio.to_thread(
+            wsgi.serve_probes, config, server.unhealthy, server.unready
+        )
         if opened is not None:
             stack.tell_metrics(config, opened[0])
             stack.callback(opened[1])

@@ -32,7 +32,7 @@ from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
-from sluicemq.net.stream import StreamProtocolFactory, ByteStream, StreamProtocol, deliver
+from sluicemq.net.stream import ByteStream, StreamProtocol, StreamProtocolFactory, deliver
 from sluicemq.wire.frames import Pieces
 
 
@@ -260,7 +260,7 @@ class Listener:
         on_disconnect: OnPeer | None = None, accept: StreamProtocolFactory = refuse,
     ) -> None:  # fmt: skip
         self.dispatcher = dispatcher
-        self.kept: ListeningSockets = {}
+        self.inherited_sockets: ListeningSockets = {}
         self.accept = accept
         self.process = process
         self.on_disconnect = on_disconnect
@@ -268,7 +268,7 @@ class Listener:
         self._network = network
         self._addresses: list[str] = []
 
-    def keep(self) -> ListeningSockets:
+    def duplicate_sockets(self) -> ListeningSockets:
         return {}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
@@ -341,7 +341,9 @@ class ProcessNetwork:
             raise ConnectionLostError(f"Cannot connect to {address}: refused.")
         return listener
 
-    def stream_listener(self, accept: StreamProtocolFactory, *, limits: ServerLimits = SERVER_LIMITS) -> Listener:
+    def stream_listener(
+        self, accept: StreamProtocolFactory, *, limits: ServerLimits = SERVER_LIMITS
+    ) -> Listener:
         del limits
         return Listener(self._network, self._process, Dispatcher({}), accept=accept)
 

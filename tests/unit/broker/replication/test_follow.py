@@ -20,13 +20,13 @@ class RecordingFollower:
     def connected(self, stream: ByteStream) -> None:
         self.told.append("connected")
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         self.told.append(data.decode())
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.told.append("writable")
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self.told.append("lost")
 
     def run(self) -> None: ...

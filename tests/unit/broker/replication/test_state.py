@@ -60,7 +60,9 @@ class World:
         self.requests = requests = StateRequests(
             self.mirror, self, self.master, SYSTEM_CLOCK, lambda: 4096
         )
-        background = Background(SYSTEM_CLOCK, FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon))
+        background = Background(
+            SYSTEM_CLOCK, FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
+        )
 
         def handle(command: Command, peer: Peer) -> Any:
             return requests.follow(decode_header(FollowStateRequest, command.fields), command, peer)
