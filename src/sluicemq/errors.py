@@ -95,7 +95,7 @@ class ConfigurationError(SluiceError):
     Then: nothing was sent, stored or started.
     Fix: correct what the text names. The same call again fails again.
 
-        Port 9876 is in use already (127.0.0.1:9876). Stop the other process, or configure another
+        Port 9876 is already in use (127.0.0.1:9876). Stop the other process, or configure another
         port.
     """
 
@@ -365,8 +365,8 @@ class ConnectionLostError(ClientError):
     carried out. Producers and consumers try again and raise this only from administration.
     Fix: check address, firewall and TLS; the server's log says why it closed a connection.
 
-        127.0.0.1:8081 cannot be reached: Connection refused. Is a proxy started there, and does it
-        want TLS (--tls)?
+        Cannot connect to 127.0.0.1:8081: Connection refused. Check that a proxy runs there, and
+        whether it requires TLS (--tls).
     """
 
 
@@ -378,8 +378,8 @@ class RequestTimeoutError(ClientError):
     Fix: look before you repeat what must not be done twice; raise the timeout where work takes
     long.
 
-        127.0.0.1:10911 did not answer request 310 within 3 s. Is the server overloaded, or the
-        network slow?
+        127.0.0.1:10911 did not respond to request 310 within 3 s. Check whether the server is
+        overloaded or the network is slow.
     """
 
 

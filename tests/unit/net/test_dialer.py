@@ -102,7 +102,7 @@ async def test_a_call_and_its_answer_through_a_server() -> None:
 
 async def test_a_call_times_out_and_its_late_answer_is_dropped() -> None:
     channel, carrier = attached()
-    with pytest.raises(RequestTimeoutError, match=r"127\.0\.0\.1:1 did not answer request 7"):
+    with pytest.raises(RequestTimeoutError, match=r"127\.0\.0\.1:1 did not respond to request 7"):
         await channel.call(Command(7), 0.01)
     opaque = FrameReader().feed(carrier.written[0])[0].opaque
     channel.data_received(answer(opaque))

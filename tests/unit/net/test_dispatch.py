@@ -121,7 +121,7 @@ def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
         (1, "ZeroDivisionError: oops"),
         (1, "ZeroDivisionError: oops"),
         (1, "the custom field <topic> is null"),
-        (1, "TypeError: a handler returned object, and nobody takes it"),
+        (1, "TypeError: unsupported handler result: object"),
     ]
     assert [record.levelname for record in caplog.records] == [
         "WARNING",

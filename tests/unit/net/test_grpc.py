@@ -254,8 +254,8 @@ def by_hand_of_time(
             talk(client, passed)
 
     async def main() -> None:
-        shares = FairScheduler(lambda: now_s, asyncio.get_running_loop().call_soon)
-        async with serving(shares=shares) as server:
+        scheduler = FairScheduler(lambda: now_s, asyncio.get_running_loop().call_soon)
+        async with serving(scheduler=scheduler) as server:
             await asyncio.to_thread(connect, server.ports[0])
 
     asyncio.run(main())

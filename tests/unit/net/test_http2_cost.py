@@ -43,11 +43,11 @@ METHODS: Final[dict[str, Handler]] = {ECHO: lambda data, _call: data, HOLD: hold
 
 
 def connected(
-    methods: dict[str, Handler] = METHODS, shares: FairScheduler | None = None
+    methods: dict[str, Handler] = METHODS, scheduler: FairScheduler | None = None
 ) -> tuple[Http2Connection, Wire]:
     """A connection in memory that has begun."""
     loop = asyncio.get_running_loop()
-    server = GrpcServer(methods, shares or FairScheduler(lambda: 0.0, loop.call_soon))
+    server = GrpcServer(methods, scheduler or FairScheduler(lambda: 0.0, loop.call_soon))
     connection, wire = server._new_connection(), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(h.PREFACE + h.frame(h.SETTINGS, 0, 0))
@@ -215,8 +215,8 @@ def test_each_frame_is_charged_and_one_too_many_waits_for_its_turn(frame: bytes)
             clock.advance(ROUND_BUDGET_S / 10)  # each look at the clock is a tenth of a turn later
             return clock.monotonic_s()
 
-        shares = FairScheduler(now_s, soon.append)
-        connection, wire = connected(shares=shares)
+        scheduler = FairScheduler(now_s, soon.append)
+        connection, wire = connected(scheduler=scheduler)
         wire.is_paused = False
         connection.data_received(frame * 50)
         assert wire.is_paused, "it is not read from until its turn comes"

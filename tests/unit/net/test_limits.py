@@ -260,9 +260,9 @@ def test_odd_json_may_be_small_only() -> None:
     odd = b"{" + b",".join(b"%d:0" % number for number in range(6000)) + b"}"
     codes = limits.CODES_WITH_MESSAGES
     assert len(odd) < limits.SMALL_BODY_BYTES_MAX
-    with pytest.raises(RequestError, match="is not plain JSON; such bodies may have 65536 bytes"):
+    with pytest.raises(RequestError, match="is not standard JSON; such bodies may have at most 65536 bytes"):
         check_request(Command(RequestCode.CHECK_CLIENT_CONFIG, {}, odd), codes)
-    with pytest.raises(RequestError, match="is not plain JSON; such bodies may have 65536 bytes"):
+    with pytest.raises(RequestError, match="is not standard JSON; such bodies may have at most 65536 bytes"):
         check_fastjson_extensions(odd)  # where a heartbeat is decoded
     check_request(Command(RequestCode.HEART_BEAT, {}, odd), codes)
     plain = orjson.dumps({str(number): 0 for number in range(5000)})
@@ -302,7 +302,7 @@ def test_a_kind_of_record_is_logged_so_often_and_then_counted() -> None:
     assert limit.filter(record("x %s", 5.0, "b"))
     later = record("x %s", 62.0)
     assert limit.filter(later)
-    assert later.msg == "x %s (3 more like this were left out)"
+    assert later.msg == "x %s (3 more like this were suppressed)"
 
 
 def test_connections_end_where_the_descriptors_of_the_store_begin(

@@ -60,5 +60,5 @@ async def test_a_stopped_service_breaks_its_connections_and_takes_no_more() -> N
     await listener.close()
     with pytest.raises(ConnectionLostError):
         await call
-    with pytest.raises(ConnectionLostError, match="Nobody serves h:1"):
+    with pytest.raises(ConnectionLostError, match="No server listens on h:1"):
         await network.dial("h:1")

@@ -181,7 +181,7 @@ def test_an_enforcing_port_closes_plain_connections_and_says_so(
             await asyncio.to_thread(blocking_plain_is_refused, address(server))
 
     run(check())
-    assert "speaks plainly" in caplog.text
+    assert "does not use TLS" in caplog.text
 
 
 def blocking_plain_is_refused(where: str) -> None:
@@ -210,7 +210,7 @@ def test_the_blocking_channel_speaks_tls(settings: TlsConfig, authority: Authori
         with closing(BlockingChannel(where, tls=Tls(ca=authority.path))) as channel:
             for body in (b"x", BIG, b"y"):
                 assert bytes(channel.call(Command(10, {}, body)).body) == body
-        with pytest.raises(ConnectionLostError, match="is refused: unable to get"):
+        with pytest.raises(ConnectionLostError, match="was rejected: unable to get"):
             BlockingChannel(where, tls=Tls(ca=None))
 
 
@@ -244,7 +244,7 @@ def served(settings: TlsConfig) -> Iterator[RemotingServer]:
 @pytest.mark.parametrize(
     ("make", "host", "says", "fix"),
     [
-        (lambda one, other: Tls(ca=other.path), "127.0.0.1", "unable to get", "as ca"),
+        (lambda one, other: Tls(ca=other.path), "127.0.0.1", "unable to get", "Set ca"),
         (lambda one, other: Tls(), "127.0.0.1", "self.signed|unable to get", "ca"),
         (lambda one, other: Tls(ca=one.path), "127.0.0.2", "IP address mismatch", "server_name"),
         (
@@ -319,7 +319,7 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
         async with serving(mutual) as server:
             await echoed(server, client(mine))
             for certificate in (None, foreign):
-                with pytest.raises(ConnectionLostError, match="refuses the handshake") as caught:
+                with pytest.raises(ConnectionLostError, match="refused the TLS handshake") as caught:
                     await echoed(server, client(certificate))
                 assert "certificate" in caught.value.fix
             await asyncio.to_thread(blocking_without_certificate, address(server), client(None))
@@ -331,12 +331,12 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
 
     run(check())
     assert "peer did not return a certificate" in caplog.text
-    assert "the certificate of the client is refused" in caplog.text
+    assert "the certificate of the client was rejected" in caplog.text
 
 
 def blocking_without_certificate(where: str, tls: Tls) -> None:
     with (
-        pytest.raises(ConnectionLostError, match="refuses the handshake"),
+        pytest.raises(ConnectionLostError, match="refused the TLS handshake"),
         closing(BlockingChannel(where, tls=tls)) as channel,
     ):
         channel.call(Command(10, {}, b""))
@@ -363,10 +363,10 @@ def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"tls_certificate": "/nowhere.pem"}, "/nowhere.pem is not there"),
-        ({"tls_key": "/nowhere.key"}, "/nowhere.key is not there"),
+        ({"tls_certificate": "/nowhere.pem"}, "/nowhere.pem does not exist"),
+        ({"tls_key": "/nowhere.key"}, "/nowhere.key does not exist"),
         ({"tls_client_auth": "require"}, "trustCertPath"),
-        ({"tls_client_auth": "require", "tls_ca": "/nowhere.ca"}, "/nowhere.ca is not there"),
+        ({"tls_client_auth": "require", "tls_ca": "/nowhere.ca"}, "/nowhere.ca does not exist"),
         (
             {"tls_mode": "enforcing", "tls_certificate": "", "tls_key": "", "tls_test_mode": False},
             "certPath",
@@ -420,7 +420,7 @@ def test_without_certificate_and_test_mode_tls_is_refused(
             await echoed(server, None)
 
     run(check())
-    assert "there is no certificate" in caplog.text
+    assert "the server has no certificate" in caplog.text
 
 
 def test_without_a_place_for_the_certificate_test_mode_says_what_to_do(
@@ -435,7 +435,7 @@ def test_without_a_place_for_the_certificate_test_mode_says_what_to_do(
             await echoed(server, None)
 
     run(check())
-    assert "with TMPDIR, or set tls.server.certPath" in caplog.text
+    assert "TMPDIR to a writable directory, or set tls.server.certPath" in caplog.text
 
 
 def test_what_is_made_is_a_certificate_to_others_too(tmp_path: Path) -> None:
@@ -503,7 +503,7 @@ def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
     Path(paths[0]).write_text("rubbish")
     for _ in range(5):
         assert watched.reload_if_changed() is new
-    assert caplog.text.count("the old ones stay in force") == 1
+    assert caplog.text.count("the previous files stay in use") == 1
     Path(paths[0]).unlink()
     for _ in range(3):
         assert watched.reload_if_changed() is new
@@ -578,7 +578,7 @@ def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
                 writer.close()
 
     run(check())
-    assert "8 TLS handshakes are unfinished, the limit" in caplog.text
+    assert "8 TLS handshakes are unfinished, which is the limit" in caplog.text
 
 
 def test_one_address_may_not_take_all_handshakes(
@@ -685,7 +685,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
 
     async def check() -> None:
         door = TlsAcceptor(settings)
-        door.open()
+        door.start()
         turn, steps = 0, []
 
         class Stream:
@@ -694,7 +694,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
 
         streams: list[Any] = [Stream() for _ in range(9)]
         for stream in (*streams, *streams):  # the same wish twice is one step
-            door.wish(stream)
+            door.schedule_step(stream)
         for turn in range(1, 9):  # noqa: B007 - `step` reads it
             await asyncio.sleep(0)
         assert len(steps) == 9

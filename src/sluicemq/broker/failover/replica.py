@@ -79,7 +79,7 @@ class BrokerClosedError(SluiceError):
     Then: it serves nobody; what was acknowledged is with the other replicas.
     Fix: read the reason in the text, then start it again.
 
-        the broker could not change its role: Port 10911 is in use already.
+        the broker could not change its role: Port 10911 is already in use.
     """
 
     PAGE = "replication.replica.BrokerClosedError"
