@@ -13,7 +13,7 @@ An `AcceptedConnection` is one connection. `server.Connection` speaks the remoti
 - Its share of time. When the budget of a scheduling round is used up, requests without a fast
   handler wait for a later round, whichever connection used the budget (`limits.FairScheduler`).
 - Silence. After `idle_timeout_s` without a byte in either direction the connection is closed. A
-  periodic sweep over all connections counts; there is no timer for each connection.
+  periodic sweep over all connections counts, so that no connection needs a timer of its own.
 - Time for a frame. The connection is closed if a frame is not whole `frame_timeout_s` after its
   first byte, or if the unfinished frames of all connections exceed `pending_bytes_max`.
 - The number of connections: of one address (loopback is exempt), and of the whole server as many as

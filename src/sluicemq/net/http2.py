@@ -500,7 +500,7 @@ class Http2Connection(AcceptedConnection):
         Raise Http2Error if the client never opened the stream.
         """
         if stream_id > self._last_stream_id or not stream_id & 1:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"There is no stream {stream_id}.")
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"Stream {stream_id} was never opened.")
         self._count_overhead()
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -662,7 +662,7 @@ class Http2Connection(AcceptedConnection):
     def rank_stream(self, stream: Stream) -> None:
         """Add a stalled stream, with its present window, to the order of stalled streams."""
         if len(self._ranks) > 2 * len(self.stalled_streams) + STALE_RANKS:
-            # Most entries are invalid: build the heap anew.
+            # Most entries are invalid: rebuild the heap.
             self._ranks = [(-it.window_delta, key) for key, it in self.stalled_streams.items()]
             heapq.heapify(self._ranks)
         else:

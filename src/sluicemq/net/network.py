@@ -291,7 +291,7 @@ class MemoryNetwork:
     def _find_listener(self, address: str, kind: type[L]) -> tuple[L, Host, Host]:
         """Return the listener of `address`, and the client's and server's address for a connection.
 
-        Raise ConnectionLostError if there is no listener of this kind.
+        Raise ConnectionLostError if no listener of this kind has the address.
         """
         listener = self.listeners.get(address)
         if not isinstance(listener, kind):

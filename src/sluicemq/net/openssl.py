@@ -111,7 +111,7 @@ def _state_of(name: str) -> FileState:
 def client_context(tls: Tls) -> ssl.SSLContext:
     """Return the context for the next connection of a client.
 
-    Contexts are cached for each value of `tls`, and made anew when their files have changed. Raise
+    Contexts are cached for each value of `tls`, and replaced when their files have changed. Raise
     ConfigurationError if the files of `tls` cannot be used.
     """
     return _reloading_client_context(tls).reload_if_changed(at_once=True)
@@ -146,8 +146,8 @@ def load_server_context(
 
     Without a certificate, connections with TLS are refused, or in test mode get a certificate that
     is made for the first of them. `protocols` are offered to clients by ALPN. Raise
-    ConfigurationError if a file cannot be used, if clients must show a certificate but there is
-    no authority to verify it, or if TLS is enforced without a certificate.
+    ConfigurationError if a file cannot be used, if clients must show a certificate but no authority
+    is set to verify it, or if TLS is enforced without a certificate and without test mode.
     """
     if config.tls_client_auth != "none" and not config.tls_ca:
         raise ConfigurationError(
@@ -158,7 +158,7 @@ def load_server_context(
         )
     if not (config.tls_certificate or config.tls_test_mode or config.tls_mode == "permissive"):
         raise ConfigurationError(
-            f"tls.server.mode is {config.tls_mode}, but there is no certificate.",
+            f"tls.server.mode is {config.tls_mode}, but no certificate is set.",
             fix="Set tls.server.certPath and tls.server.keyPath.",
         )
 

@@ -31,7 +31,7 @@ class Reachability(StrEnum):
     REFUSED = "refused"
     """The machine responds, but no process listens on the port."""
     UNREACHABLE = "silent"
-    """The machine does not respond: there is no route, a firewall, or it is off."""
+    """The machine does not respond: it is off, has no route, or is behind a firewall."""
     UNRESPONSIVE = "mute"
     """A server accepts the connection, but sends no response of a known protocol."""
     TLS = "tls"
@@ -100,7 +100,7 @@ def probe(
     tls: Tls | None = None,
     timeout_s: float = PROBE_TIMEOUT_S,
 ) -> ProbeResult:
-    """Send `command` to `address`, which is `host:port`, and find out why there is no response.
+    """Send `command` to `address`, which is `host:port`, and find out why it fails.
 
     Without `tls` the connection is plain. `timeout_s` limits each wait for the socket.
     """

@@ -5,10 +5,10 @@ bytes that were written and not sent yet. A `StreamProtocol` receives, in the ev
 happens on the stream. A protocol with much to write stops when `unsent_bytes` exceeds
 HIGH_WATER_BYTES, and continues when its `resume_writing` is called, as with asyncio's transports.
 
-The side that connects must send first. Only with its first byte is a protocol created for it, after
-the TLS handshake if there is one. The limits of `accept` apply before and after: number of
-connections, silence, and protected mode (which closes the connection, because there is no response
-with which to refuse).
+The side that connects must send first. Its protocol is created only with its first byte, after the
+TLS handshake if the connection has one. The limits of `accept` apply before and after: number of
+connections, silence, and protected mode (which closes the connection, because a stream has no
+response with which to refuse).
 """
 
 import asyncio

@@ -260,9 +260,13 @@ def test_odd_json_may_be_small_only() -> None:
     odd = b"{" + b",".join(b"%d:0" % number for number in range(6000)) + b"}"
     codes = limits.CODES_WITH_MESSAGES
     assert len(odd) < limits.SMALL_BODY_BYTES_MAX
-    with pytest.raises(RequestError, match="is not standard JSON; such bodies may have at most 65536 bytes"):
+    with pytest.raises(
+        RequestError, match="is not standard JSON; such bodies may have at most 65536 bytes"
+    ):
         check_request(Command(RequestCode.CHECK_CLIENT_CONFIG, {}, odd), codes)
-    with pytest.raises(RequestError, match="is not standard JSON; such bodies may have at most 65536 bytes"):
+    with pytest.raises(
+        RequestError, match="is not standard JSON; such bodies may have at most 65536 bytes"
+    ):
         check_fastjson_extensions(odd)  # where a heartbeat is decoded
     check_request(Command(RequestCode.HEART_BEAT, {}, odd), codes)
     plain = orjson.dumps({str(number): 0 for number in range(5000)})

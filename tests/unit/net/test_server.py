@@ -117,7 +117,9 @@ def test_a_port_in_use_is_a_sentence_with_its_cure(run: Callable[[Any], None]) -
     async def main() -> None:
         async with serving(Dispatcher({})) as server:
             other = RemotingServer(Dispatcher({}))
-            with pytest.raises(ConfigurationError, match=rf"Port {server.ports[0]} is already in use"):
+            with pytest.raises(
+                ConfigurationError, match=rf"Port {server.ports[0]} is already in use"
+            ):
                 await other.start("127.0.0.1", [0, server.ports[0]])
             assert other.ports == ()
             with pytest.raises(ConfigurationError, match="address of this machine"):

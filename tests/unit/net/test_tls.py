@@ -319,7 +319,9 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
         async with serving(mutual) as server:
             await echoed(server, client(mine))
             for certificate in (None, foreign):
-                with pytest.raises(ConnectionLostError, match="refused the TLS handshake") as caught:
+                with pytest.raises(
+                    ConnectionLostError, match="refused the TLS handshake"
+                ) as caught:
                     await echoed(server, client(certificate))
                 assert "certificate" in caught.value.fix
             await asyncio.to_thread(blocking_without_certificate, address(server), client(None))
