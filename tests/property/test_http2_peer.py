@@ -69,7 +69,7 @@ def test_of_a_changed_block_both_make_the_same(
 
 
 class Talk:
-    """A client of h2 that does anything that it may, with a connection of ours in memory."""
+    """A client of the h2 library that does everything it may, on a connection in memory."""
 
     def __init__(self, rng: Random) -> None:
         from h2.config import H2Configuration

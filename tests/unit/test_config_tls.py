@@ -178,7 +178,7 @@ def test_what_tls_may_be_given_as(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with default_tls(None):
         assert Tls.resolve(None) is None
     for wrong in ("yes", 1, {}):
-        with pytest.raises(ConfigurationError, match="tls ="):
+        with pytest.raises(ConfigurationError, match="tls must be"):
             Tls.resolve(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="without its certificate"):
         Tls(key="/k")

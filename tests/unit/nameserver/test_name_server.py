@@ -160,7 +160,7 @@ def test_a_name_server_that_hangs_is_unhealthy(server: NameServer, clock: HandCl
     clock.steady_s += 34  # its loop turns every five seconds at least
     assert server.unhealthy() == []
     clock.steady_s += 2
-    assert "has not turned for 31 s" in server.unhealthy()[0]
+    assert "has not run for 31 s" in server.unhealthy()[0]
 
 
 def test_it_is_not_ready_while_routes_are_refused(tmp_path: Path, clock: HandClock) -> None:

@@ -18,7 +18,7 @@ Script = Callable[[socket.socket], None]
 
 @contextlib.contextmanager
 def served(script: Script) -> Iterator[str]:
-    """Runs `script` on the first connection; yields the address."""
+    """Serve one connection with `script` on a thread, and yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""The seam from bytes to bytes, without any loop."""
+"""The dispatcher: from request frames to response frames, without an event loop."""
 
 import logging
 import struct

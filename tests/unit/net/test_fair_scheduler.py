@@ -1,4 +1,4 @@
-"""Who computes next, under a clock that requests move."""
+"""The order in which the scheduler runs owners, on a clock that their work advances."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from sluicemq.wire.frames import Command, decode, encode
 
 
 class Loop:
-    """Iterations of a loop with a share for everybody."""
+    """An event loop that a test iterates, with a scheduler on it."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -20,7 +20,7 @@ class Loop:
         self.log: list[str] = []
 
     def turn(self) -> float:
-        """One turn of `scheduler`: two iterations. How long it took."""
+        """Run one scheduling round, which takes two iterations. Return its duration in seconds."""
         begin_s = self.clock.monotonic_s()
         for _ in range(2):
             soon, self._soon[:] = self._soon[:], []
@@ -29,7 +29,7 @@ class Loop:
         return self.clock.monotonic_s() - begin_s
 
     def work(self, who: str, seconds: float, again: bool = True) -> Callable[[], None]:
-        """Takes so long each time, and wants to again."""
+        """Return a slice that takes `seconds`, logs `who`, and schedules itself if `again`."""
 
         def run() -> None:
             self.clock.advance(seconds)

@@ -1,4 +1,4 @@
-"""gRPC: calls by hand; the real client of grpcio where it is installed; TLS on the same port."""
+"""gRPC: calls in frames made by hand, with the client of grpcio if installed, and over TLS."""
 
 import asyncio
 import contextlib
@@ -92,7 +92,7 @@ async def serving(**options: Any) -> AsyncIterator[GrpcServer]:
 
 
 def run(conversation: Callable[[int], Any], **options: Any) -> Any:
-    """What blocks, with the port of a server."""
+    """Run a blocking conversation on a thread, with the port of a server. Return its result."""
 
     async def main() -> Any:
         async with serving(**options) as server:
@@ -159,7 +159,7 @@ def test_a_compressed_or_unending_or_large_message_ends_the_call() -> None:
 
 
 def test_a_method_that_takes_one_message_gets_one() -> None:
-    """Else one stream were any number of requests, or a call that nobody answers."""
+    """Otherwise one stream could make any number of requests, or be a call without a response."""
 
     def talk(client: Client) -> None:
         stream = client.open("/test.Service/Hold")
@@ -177,7 +177,7 @@ def test_a_method_that_takes_one_message_gets_one() -> None:
 
 
 def test_an_end_that_waits_for_a_window_is_an_end() -> None:
-    """Found by fuzzing: a call that had ended and not left yet was read on for ever."""
+    """Found by fuzzing: a call that had ended, but whose end awaited a window, was still read."""
 
     def talk(port: int) -> None:
         with Client(port) as client:
@@ -241,7 +241,7 @@ def test_a_client_that_streams_has_each_message_answered() -> None:
 def by_hand_of_time(
     monkeypatch: pytest.MonkeyPatch, talk: Callable[[Client, Callable[[float], None]], None]
 ) -> None:
-    """A conversation that says how much time has passed."""
+    """Run a conversation that receives a function with which it lets time pass, in seconds."""
     monkeypatch.setattr(own, "EXPIRE_PERIOD_S", 0.01)
     now_s = 100.0
 

@@ -1,4 +1,4 @@
-"""What frames of HTTP/2 cost: no more when a connection has many streams, and each is charged."""
+"""The cost of HTTP/2 frames does not grow with the number of streams, and all is charged."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ def request(path: str, number: int, *fields: tuple[str, str]) -> bytes:
 
 
 def hold(_data: bytes, _call: Call) -> None:
-    """The call stays open."""
+    """Leave the call open."""
 
 
 METHODS: Final[dict[str, Handler]] = {ECHO: lambda data, _call: data, HOLD: hold}
@@ -45,7 +45,7 @@ METHODS: Final[dict[str, Handler]] = {ECHO: lambda data, _call: data, HOLD: hold
 def connected(
     methods: dict[str, Handler] = METHODS, scheduler: FairScheduler | None = None
 ) -> tuple[Http2Connection, Wire]:
-    """A connection in memory that has begun."""
+    """Return a connection in memory that has received the preface, and its transport."""
     loop = asyncio.get_running_loop()
     server = GrpcServer(methods, scheduler or FairScheduler(lambda: 0.0, loop.call_soon))
     connection, wire = server._new_connection(), Wire()
@@ -63,12 +63,12 @@ def numbers(count: int) -> range:
 
 
 def held(count: int) -> bytes:
-    """Streams that are open and quiet."""
+    """Return requests that open `count` idle streams."""
     return b"".join(request(HOLD, number) for number in numbers(count))
 
 
 def stalled(count: int) -> bytes:
-    """Streams whose answers wait for windows."""
+    """Return requests on `count` streams whose responses wait for a window."""
     answers = b"".join(request(ECHO, number) for number in numbers(count))
     return h.settings({h.Setting.INITIAL_WINDOW_SIZE: 0}) + answers
 
@@ -117,7 +117,7 @@ def test_a_frame_costs_the_same_however_many_streams_there_are(
     monkeypatch: pytest.MonkeyPatch, prepare: Callable[[int], bytes],
     frames: Callable[[], Iterator[bytes]],
 ) -> None:  # fmt: skip
-    """Eight times as many streams may cost a logarithm more, never eight times as much."""
+    """Eight times as many streams may cost a logarithm more, but not eight times as much."""
     monkeypatch.setattr(http2, "OVERHEAD_FRAMES", 1 << 30)
     monkeypatch.setattr(http2, "UNANSWERED_RESETS", 1 << 30)
 
@@ -140,7 +140,7 @@ def test_a_frame_costs_the_same_however_many_streams_there_are(
 
 
 def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_come() -> None:
-    """Against the definition: a window is what SETTINGS say, plus grants, minus what was sent."""
+    """By definition, a window is the initial one, plus WINDOW_UPDATEs, minus the bytes sent."""
 
     async def main() -> None:
         connection, wire = connected({ECHO: lambda _data, _call: b"y" * 100})

@@ -1,4 +1,4 @@
-"""What a server lets one connection, one address and all of them together take."""
+"""The limits of one connection, one address, and all connections of a server together."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Protected mode: who is local, who is refused, and what opens a server."""
+"""Protected mode: which clients are local or refused, and which settings open a server."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 
 
 def ask(source: str, port: int, count: int = 1) -> list[Command]:
-    """Sends so many requests at once, and reads answers until there is one for each or the end."""
+    """Send `count` requests at once, and read responses until there is one for each or the end."""
     with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as connection:
         connection.sendall(encode(Command(1, body=b"x")) * count)
         stream, answers = connection.makefile("rb"), []

@@ -1,4 +1,4 @@
-"""The listening side over real sockets on loopback, with asyncio's loop and with uvloop."""
+"""The remoting server over real sockets on loopback, on the loops of asyncio and uvloop."""
 
 import asyncio
 import contextlib
@@ -158,7 +158,7 @@ def test_what_is_not_the_protocol_closes_the_connection_and_is_logged_once(
 
 
 def test_requests_before_a_broken_frame_are_answered(run: Callable[[Any], None]) -> None:
-    """Also those whose answer waits for something, as that of a send waits for the disk."""
+    """That includes requests whose response comes later, as that of a send waits for the disk."""
 
     def later(command: Command, peer: Peer) -> None:
         answer = encode(answer_to(command))
@@ -267,7 +267,7 @@ def test_a_client_that_does_not_read_is_not_read_from(run: Callable[[Any], None]
 
 
 class RecordingTransport(asyncio.Transport):
-    """Notes what a connection asks of its transport."""
+    """A transport that records the calls of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -385,8 +385,8 @@ def test_a_client_that_takes_nothing_does_not_hold_up_the_close(
 
 
 def test_many_clients_that_connect_at_once_are_accepted_in_portions() -> None:
-    """Those that are connected already get their answers between two portions. uvloop accepts all
-    of them at once and takes a tenth of the time for each."""
+    """Between two portions, connected clients get their responses. (uvloop accepts all clients at
+    once, and takes a tenth of the time for each.)"""
 
     async def connect_many() -> list[int]:
         async with serving(Dispatcher({})) as server:

@@ -1,4 +1,4 @@
-"""Plain streams: the same over sockets, TLS and memory; within the limits that requests have."""
+"""Byte streams behave the same over sockets, TLS and memory, and have the limits of requests."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from waiting import limit
 
 
 class User:
-    """What it was told."""
+    """A stream protocol that records its calls."""
 
     def __init__(self, stream: ByteStream | None = None) -> None:
         self.stream = stream
@@ -42,7 +42,7 @@ class User:
 
 
 class Scene:
-    """A listener and who came."""
+    """A stream listener, and the protocols of the streams it accepted."""
 
     def __init__(self, network: Network, limits: ServerLimits = SERVER_LIMITS) -> None:
         self.network = network

@@ -1,4 +1,4 @@
-"""TLS and plain connections on one port, over real sockets, with asyncio's loop and with uvloop."""
+"""TLS and plain connections on one port, over sockets, on the loops of asyncio and uvloop."""
 
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ def test_a_plain_connection_has_no_object_of_tls(run: Any, settings: TlsConfig) 
 def test_a_handshake_in_single_bytes_and_frames_right_behind_it(
     run: Any, settings: TlsConfig
 ) -> None:
-    """What was read before the connection became TLS is not lost, however it was cut."""
+    """Bytes that were read before TLS began are not lost, however they are divided."""
 
     async def check() -> None:
         async with serving(settings) as server:
@@ -216,7 +216,7 @@ def test_the_blocking_channel_speaks_tls(settings: TlsConfig, authority: Authori
 
 @contextlib.contextmanager
 def served(settings: TlsConfig) -> Iterator[RemotingServer]:
-    """A server on a loop of another thread."""
+    """Serve on the event loop of another thread, and yield the server."""
     loop = asyncio.new_event_loop()
     server: list[RemotingServer] = []
     ready, stop = threading.Event(), asyncio.Event()
@@ -573,7 +573,7 @@ def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
             assert door is not None
             await until(lambda: door.failed_handshakes == 12)
             assert door.open_handshakes == 8
-            await echoed(server, None)  # who speaks plainly feels nothing
+            await echoed(server, None)  # plain connections are not affected
             await until(lambda: door.open_handshakes == 0)
             await echoed(server, Tls(ca=authority.path))
             for _, writer in pairs:
@@ -610,7 +610,7 @@ def test_one_address_may_not_take_all_handshakes(
 
 
 def test_a_handshake_that_never_ends_is_bounded_in_bytes(run: Any, settings: TlsConfig) -> None:
-    """Hello after hello in fragments of a message of 16 MB: OpenSSL or the limit ends it."""
+    """A client that sends fragments of a 16 MB ClientHello is stopped by OpenSSL or the limit."""
 
     async def check() -> None:
         async with serving(settings) as server:
@@ -664,7 +664,7 @@ def test_a_stream_that_is_tampered_with_is_closed(
 def test_a_client_that_does_not_read_is_not_read_from_either(
     run: Any, settings: TlsConfig, authority: Authority
 ) -> None:
-    """Flow control goes through the stream: a flood of requests without reading stays bounded."""
+    """Flow control passes through TLS, so many requests without reading use bounded memory."""
 
     async def check() -> None:
         async with serving(settings, limits=ServerLimits(write_buffer_bytes_max=65536)) as server:
@@ -683,7 +683,7 @@ def test_a_client_that_does_not_read_is_not_read_from_either(
 
 
 def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfig) -> None:
-    """So that a thousand clients that come at once do not stop those who are there."""
+    """So a thousand clients that connect at once do not stop the connected ones."""
 
     async def check() -> None:
         door = TlsAcceptor(settings)
@@ -695,7 +695,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
                 steps.append(turn)
 
         streams: list[Any] = [Stream() for _ in range(9)]
-        for stream in (*streams, *streams):  # the same wish twice is one step
+        for stream in (*streams, *streams):  # scheduled twice, one step
             door.schedule_step(stream)
         for turn in range(1, 9):  # noqa: B007 - `step` reads it
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The port of metrics and probes bounds what its clients take."""
+"""The limits of the HTTP server for metrics and health checks."""
 
 import contextlib
 import itertools

@@ -210,7 +210,7 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
 def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accept, "is_local", lambda peer: False)
+    monkeypatch.setattr(accept, "is_on_this_machine", lambda peer: False)
 
     async def scene(mq: EmbeddedSluice) -> None:
         core = mq.servers.broker.core
@@ -227,7 +227,7 @@ def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
 
 def test_who_is_no_proxy_is_told_from_one_that_does_not_answer() -> None:
     async def scene(mq: EmbeddedSluice) -> None:
-        with pytest.raises(CallError, match="not served here"):
+        with pytest.raises(CallError, match="is not implemented"):
             await asyncio.to_thread(call_unary, mq.servers.proxy_address, PATH + "None", b"")
         with pytest.raises(ConnectionLostError):
             await asyncio.to_thread(call_unary, mq.servers.name_server_address, STATUS, b"")

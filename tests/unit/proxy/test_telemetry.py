@@ -52,7 +52,7 @@ def tell(settings: m.Settings) -> m.TelemetryCommand:
 
 async def answers(stream: FakeCall, count: int) -> list[Any]:
     """As many as came by then; fewer when the stream has ended."""
-    while len(stream.answers) < count and not stream.is_over:
+    while len(stream.answers) < count and not stream.is_closed:
         stream.arrived.clear()
         await stream.arrived.wait()
     return stream.answers
@@ -321,7 +321,7 @@ def test_a_strict_group_refuses_another_subscription_with_both() -> None:
         stream = second.call("Telemetry", tell(subscription("g", tags="b")), None)
         (answer,) = await answers(stream, 1)
         assert answer.status.code == Code.FORBIDDEN
-        assert not stream.is_over
+        assert not stream.is_closed
 
     run(scene)
 
