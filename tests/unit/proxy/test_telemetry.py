@@ -474,10 +474,14 @@ def test_what_is_not_asked_of_clients_of_grpc_is_answered_at_once() -> None:
         await settled(proxy.speaker("c"), subscription("g"))
         (member,) = members(proxy, "g")
         told = asyncio.get_running_loop().create_future()
-        member.peer.ask(Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {}), told.set_result)
+        member.peer.send_request(
+            Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {}), told.set_result
+        )
         assert (await told).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         told = asyncio.get_running_loop().create_future()
-        member.peer.ask(Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, {}, b"?"), told.set_result)
+        member.peer.send_request(
+            Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, {}, b"?"), told.set_result
+        )
         assert (await told).code == ResponseCode.SYSTEM_ERROR
 
     run(scene)
