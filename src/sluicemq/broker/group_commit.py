@@ -83,7 +83,7 @@ class Announced(NamedTuple):
 
 
 class Postponed(NamedTuple):
-    """A request that takes long: work in steps (`background.Steps`) that return its outcome."""
+    """A request that takes long: work in steps (`background.WorkItem`) that return its outcome."""
 
     steps: Generator[Callable[[], Any] | None, Any, Any]
 

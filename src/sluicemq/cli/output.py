@@ -118,7 +118,7 @@ class Access:
 
 def client_options(function: F) -> F:
     """The options of a command that makes clients: it gets them as `access`. TLS it does not see:
-    clients take it up by themselves (`net.tls.preset`), as they do the environment."""
+    clients take it up by themselves (`net.tls.default_tls`), as they do the environment."""
     return _with_access(function, _CLIENT_OPTIONS)
 
 

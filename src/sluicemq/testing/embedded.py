@@ -5,7 +5,7 @@
         await mq.clock.advance(seconds=10)
 
 Nothing here imitates anything: `NameServer`, `Broker`, `Store` and `Sluice` are the production
-classes. What differs is below them: frames travel by `net.memory` (or over TCP on loopback ports,
+classes. What differs is below them: frames travel by `net.network` (or over TCP on loopback ports,
 `tcp=True`), files lie in memory (or in a directory, `store=PATH`), what would block runs in place,
 heartbeats come from the test's own loop, and time may be a `VirtualClock`.
 
