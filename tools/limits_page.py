@@ -119,7 +119,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("... of all connections", "sluiceClientsBytesMax", "2 SYSTEM_BUSY", ("The groups and subscriptions of all clients would take", "broker/consume/held.py")),
         Row("Incomplete frames of all connections", "sluicePendingBytesMax", "the connection that exceeds it is closed"),
         Row("Answers that a connection does not take", "sluiceWriteBufferBytesMax", "it is not read until it takes them"),
-        Row("Requests without rights, before the first with", "net.limits:REFUSED_MAX", _CLOSED),
+        Row("Requests without rights, before the first with", "net.limits:REFUSALS_MAX", _CLOSED),
         Row("A TLS handshake lasts at most", "net.openssl:HANDSHAKE_TIMEOUT_S", _CLOSED),
         Row("... and has so many bytes", "net.openssl:HELLO_BYTES_MAX", _CLOSED, ("its TLS handshake is longer than", "net/openssl.py")),
         Row("TLS handshakes under way", "net.openssl:HANDSHAKES_MAX", _CLOSED),

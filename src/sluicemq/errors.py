@@ -108,7 +108,7 @@ class ConfigurationError(SluiceError):
     Then: nothing was sent, stored or started.
     Fix: correct what the text names. Repeating the same call fails again.
 
-        Port 9876 is in use already (127.0.0.1:9876). Stop the other process, or configure another
+        Port 9876 is already in use (127.0.0.1:9876). Stop the other process, or configure another
         port.
     """
 
@@ -390,8 +390,8 @@ class ConnectionLostError(ClientError):
     Fix: check the address, the firewall and TLS. The log of the server says why it closed a
     connection.
 
-        127.0.0.1:8081 cannot be reached: Connection refused. Is a proxy started there, and does it
-        want TLS (--tls)?
+        Cannot connect to 127.0.0.1:8081: Connection refused. Check that a proxy runs there, and
+        whether it requires TLS (--tls).
     """
 
 
@@ -403,8 +403,8 @@ class RequestTimeoutError(ClientError):
     Fix: check the result before you repeat a request that must not be carried out twice. Raise the
     timeout of requests that take long.
 
-        127.0.0.1:10911 did not answer request 310 within 3 s. Is the server overloaded, or the
-        network slow?
+        127.0.0.1:10911 did not respond to request 310 within 3 s. Check whether the server is
+        overloaded or the network is slow.
     """
 
 

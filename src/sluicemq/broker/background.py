@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from sluicemq.clock import Clock
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.gather import Judgement
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ LOOK_EVERY: Final = 16
 _MARKS_MAX: Final = 4096
 
 
-def after(judgement: Judgement, again: Callable[[], T]) -> Steps[T]:
+def after(judgement: Judgement, again: Callable[[], T]) -> WorkItem[T]:
     """The same once more, when what a read has to know first is known."""
     judgement.keep((yield judgement.run))
     return again()

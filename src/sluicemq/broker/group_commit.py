@@ -42,8 +42,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import note_slow
-from sluicemq.net.work.background import Steps, run_first_step
+from sluicemq.net.limits import log_slow_request
+from sluicemq.net.work.background import WorkItem, run_first_step
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
@@ -83,12 +83,12 @@ class Announced(NamedTuple):
 
 
 class Postponed(NamedTuple):
-    """A request that takes long: work in steps (`background.Steps`) that return its outcome."""
+    """A request that takes long: work in steps (`background.WorkItem`) that return its outcome."""
 
     steps: Generator[Callable[[], Any] | None, Any, Any]
 
 
-def in_steps(steps: Steps[T]) -> T | Postponed:
+def in_steps(steps: WorkItem[T]) -> T | Postponed:
     """Do the first step of a request's work. Return its outcome if it has ended, else a Postponed
     that goes on with it."""
     found = run_first_step(steps)
@@ -376,7 +376,7 @@ class GroupCommit:
             if seconds > self.slow_commit_s:
                 who = next(iter(answers.frames), None)
                 text = f"until {count} sends were safe"
-                note_slow(RequestCode.SEND_MESSAGE_V2, who, seconds, text)
+                log_slow_request(RequestCode.SEND_MESSAGE_V2, who, seconds, text)
         if self._visible:
             queues = self._visible[:]
             self._visible.clear()

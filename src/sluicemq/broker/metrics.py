@@ -25,7 +25,7 @@ from sluicemq.model.system_names import is_group_topic
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sluicemq.net.wsgi import Probe
+    from sluicemq.net.wsgi import HealthCheck
 
 log = logging.getLogger(__name__)
 
@@ -335,9 +335,9 @@ def _store_failure(b: BrokerState) -> list[str]:
 
 def unhealthy(b: BrokerState) -> list[str]:
     """Return the reasons to restart the process, one sentence each: the answer of `/health`."""
-    from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - many brokers of tests have no probes
+    from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - many brokers of tests have no probes
 
-    return hanging(b.clock.monotonic_s() - b.sampled_s) + _store_failure(b)
+    return event_loop_problems(b.clock.monotonic_s() - b.sampled_s) + _store_failure(b)
 
 
 def unready(b: BrokerState, registration: Registration) -> list[str]:
@@ -354,7 +354,11 @@ def unready(b: BrokerState, registration: Registration) -> list[str]:
 
 
 def serve(
-    collector: Any, config: MeasuredConfig, *, health: "Probe" = list, readiness: "Probe" = list
+    collector: Any,
+    config: MeasuredConfig,
+    *,
+    health: "HealthCheck" = list,
+    readiness: "HealthCheck" = list,
 ) -> tuple[int, Callable[[], None]] | None:
     """Opens the port for what is collected, beside the probes; returns it with a function that
     closes it. None, with a warning in the log, when it cannot be had: servers live without their
@@ -364,8 +368,8 @@ def serve(
     except ImportError:
         log.warning("no metrics: prometheus-client is missing. %s", install_extra("server"))
         return None
-    from sluicemq.net.wsgi import expose  # noqa: PLC0415
+    from sluicemq.net.wsgi import serve_probes  # noqa: PLC0415
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    return expose(config, health, readiness, make_wsgi_app(registry))
+    return serve_probes(config, health, readiness, make_wsgi_app(registry))

@@ -47,7 +47,7 @@ from sluicemq.model.topic import (
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
-from sluicemq.net.work.background import quick_switches
+from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.wire import bodies, tables
 from sluicemq.wire import registration as registered
 from sluicemq.wire.codes import RequestCode
@@ -415,7 +415,7 @@ class Announcements:
             if server.is_known and not server.failures:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self.pool.get(server.address)
-                    channel.oneway(self.registration.sign_of_life())
+                    channel.send_oneway(self.registration.sign_of_life())
 
     async def farewell(self) -> None:
         """Tell the name servers that know the broker that it goes."""
@@ -458,7 +458,7 @@ class Announcements:
         try:
             make_request = self.registration.begin(server)
             channel = await self.pool.get(server.address)
-            with quick_switches():
+            with fast_thread_switching():
                 request = await self._in_executor(make_request)
             answer = await channel.call(request, REGISTER_WAIT_S)
             if answer.code != 0:

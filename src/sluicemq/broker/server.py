@@ -50,12 +50,12 @@ from sluicemq.files.machine import priority
 from sluicemq.files.overlay import overlay
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, format_address
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.net.accept import Kept, warn_of_protection
+from sluicemq.net.accept import ListeningSockets, log_protected_mode
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import ServerLimits, Shares
-from sluicemq.net.network import SOCKETS, Listener, Network, secured
-from sluicemq.net.tls import broker_tls
-from sluicemq.net.work.background import in_executor, quick_switches
+from sluicemq.net.limits import FairScheduler, ServerLimits
+from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
+from sluicemq.net.tls import broker_client_tls
+from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
@@ -100,7 +100,7 @@ class Broker:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
-        network: Network = SOCKETS,
+        network: Network = SOCKET_NETWORK,
         executor: Executor | None = None,
         stretch: Callable[[float], float] = float,
         read_only: bool = False,
@@ -109,7 +109,7 @@ class Broker:
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
         incarnation: Incarnation | None = None,
-        shares: Shares | None = None,
+        shares: FairScheduler | None = None,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
         what blocks; by default three threads. `stretch`: the pause before a chore comes again, of
@@ -146,7 +146,7 @@ class Broker:
         self._clock = clock
         self._files = files
         self._incarnation = incarnation or Incarnation(files, store_config.root)
-        self._network = network = secured(network, broker_tls(config), config)
+        self._network = network = with_tls(network, broker_client_tls(config), config)
         self._stretch = stretch
         # A thread inherits the priority of the loop's, which may be low when it begins.
         as_usual = partial(priority().lower, is_low=False)
@@ -207,7 +207,11 @@ class Broker:
     async def become(self, term: Term | None) -> None:
         """Another role, or another master: what was open closes in order and opens again, while
         clients wait at the port. Raises SluiceError: then the broker is closed."""
-        kept = {port: one for server in self._servers for port, one in server.keep().items()}
+        kept = {
+            port: one
+            for server in self._servers
+            for port, one in server.duplicate_sockets().items()
+        }
         try:
             await self._shut()
             self.term = term
@@ -282,7 +286,7 @@ class Broker:
                 self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
         return store, files, confirmed, mirror
 
-    async def _open(self, kept: Kept) -> None:
+    async def _open(self, kept: ListeningSockets) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self.settings.forget_listeners()
         if self.settings.is_failover:
@@ -334,7 +338,7 @@ class Broker:
             async with asyncio.timeout(START_WAIT_S):
                 await self._announcements.is_known.wait()
         log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
-        warn_of_protection(config)
+        log_protected_mode(config)
 
     def _make_core(self, host: Host, files: Files) -> BrokerState:
         """The parts of a broker, not loaded yet."""
@@ -364,8 +368,8 @@ class Broker:
                 self._clock, encode_host(host)[:-4], os.getpid(), secrets.randbits(32)
             ),
             call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
-            announce=announce, look_up=look_up, offload=in_executor(self._executor),
-            compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
+            announce=announce, look_up=look_up, offload=offload_to_executor(self._executor),
+            compute=offload_to_executor(self._computer, computes=True), in_sync=self.in_sync,
             shares=self._shares, steady=self._steady, jobs=self._supervisor,
         )  # fmt: skip
         self._shares = self.core.shares
@@ -373,7 +377,7 @@ class Broker:
         return self.core
 
     def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        in_executor(self._executor)(self.store.sync, done)
+        offload_to_executor(self._executor)(self.store.sync, done)
 
     def _side(
         self, core: BrokerState, files: Files, mirror: Mirror | None
@@ -384,7 +388,7 @@ class Broker:
             self.in_sync.state_number = lambda: mirror.number
             return MasterSide(
                 core, mirror, files, self.epochs, self._network, call_soon=self._loop.call_soon,
-                offload=in_executor(self._executor),
+                offload=offload_to_executor(self._executor),
             )  # fmt: skip
         if not self.settings.is_slave:
             return None
@@ -415,7 +419,7 @@ class Broker:
         elif not config.skip_pre_online:
             core.intake.elsewhere.left.update(await around.escaped())
 
-    async def _listen(self, core: BrokerState, kept: Kept) -> None:
+    async def _listen(self, core: BrokerState, kept: ListeningSockets) -> None:
         """Opens the port, and the VIP port for old clients where it can be had."""
         config, handlers = self.settings.broker, dispatcher(core)
         self.on_opening(handlers)
@@ -424,10 +428,10 @@ class Broker:
         vip_port = port - VIP_PORT_BELOW
         for one in (port, *([vip_port] if vip_port > 0 else ())):
             server = self._network.listener(
-                handlers, on_disconnect=core.disconnected, limits=ServerLimits.of(config)
+                handlers, on_disconnect=core.disconnected, limits=ServerLimits.from_config(config)
             )
             try:
-                server.kept = kept
+                server.inherited_sockets = kept
                 await server.start(config.listen_address, [one])
                 self._servers.append(server)
             except ConfigurationError as error:
@@ -651,7 +655,7 @@ class Broker:
         self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False
     ) -> None:
         """Does what blocks in the executor, and pauses."""
-        with quick_switches() if computes else contextlib.nullcontext():
+        with fast_thread_switching() if computes else contextlib.nullcontext():
             try:
                 for step in steps:
                     if callable(step):
@@ -681,7 +685,7 @@ class Broker:
             if write is None:
                 continue
             try:
-                with quick_switches():
+                with fast_thread_switching():
                     await self._in_executor(write)
                 self._unwritten.pop(document.path, None)
             except Exception as error:  # noqa: BLE001 - the others have to be saved

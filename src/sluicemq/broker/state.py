@@ -41,9 +41,9 @@ from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.model.topic import LMQ_PREFIX
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import Background, CallLater, Offload, Steps, in_place
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import Background, CallLater, Offload, WorkItem, offload_inline
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
@@ -92,10 +92,10 @@ class BrokerState:
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
         look_up: LookUp = lambda topic, done: done(None),
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
         compute: Offload | None = None,
         in_sync: InSync | None = None,
-        shares: Shares | None = None,
+        shares: FairScheduler | None = None,
         steady: SteadyClock | None = None,
         jobs: Supervisor | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class BrokerState:
         self.held = HeldBytes(settings)
         self.access, self.producers = Access(guard), Producers(clock, self.held)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
-        self.shares = shares or Shares(clock.monotonic_s, call_soon)
+        self.shares = shares or FairScheduler(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
         self.turns = turns = GroupCommit(
             store, clock, call_soon=call_soon, announce=announce,
@@ -123,7 +123,7 @@ class BrokerState:
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
         )  # fmt: skip
-        self.shares.before_turn = turns.commit
+        self.shares.before_round = turns.commit
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
         self.polls = LongPolls(
@@ -309,7 +309,7 @@ class BrokerState:
                 assert not isinstance(answer, Durable), "the last look gives nothing away"
                 peer.write(answer or b"")
         elif isinstance(outcome, Announced):
-            frame = b"" if command.is_oneway else finish_answer(outcome.answer, command)
+            frame = b"" if command.is_oneway else encode_response_to(outcome.answer, command)
             self._announce(peer, frame)
         elif isinstance(outcome, Postponed):
             self.background.run_request(outcome.steps, command, peer)
@@ -326,11 +326,11 @@ class BrokerState:
         self.polls.disconnect(peer)
         self.questions.disconnected(peer)
         self.background.run_in_background(self._leaving(peer))
-        self.shares.forget(peer)
+        self.shares.remove(peer)
         if self.steering is not None:
             self.steering.disconnected(peer)
 
-    def _leaving(self, peer: Peer) -> Steps[None]:
+    def _leaving(self, peer: Peer) -> WorkItem[None]:
         """A connection may have been in thousands of groups."""
         yield from self.consumers.disconnecting(peer)
         yield from self.producers.disconnecting(peer)

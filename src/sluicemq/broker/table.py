@@ -34,8 +34,8 @@ from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
-from sluicemq.net.dispatch import Dispatcher, Handler, Outcome, Quick, Run
-from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Outcome, RunEngine
+from sluicemq.net.limits import CODES_WITH_MESSAGES
 from sluicemq.wire import headers as h
 from sluicemq.wire import popping as p
 from sluicemq.wire import replicas as r
@@ -239,17 +239,17 @@ def dispatcher(b: BrokerState) -> Dispatcher:
         quick.pop(Code.PULL_MESSAGE, None)
     return Dispatcher(
         handlers,
-        quick=quick,
-        run=_compiled(b, quick),
-        deferred=b.deferred,
-        before=b.guard.refuse_command if b.guard is not None else None,
-        admit=b.guard.admits_send if b.guard is not None else None,
-        with_messages=WITH_MESSAGES,
-        shares=b.shares,
+        fast_handlers=quick,
+        run_engine=_compiled(b, quick),
+        handle_outcome=b.deferred,
+        authorize=b.guard.refuse_command if b.guard is not None else None,
+        authorize_fast=b.guard.admits_send if b.guard is not None else None,
+        codes_with_messages=CODES_WITH_MESSAGES,
+        scheduler=b.shares,
     )
 
 
-def _compiled(b: BrokerState, quick: dict[int, Quick]) -> Run | None:
+def _compiled(b: BrokerState, quick: dict[int, FastHandler]) -> RunEngine | None:
     """What the compiled engine takes, where sends are plain."""
     is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
     sends = b.send.compiled

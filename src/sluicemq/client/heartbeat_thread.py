@@ -48,7 +48,7 @@ from sluicemq.client.tasks import Tasks, run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, RequestError, SluiceError
 from sluicemq.model.ids import UniqueIds
-from sluicemq.net.channel import Channel, Dial, dial
+from sluicemq.net.channel import Channel, Dialer, dial
 from sluicemq.outages import Outages
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import ResponseCode
@@ -93,7 +93,7 @@ class HeartbeatThread:
         credentials: Credentials | None = None,
         on_ask: Callable[[Command, str, Answer], bool] = lambda *_: False,
         period_s: float = PERIOD_S,
-        connect: Dial = dial,
+        connect: Dialer = dial,
         has_thread: bool = True,
         outages: Outages | None = None,
     ) -> None:
@@ -154,7 +154,7 @@ class HeartbeatThread:
             channel = self._channels.get(address)
             with contextlib.suppress(SluiceError):
                 if channel is not None:
-                    channel.oneway(signed(command, self._credentials))
+                    channel.send_oneway(signed(command, self._credentials))
 
         with contextlib.suppress(ClosedError):
             self._submit(send())
@@ -359,7 +359,7 @@ class HeartbeatThread:
         def answer(made: Command) -> None:
             loop = self._loop
             if not is_oneway and loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(channel.answer, opaque, made)
+                loop.call_soon_threadsafe(channel.send_response, opaque, made)
 
         if self._on_ask(command, channel.address, answer) or is_oneway:
             return None

@@ -45,7 +45,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     pop_origin,
 )
-from sluicemq.net.probe import listens, probe
+from sluicemq.net.probe import probe, probe_connection
 from sluicemq.operate.causes import RETRIES, Named, decide
 from sluicemq.operate.evidence import (
     UNSUPPORTED,
@@ -184,8 +184,12 @@ class Walk:
     def probed(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
         """What is met at an address, as the first fields of a server that was seen."""
         met = probe(address, signed(command, self.admin.credentials), self.admin.tls)
-        answer = met.answer
-        values: dict[str, Any] = {"address": address, "reach": met.reach, "detail": met.detail}
+        answer = met.response
+        values: dict[str, Any] = {
+            "address": address,
+            "reach": met.reachability,
+            "detail": met.detail,
+        }
         if answer is not None and answer.code and _ADMIN in (answer.remark or ""):
             self.unseen.append(f"{address}: {answer.remark}.")
         elif answer is not None and answer.code:
@@ -254,7 +258,7 @@ class Walk:
         if told is not None:
             one = replace(one, config=parse_properties(bytes(told.body).decode(errors="replace")))
         host, _, port = address.rpartition(":")
-        vip = listens(f"{host}:{int(port) - 2}").reach
+        vip = probe_connection(f"{host}:{int(port) - 2}").reachability
         one = replace(one, vip=vip)
         if self.topic is not None and not one.is_other:
             command = requests.topic_config(topic=self.topic, logical=True)

@@ -49,10 +49,10 @@ from sluicemq.errors import (
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import GroupConfig, TopicConfig, TopicRoute
-from sluicemq.net.accept import warn_of_protection
-from sluicemq.net.channel import Channel, ChannelPool, Dial
-from sluicemq.net.limits import Shares
-from sluicemq.net.network import SOCKETS, secured
+from sluicemq.net.accept import log_protected_mode
+from sluicemq.net.channel import Channel, ChannelPool, Dialer
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.network import SOCKET_NETWORK, with_tls
 from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
 from sluicemq.proxy.server import Proxy, ProxyCollector
@@ -144,7 +144,7 @@ class ClusterBackend(AsyncioShell):
         name_servers: str | list[str] | tuple[str, ...],
         credentials: Credentials | None,
         clock: Clock,
-        connect: Dial | None = None,
+        connect: Dialer | None = None,
         *,
         cluster: str | None = None,
     ) -> None:
@@ -256,9 +256,9 @@ async def stand_alone(
     guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
         name_servers, Credentials.of(credentials), SYSTEM_CLOCK,
-        secured(SOCKETS, Tls.of(None)).dial, cluster=config.cluster,
+        with_tls(SOCKET_NETWORK, Tls.resolve(None)).dial, cluster=config.cluster,
     )  # fmt: skip
-    shares = Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
+    shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
     proxy = Proxy(backend, guard, shares, config, limits=config)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(backend.close)
@@ -269,7 +269,7 @@ async def stand_alone(
             stack.callback(loop.create_task(watch).cancel)
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
-        warn_of_protection(config)
+        log_protected_mode(config)
         if config.is_pushed:
             collect = ProxyCollector(proxy).collect
             push = await asyncio.to_thread(Push, collect, config, "proxy", host_name())
@@ -337,7 +337,7 @@ class ClusterLink:
         signed(command, self._backend.credentials)
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
-            channel.oneway(command)
+            channel.send_oneway(command)
             return command
         timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
         return await channel.call(command, timeout_s)
@@ -372,7 +372,7 @@ class ClusterLink:
 
     def _requested(self, command: Command, channel: Channel) -> None:
         """A broker asks something of the client."""
-        self._on_request(command, partial(channel.answer, command.opaque))
+        self._on_request(command, partial(channel.send_response, command.opaque))
 
 
 class Disagreements:

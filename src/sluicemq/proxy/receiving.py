@@ -140,7 +140,7 @@ class Receiving:
         if answer.code != ResponseCode.SUCCESS:
             return self._nothing_of(answer)
         found = list(popped_in(answer, broker))
-        if call.is_over:
+        if call.is_closed:
             yield from self._give_back(group, topic, address, found)
             return []
         times_max = config.retry_times_max + 1 if config is not None else ATTEMPTS_MAX

@@ -807,7 +807,7 @@ PROXY: Final = (
         "other members wait for them until their invisible time is over",
         "sluicemq.proxy.receiving",
         "Receiving.receive",
-        "if call.is_over:",
+        "if call.is_closed:",
         "if False:",
         "tests/unit/proxy/test_receiving.py",
     ),

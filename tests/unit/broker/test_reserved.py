@@ -52,7 +52,7 @@ def start(*, is_compiled: bool = True, columns: bool = True) -> tuple[SteppedBro
     broker.core.groups.put(GroupConfig("G", retry_queues=1))
     broker.store.writer.takes_columns = columns
     if not is_compiled:
-        broker.dispatcher.run = None
+        broker.dispatcher.run_engine = None
         broker.core.send.compiled = None
     return broker, broker.connect()
 

@@ -105,7 +105,7 @@ def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(fake
     keeper.beat().result(limit(5))
     (peer,) = fake_thread.broker.members["g"].values()
     asking: Future[Command] = Future()
-    fake_thread.loop.call_soon_threadsafe(peer.ask, Command(307, {}), asking.set_result)
+    fake_thread.loop.call_soon_threadsafe(peer.send_request, Command(307, {}), asking.set_result)
     answer = asking.result(limit(5))
     assert answer.code == 3
     assert answer.remark == " request type 307 not supported"

@@ -23,7 +23,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.dispatch import Deferred, Peer, finish_answer
+from sluicemq.net.dispatch import OutcomeHandler, Peer, encode_response_to
 from sluicemq.net.work.background import Offload
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -53,7 +53,7 @@ class AccessAdmin:
     files: Files
     clock: Clock
     offload: Offload
-    deferred: Deferred
+    deferred: OutcomeHandler
     waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
 
     # --- changes
@@ -158,7 +158,7 @@ class AccessAdmin:
             if isinstance(answer, Announced):
                 self.deferred(answer, command, peer)
             else:
-                peer.write(b"" if command.is_oneway else finish_answer(answer, command))
+                peer.write(b"" if command.is_oneway else encode_response_to(answer, command))
             if self.waiting:
                 self.waiting[0]()
 

@@ -330,11 +330,11 @@ class Admin:
             )
             if change.pending:
                 # What the next start would stumble over is refused now.
-                from sluicemq.net.openssl import server_contexts  # noqa: PLC0415
+                from sluicemq.net.openssl import load_server_context  # noqa: PLC0415
 
                 config = change.at_next_start[Part.BROKER]
                 credentials_of(config.inner_credentials)
-                server_contexts(config)
+                load_server_context(config)
                 if config.acl_enable:
                     source = RuleSource.from_config(self.files, config)
                     source.load(source.read_files())

@@ -49,8 +49,8 @@ from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
-from sluicemq.net.dispatch import Peer, Run
-from sluicemq.net.limits import Shares
+from sluicemq.net.dispatch import Peer, RunEngine
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background
 from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
 from sluicemq.store.log import LOST_CODE
@@ -174,7 +174,7 @@ class Pull:
     background: Background
     delivered: Deliveries
     filters: RequestFilters
-    shares: Shares
+    shares: FairScheduler
     call_later: Callable[[float, Callable[[], None]], object] | None = None
     """The loop's. Without it no pull is held (`_held_back`)."""
     has_master: Callable[[], bool] = lambda: False
@@ -222,7 +222,7 @@ class Pull:
         pieces = self._found(reading, command.opaque, result)
         if result.size_bytes < PIECES_BYTES_MIN:
             return b"".join(pieces)
-        peer.write_pieces(pieces)
+        peer.write_buffers(pieces)
         return None
 
     def _looked_at(self, reading: Reading, command: Command) -> bytes | Command:
@@ -283,7 +283,7 @@ class Pull:
             if result.size_bytes < PIECES_BYTES_MIN:
                 answer = b"".join(pieces)
             else:
-                peer.write_pieces(pieces)
+                peer.write_buffers(pieces)
         elif (
             _is_stuck(reading, result)
             or (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND
@@ -294,7 +294,7 @@ class Pull:
         shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
         return answer
 
-    def compile(self, sends: Callable[..., int]) -> Run:
+    def compile(self, sends: Callable[..., int]) -> RunEngine:
         """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
         if engine.pulls is None:
             return lambda data, position, peer, shares: sends(data, position, peer)

@@ -56,7 +56,7 @@ from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.system_names import EPOCH_TOPIC, STAGING_TOPIC
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.store.identity import FileVerdict
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
@@ -477,8 +477,8 @@ class Epochs:
         thread."""
         account = self._access.account  # of this request: other requests come meanwhile
 
-        def steps() -> Steps[Command | Announced]:
-            ranges = yield from decoding(_ranges_of, command.body)
+        def steps() -> WorkItem[Command | Announced]:
+            ranges = yield from decode_body(_ranges_of, command.body)
             return self._decided(account, header, ranges)
 
         return in_steps(steps())

@@ -77,8 +77,8 @@ from sluicemq.model.message import (
 from sluicemq.model.properties import ACTED_ON_SEND, forget_origin
 from sluicemq.model.system_names import HALF_TOPIC, is_broker_written_topic
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -148,7 +148,7 @@ class Retries:
             remark = f"the message was not sent back: {error}"
             raise RequestError(code_of(error), remark) from error
         answer = Command(ResponseCode.SUCCESS)
-        frame = b"" if command.is_oneway else finish_answer(answer, command)
+        frame = b"" if command.is_oneway else encode_response_to(answer, command)
         return Durable(frame, announces=len(self.topics) > topic_count)
 
     def _store_copy(self, header: SendBackRequest, version: int, lane: str) -> None:
@@ -454,7 +454,7 @@ class Send:
 
     def _batch_in_steps(
         self, header: SendMessageRequest, command: Command, peer: Peer
-    ) -> Steps[Durable | Command]:
+    ) -> WorkItem[Durable | Command]:
         try:
             if header.topic.startswith(RETRY_PREFIX):
                 what = "batch request does not support retry group"

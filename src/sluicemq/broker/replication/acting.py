@@ -48,7 +48,7 @@ from sluicemq.model.system_names import (
     is_broker_written_topic,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.record.codec import as_text
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
@@ -317,7 +317,7 @@ class Acting:
         """The same, when it is known."""
 
         async def reply() -> None:
-            peer.write(finish_answer(await self.hand_back(), command))
+            peer.write(encode_response_to(await self.hand_back(), command))
 
         task = asyncio.get_running_loop().create_task(reply())
         self._answering.add(task)

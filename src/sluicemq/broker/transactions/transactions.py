@@ -145,7 +145,7 @@ class CheckBack:
             return
         transaction.asked = member.peer
         self.sent += 1
-        member.peer.notify(question(transaction, record, self._broker_name))
+        member.peer.send_oneway(question(transaction, record, self._broker_name))
 
     def overdue(self, transaction: OpenTransaction, record: Record) -> None:
         """The next check is due: has the last one been answered?"""
@@ -153,7 +153,7 @@ class CheckBack:
         if peer is None or peer.closed:
             return
         self.unanswered += 1
-        peer.labels[_UNANSWERED] = _unanswered(peer) + 1
+        peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
         group = record.text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
@@ -168,13 +168,13 @@ class CheckBack:
 
     def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
         """A client has answered a check."""
-        peer.labels.pop(_UNANSWERED, None)
+        peer.attributes.pop(_UNANSWERED, None)
         if transaction is not None:
             transaction.asked = None
 
 
 def _unanswered(peer: Peer) -> int:
-    return int(peer.labels.get(_UNANSWERED, 0))
+    return int(peer.attributes.get(_UNANSWERED, 0))
 
 
 def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:

@@ -32,7 +32,7 @@ from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
-from sluicemq.net.work.background import Alarm, CallLater
+from sluicemq.net.work.background import CallLater, TimerHandle
 from sluicemq.store.identity import FileVerdict
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
@@ -553,7 +553,7 @@ class Delayed:
         )  # fmt: skip
         self.parts: list[Part] = [self.levels, self.timers]
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
-        self._alarm: Alarm | None = None
+        self._alarm: TimerHandle | None = None
         self._alarm_s = 0.0
 
         def level_arrived(queue_id: int) -> None:

@@ -23,7 +23,7 @@ from sluicemq.client.core.tracing import Tracing
 from sluicemq.client.home import Home, running_loop
 from sluicemq.client.tasks import run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.net.channel import ChannelPool, Dial
+from sluicemq.net.channel import ChannelPool, Dialer
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import CLIENT_ID_FIELD
@@ -49,7 +49,7 @@ class Cluster(AsyncioShell):
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
-        connect: Dial | None = None,
+        connect: Dialer | None = None,
         client_id: str = "",
         rng: Random | None = None,
     ) -> None:
@@ -102,14 +102,14 @@ class Cluster(AsyncioShell):
         if call.command.code in OF_MEMBERS or self.credentials is not None:
             self._complete(call.command)
         call.is_written = True
-        return channel.begin(call.command, timeout_s)
+        return channel.start_call(call.command, timeout_s)
 
     async def _exchange(self, call: Call) -> Command:
         channel = await self._pool.get(call.address)
         if call.command.flag & FLAG_ONEWAY:
             self._complete(call.command)
             call.is_written = True
-            channel.oneway(call.command)
+            channel.send_oneway(call.command)
             return call.command
         return await self.send_request(call)
 

@@ -63,7 +63,7 @@ from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.tls import Tls
 
 P = ParamSpec("P")
@@ -127,7 +127,7 @@ class Sluice:
         trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
         tls: Tls | bool | None = None,
-        network: Network = SOCKETS,
+        network: Network = SOCKET_NETWORK,
         heartbeat_thread: bool = True,
         instance: str = INSTANCE,
         offsets_directory: str | None = None,
@@ -145,7 +145,7 @@ class Sluice:
             raise ConfigurationError(
                 f"on_moved is {on_moved!r:.60}.", fix="Give a function of an OffsetMoved."
             )
-        network = secured(network, Tls.of(tls))
+        network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
         self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),

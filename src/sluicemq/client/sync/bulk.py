@@ -79,7 +79,7 @@ class BulkReader:
         self._batch_bytes = batch_bytes
         self._depth = depth
         self._timeout_s = timeout_s
-        self._tls = Tls.of(tls)
+        self._tls = Tls.resolve(tls)
         self._home = Home()
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullAnswer] = {}

@@ -47,7 +47,7 @@ class Cluster(BlockingShell):
         chooses the queue that a producer begins with."""
         self.home: Home = Home()
         self.rng: Random = rng or Random()
-        self.tls: Tls | None = Tls.of(tls)
+        self.tls: Tls | None = Tls.resolve(tls)
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
         self.routes: Routes = self.directory.routes

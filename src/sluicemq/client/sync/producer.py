@@ -65,7 +65,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
-from sluicemq.net.network import Sockets
+from sluicemq.net.network import SocketNetwork
 from sluicemq.net.tls import Tls
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
@@ -252,7 +252,7 @@ class Inbound(Transactions):
                     self._keeper = HeartbeatThread(
                         make_client_id(self._cluster.clock),
                         credentials=self._cluster.credentials,
-                        connect=Sockets(self._cluster.tls).dial,
+                        connect=SocketNetwork(self._cluster.tls).dial,
                         on_ask=self._on_ask,
                         outages=self._cluster.directory.outages,
                     )
