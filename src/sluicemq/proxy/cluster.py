@@ -33,8 +33,8 @@ from sluicemq.client.core.conversations import (
     Call,
     Conversation,
 )
-from sluicemq.client.core.directory import Directory, no_route
-from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.directory import Directory, route_not_found_error
+from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
 from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -222,9 +222,11 @@ class ClusterBackend(AsyncioShell):
         await self._tasks.wait()
 
     def _find_route(self, topic: str) -> Conversation[TopicRoute]:
-        found = yield from self.directory.find_route(topic)
+        found = yield from self.directory.fetch_route(topic)
         if found is None:
-            raise no_route(topic, self.directory.name_servers, None, auto_create_tried=False)
+            raise route_not_found_error(
+                topic, self.directory.name_servers, None, auto_create_tried=False
+            )
         return found
 
     def _find_topic(self, name: str) -> Conversation[TopicConfig | None]:
@@ -255,7 +257,7 @@ async def stand_alone(
     loop = asyncio.get_running_loop()
     guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
-        name_servers, Credentials.of(credentials), SYSTEM_CLOCK,
+        name_servers, Credentials.from_value(credentials), SYSTEM_CLOCK,
         with_tls(SOCKET_NETWORK, Tls.resolve(None)).dial, cluster=config.cluster,
     )  # fmt: skip
     shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
@@ -334,7 +336,7 @@ class ClusterLink:
         """One request, one answer, whatever its code. Raises ConnectionLostError,
         RequestTimeoutError, ClosedError."""
         channel, command = await self._pool.get(call.address), call.command
-        signed(command, self._backend.credentials)
+        sign_request(command, self._backend.credentials)
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
             channel.send_oneway(command)

@@ -918,9 +918,11 @@ CLIENT: Final = (
         "a task that fails is not started again",
         "a queue is not read any more until the client is restarted",
         "sluicemq.client.tasks",
-        "Tasks._kept_ended",
-        "kept.timer = loop.call_later(kept.pause_s, self._run_again, kept, task.cancelled())",
-        "self._forget(kept)",
+        "Tasks._on_supervised_end",
+        "supervised.timer = loop.call_later(\n"
+        "            supervised.pause_s, self._run_again, supervised, task.cancelled()\n"
+        "        )\n",
+        "self._forget(supervised)\n",
         "tests/unit/client/test_tasks.py",
     ),
     _client(
@@ -937,7 +939,7 @@ CLIENT: Final = (
         "the broker refuses the request, and the client acknowledges without sending a copy",
         "sluicemq.client.aio.readers",
         "SendBack.send_back",
-        "await self.send_copy(record, times_so_far(record), level)",
+        "await self.send_copy(record, retry_count(record), level)",
         "pass",
         "tests/unit/client/test_retrying.py::"
         "test_rejecting_raises_when_neither_the_broker_nor_the_client_can_store_a_copy",
@@ -1049,8 +1051,8 @@ SPARK: Final = (
         "a part of an epoch is published, and the rest may be refused",
         "sluicemq.client.core.epochs",
         "EpochCommitter.commit",
-        "state = self._await(other, epoch, ranges, PREPARE)",
-        "state = self._ask(other, epoch, ranges, PREPARE)",
+        "state = self._poll_step(other, epoch, ranges, PREPARE)",
+        "state = self._request_step(other, epoch, ranges, PREPARE)",
         "tests/unit/client/test_epoch_committer.py",
     ),
 )

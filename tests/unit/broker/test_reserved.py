@@ -20,7 +20,7 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.client.core.consuming import retry_copy
+from sluicemq.client.core.consuming import make_retry_message
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.properties import RESERVED, OnSend, Reserved
@@ -372,7 +372,7 @@ def test_a_retry_says_where_its_message_really_lay(times: int) -> None:
     forged = "UNIQ_KEY\x01AB\x02RETRY_TOPIC\x01secret\x02ORIGIN_MESSAGE_ID\x01BAD\x02"
     client.call(310, send_fields("T", forged), b"x")
     (first,) = stored(broker)
-    copy = retry_copy(first, "G", 0, 0, None)
+    copy = make_retry_message(first, "G", 0, 0, None)
     place, topic = first.physical_offset, "T"
     for _ in range(times):
         fields = {"offset": place, "group": "G", "delayLevel": 1, "originTopic": topic}

@@ -89,8 +89,8 @@ async def test_an_unknown_topic_without_automatic_creation_says_which_causes_are
     async with Sluice(fake.name_server) as mq:
         with pytest.raises(RouteNotFoundError) as error:
             await mq.send("nosuch", b"x")
-    assert "answer, so the network to them is fine" in str(error.value)
-    assert "brokers are registered there (broker-a)" in str(error.value)
+    assert "respond, so the network to them works" in str(error.value)
+    assert "brokers are registered with them (broker-a)" in str(error.value)
     assert "automatic creation is off" in str(error.value)
     assert "sluice topic create nosuch" in str(error.value)
 

@@ -93,13 +93,13 @@ def test_clients_that_ask_at_once_cost_one_question_to_the_name_server(
             await proxy.mq.admin.create_topic("orders", queues=1)
             backend, asked = proxy.backend, list[str]()
             assert isinstance(backend, ClusterBackend)
-            find = backend.directory.find_route
+            find = backend.directory.fetch_route
 
             def find_route(topic: str) -> Conversation[TopicRoute | None]:
                 asked.append(topic)
                 return find(topic)
 
-            monkeypatch.setattr(backend.directory, "find_route", find_route)
+            monkeypatch.setattr(backend.directory, "fetch_route", find_route)
             speakers = [proxy.speaker(f"c{n}") for n in range(20)]
             answers = await asyncio.gather(*(it.ask("QueryRoute", ROUTE) for it in speakers))
             assert {it.status.code for it in answers} == {Code.OK}

@@ -286,7 +286,7 @@ async def delete(context: Context) -> Answer:
     key = context.form.get("access_key", "")
     if context.form.get("typed", "").strip() != key:
         raise ConfigurationError(f"what was typed is not {key!r}.", fix="Type the key.")
-    mine = Credentials.of(context.session.credentials) or context.mq.cluster.credentials
+    mine = Credentials.from_value(context.session.credentials) or context.mq.cluster.credentials
     if mine is not None and mine.access_key == key:
         raise ConfigurationError(
             f"this console asks with {key!r}.", fix="Sign in with another key to delete it."
