@@ -250,7 +250,7 @@ GAUGES: Final = (
            lambda b: [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.replicas.copy())),)]
            if b.in_sync is not None else []),
     Family("rocketmq_processor_watermark", "Requests that wait in the broker.", ("processor",),
-           lambda b: [("send", 0 if b.turns.is_idle else 1), ("pull", len(b.polls))]),
+           lambda b: [("send", 0 if b.group_commit.is_idle else 1), ("pull", len(b.polls))]),
 )  # fmt: skip
 OF_ACCESS_CONTROL: Final = (
     Family("sluicemq_requests_refused",
@@ -309,8 +309,8 @@ class BrokerCollector:
             labels=names,
         )
         bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
-        cumulated = map(float, accumulate(b.turns.latency_counts))
-        latency.add_metric(node, list(zip(bounds, cumulated, strict=True)), b.turns.latency_sum_s)
+        cumulated = map(float, accumulate(b.group_commit.latency_counts))
+        latency.add_metric(node, list(zip(bounds, cumulated, strict=True)), b.group_commit.latency_sum_s)
         yield latency
         for collect in b.collectors:
             yield from collect()

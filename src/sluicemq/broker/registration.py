@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from sluicemq.broker.group_commit import error_answer, unconfirmed_answer
+from sluicemq.broker.group_commit import encode_error_answer, encode_unconfirmed_answer
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import READ_WRITE, Groups, Topics
@@ -368,7 +368,7 @@ class Announcements:
         each answer becomes a failure with the text of the error."""
         waiting, self._waiting = self._waiting, []
         if error is not None:
-            waiting = [(peer, a and error_answer(a, error, str(error))) for peer, a in waiting]
+            waiting = [(peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting]
         for peer, answer in waiting:
             peer.write(answer)
 
@@ -441,13 +441,13 @@ class Announcements:
                 await self._in_executor(sync)
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [(peer, a and unconfirmed_answer(a, error)) for peer, a in waiting]
+                waiting = [(peer, a and encode_unconfirmed_answer(a, error)) for peer, a in waiting]
         if waiting:
             try:
                 await self.kept()
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [(peer, a and error_answer(a, error, str(error))) for peer, a in waiting]
+                waiting = [(peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting]
         due = self.registration.due(self._clock.monotonic_s())
         changed = [server for server in self.registration.changed if server not in due]
         await asyncio.gather(*map(self._tell_all, due), *map(self._tell_changes, changed))

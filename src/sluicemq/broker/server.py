@@ -236,7 +236,7 @@ class Broker:
         `become` says what it is."""
         if self.in_sync is not None:
             self.in_sync.depose(reason)
-            self.core.turns.flush()
+            self.core.group_commit.flush()
 
     def _tell_role(self, serves: bool) -> None:
         for told in self.on_role:
@@ -500,14 +500,14 @@ class Broker:
 
     async def _let_answers_go(self) -> None:
         """Answers that are held leave before the connections close."""
-        turns = self.core.turns
-        turns.commit()
-        turns.flush()
+        group_commit = self.core.group_commit
+        group_commit.commit()
+        group_commit.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_S):
-                while not turns.is_idle:  # an fsync says that it ends in a turn of the loop
+                while not group_commit.is_idle:  # an fsync says that it ends in a turn of the loop
                     await self._in_executor(lambda: None)
-                    if not turns.is_idle:  # answers wait for slaves, up to slaveTimeout
+                    if not group_commit.is_idle:  # answers wait for slaves, up to slaveTimeout
                         await asyncio.sleep(CLOSE_POLL_S)
 
     async def _close_connections(self) -> None:

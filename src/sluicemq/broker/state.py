@@ -116,19 +116,19 @@ class BrokerState:
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
         self.shares = shares or Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
-        self.turns = turns = GroupCommit(
+        self.group_commit = group_commit = GroupCommit(
             store, clock, call_soon=call_soon, announce=announce,
             run_sync=run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
         )  # fmt: skip
-        self.shares.before_turn = turns.commit
+        self.shares.before_turn = group_commit.commit
         # Consumers.
         polls_max = settings.broker.parked_pulls_max
         self.polls = LongPolls(
-            turns.queue_frame, turns.send_after_commit, turns.flush, polls_max, self.shares
+            group_commit.queue_frame, group_commit.send_after_commit, group_commit.flush, polls_max, self.shares
         )
-        turns.wake = wake = self.polls.wake
+        group_commit.wake = wake = self.polls.wake
         common, waking = (settings, topics, groups, offsets), (files, steady, wake)
         self.order = ConsumerOrder(*common, *waking, call_later)
         self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, offload)
@@ -143,29 +143,29 @@ class BrokerState:
             self.delivered, self.request_filters, self.shares, call_later=call_later,
         )  # fmt: skip
         # What enters the store, and what waits in it before it may be seen.
-        self.intake = intake = Intake(settings, store, turns)
+        self.intake = intake = Intake(settings, store, group_commit)
         self.delayed = Delayed(
-            settings, store, intake, turns, files=files, clock=steady, call_soon=call_soon,
+            settings, store, intake, group_commit, files=files, clock=steady, call_soon=call_soon,
             call_later=call_later, jobs=self.jobs,
         )  # fmt: skip
         self.checkpoints = Checkpoints(
-            settings, topics, offsets, store, intake, turns, self.delayed, files, steady
+            settings, topics, offsets, store, intake, group_commit, self.delayed, files, steady
         )
         offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
         self.in_flight = InFlight(groups, self.checkpoints, self.order, steady, self.background)
         self.checks = self.transactions = Transactions(
-            settings, topics, offsets, store, intake, turns, clock, steady,
+            settings, topics, offsets, store, intake, group_commit, clock, steady,
             CheckBack(self.producers, settings.broker.broker_name),
         )  # fmt: skip
         self.epochs = Epochs(
-            settings, topics, store, intake, turns, files=files, clock=clock,
+            settings, topics, store, intake, group_commit, files=files, clock=clock,
             call_soon=call_soon, run_sync=run_sync, access=self.access,
         )  # fmt: skip
         self.retries = Retries(
             settings, topics, groups, store, intake, consumers, self.locks, clock, self.delivered,
             self.access,
         )  # fmt: skip
-        self.send = Send(settings, topics, self.retries, store, intake, turns, unique_ids)
+        self.send = Send(settings, topics, self.retries, store, intake, group_commit, unique_ids)
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
         for document in self.documents_of_offsets:
@@ -175,15 +175,15 @@ class BrokerState:
     def _make_watchers(self) -> None:
         """Make the parts that watch the others: lag, rates, retention, runtime information."""
         settings, store, clock, topics = self.settings, self.store, self.clock, self.topics
-        groups, offsets, consumers, turns = self.groups, self.offsets, self.consumers, self.turns
+        groups, offsets, consumers, group_commit = self.groups, self.offsets, self.consumers, self.group_commit
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
-        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.commit)
+        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, group_commit.commit)
         self.filter_watch = FilterWatch(
             store, topics, groups, offsets, consumers, self.filters, self.delivered,
             self.background, clock, self.in_flight.unfinished,
         )  # fmt: skip
         self.runtime = RuntimeInfo(
-            topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,
+            topics, self.send, self.pull, self.polls, group_commit, store, self.rates, self.days,
             (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
 
@@ -226,7 +226,7 @@ class BrokerState:
     def _take_up(self) -> None:
         """Settings that others hold copies of."""
         slow_ms = self.settings.broker.slow_request_ms
-        self.shares.slow_s = self.turns.slow_commit_s = slow_ms / 1000 if slow_ms else math.inf
+        self.shares.slow_s = self.group_commit.slow_commit_s = slow_ms / 1000 if slow_ms else math.inf
 
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
@@ -301,10 +301,10 @@ class BrokerState:
     def deferred(self, outcome: object, command: Command, peer: Peer) -> None:
         """Takes what handlers return besides answers. HOT."""
         if outcome.__class__ is Durable:
-            self.turns.send_after_commit(peer, *outcome)
+            self.group_commit.send_after_commit(peer, *outcome)
         elif isinstance(outcome, Parked):
             if not self.polls.park(outcome, peer):
-                answer = outcome.look(outcome, True)
+                answer = outcome.try_answer(outcome, True)
                 assert not isinstance(answer, Durable), "the last look gives nothing away"
                 peer.write(answer or b"")
         elif isinstance(outcome, Announced):
@@ -370,7 +370,7 @@ class BrokerState:
         """A few times a second: long polls and fsyncs whose time is over, messages that are due."""
         now_s, run = self.clock.monotonic_s(), self.jobs.run_unless_pausing
         run("parked pulls", lambda: self.polls.expire(now_s))
-        run("held answers", lambda: self.turns.expire(now_s))
+        run("held answers", lambda: self.group_commit.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
         run("notices of members", self.consumers.notices.run)
         if self.settings.is_slave:

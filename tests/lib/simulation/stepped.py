@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from sluicemq.broker.admin.readonly import prepare
-from sluicemq.broker.group_commit import unconfirmed_answer
+from sluicemq.broker.group_commit import encode_unconfirmed_answer
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
@@ -264,13 +264,13 @@ class SteppedBroker:
             try:
                 sync()
             except StoreError as error:
-                announced = [(peer, a and unconfirmed_answer(a, error)) for peer, a in announced]
+                announced = [(peer, a and encode_unconfirmed_answer(a, error)) for peer, a in announced]
         for peer, answer in announced:
             peer.write(answer)
 
     def close(self) -> None:
         """Stop in order: answers leave, tables and store are on disk, as far as there is room."""
-        self.core.turns.commit()
+        self.core.group_commit.commit()
         while self._syncs:
             self.finish_sync()
         self.finish_announcements()

@@ -302,7 +302,7 @@ def test_a_record_of_another_broker_is_passed_on(broker: SteppedBroker) -> None:
 
 def fail_the_turn(broker: SteppedBroker) -> None:
     broker.files.fail_next("write", errno.ENOSPC, path_part="commitlog")
-    broker.core.turns.commit()
+    broker.core.group_commit.commit()
 
 
 def test_a_pop_whose_turn_fails_never_was(broker: SteppedBroker, popper: Popper) -> None:

@@ -46,7 +46,7 @@ async def test_each_step_of_a_stop_is_done_though_the_one_before_it_fails(
         await mq.admin.create_topic("t", queues=1)
         core = mq.servers.brokers["broker-a"].core
         core.offsets.commit("g", "t", 0, 777)
-        monkeypatch.setattr(type(core.turns), "end", broken)
+        monkeypatch.setattr(type(core.group_commit), "commit", broken)
         monkeypatch.setattr(type(core.delayed), "save", broken)
     names = ("stop, held answers", "stop, delivery state")
     assert all(f"Background job '{name}' failed: TypeError" in caplog.text for name in names)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
-from sluicemq.broker.group_commit import Announced, Postponed, in_steps
+from sluicemq.broker.group_commit import Announced, Postponed, run_or_postpone
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics, group_fault, topic_fault
@@ -231,7 +231,7 @@ class Metadata:
                 self.topics.put(*portion)
             return Announced(Command(ResponseCode.SUCCESS))
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def _topic(self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]) -> TopicConfig:
         """What a topic becomes. Raises RequestError for what it cannot be."""
@@ -322,7 +322,7 @@ class Metadata:
                 self.groups.put(*portion)
             return Announced(Command(ResponseCode.SUCCESS))
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def _checked(self, configs: Iterable[GroupConfig]) -> list[GroupConfig]:
         """Return what groups become. Raises RequestError for what they cannot be."""

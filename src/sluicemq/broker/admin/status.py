@@ -181,7 +181,7 @@ class RuntimeInfo:
     send: Send
     pull: Pull
     polls: LongPolls
-    turns: GroupCommit
+    group_commit: GroupCommit
     store: Store
     rates: Rates
     days: Days
@@ -230,7 +230,7 @@ class RuntimeInfo:
         from sluicemq import __version__, engine  # noqa: PLC0415 - the package imports nothing of ours
 
         counters, rates = self.counters(), self.rates
-        put, times = counters["put"], self.turns.latency_counts
+        put, times = counters["put"], self.group_commit.latency_counts
         shown = [0] * len(_TIMES)  # as the real broker writes it: `[<=0ms]:0 [0~10ms]:5 …`
         for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), times, strict=True):
             shown[next(i for i, (_, limit) in enumerate(_TIMES) if bound <= limit)] += count

@@ -60,7 +60,7 @@ class OffsetAdmin:
     polls: LongPolls
     store: Store
     clock: Clock
-    turns: GroupCommit
+    group_commit: GroupCommit
 
     # --------------------------------------------------------------------------------- reset
 
@@ -114,7 +114,7 @@ class OffsetAdmin:
             if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
             self.polls.wake(queue.topic, queue.queue_id)
-        self.turns.schedule_commit()
+        self.group_commit.schedule_commit()
 
     def _let_consumers_reset(
         self, header: ResetOffsetRequest, found: dict[MessageQueue, int], language: str

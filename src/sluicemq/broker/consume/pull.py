@@ -663,7 +663,7 @@ class Pull:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
-                    parked.is_looking = True
+                    parked.is_attempt_pending = True
                     steps = self.polls.look_on(parked, reading.peer, result.judgement)
                     self.background.run_in_background(steps, reading.peer)
                 return None

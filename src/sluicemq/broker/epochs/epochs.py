@@ -47,7 +47,7 @@ from sluicemq.acl.guard import Access
 from sluicemq.broker.background import Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
-from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, in_steps
+from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, run_or_postpone
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import EPOCH_TOPIC, Topics
@@ -435,7 +435,7 @@ class Epochs:
         topics: Topics,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         *,
         files: Files,
         clock: Clock,
@@ -447,7 +447,7 @@ class Epochs:
         self._access = access
         self._topics = topics
         self._store = store
-        self._turns = turns
+        self._group_commit = group_commit
         self._clock = clock
         self._worker = Worker(self.run, clock, call_soon)
         self._run_sync = None if settings.store.flush_sync else run_sync
@@ -480,7 +480,7 @@ class Epochs:
             ranges = yield from decoding(_ranges_of, command.body)
             return self._decided(account, header, ranges)
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def _decided(
         self, account: str, header: CommitEpochRequest, ranges: Ranges
@@ -598,7 +598,7 @@ class Epochs:
             if known is None or key.epoch > known.epoch:  # committed when this is in the log
                 ranges, topics = staged_ranges_to(check.ranges), sorted(check.topics)
                 offset = self._append("epoch", key, ranges=ranges, topics=topics)
-                if not self._turns.commit_now():
+                if not self._group_commit.commit_now():
                     check.error = RequestError(
                         ResponseCode.SYSTEM_ERROR, "the decision was not stored."
                     )
@@ -650,7 +650,7 @@ class Epochs:
                 reached = ordinal
         except StoreError as error:
             self._worker.failed(f"an epoch is published later: {error}")
-        if not self._turns.commit_now():
+        if not self._group_commit.commit_now():
             self._worker.failed("an epoch is published later: the turn failed")
             return
         if reached == first:

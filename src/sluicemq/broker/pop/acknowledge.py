@@ -58,7 +58,7 @@ class Acknowledge:
     checkpoints: Checkpoints
     order: ConsumerOrder
     store: Store
-    turns: GroupCommit
+    group_commit: GroupCommit
     clock: Clock
     delivered: Deliveries
 
@@ -73,7 +73,7 @@ class Acknowledge:
             )
         handle = Handle.parse(header.handle)._replace(queue_id=header.queue_id)
         self._acknowledge(PopAck(header.group, header.topic, handle, (header.offset,)))
-        return Durable.to(command, encode_answer(command))
+        return Durable.for_command(command, encode_answer(command))
 
     def many(self, command: Command, peer: Peer) -> Any:
         """200151: those whose queue or message is not there are passed over."""
@@ -97,7 +97,7 @@ class Acknowledge:
                 code = ResponseCode.NO_MESSAGE
         except RequestError as refusal:
             code, remark = ResponseCode(refusal.code), refusal.remark
-        return Durable.to(command, encode_answer(command, code, encode_header(answer), b"", remark))
+        return Durable.for_command(command, encode_answer(command, code, encode_header(answer), b"", remark))
 
     def _check(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
         """The offsets of the message's queue. Raises RequestError when it cannot be there."""
@@ -126,7 +126,7 @@ class Acknowledge:
     def _acknowledge_all(self, acks: list[PopAck], command: Command) -> Steps[Any]:
         """The answer waits for the last ones' turn; those of the others must have been good.
         Raises RequestError."""
-        failures, refusal = self.turns.commits_failed, None
+        failures, refusal = self.group_commit.failed_commit_count, None
         for number, ack in enumerate(acks):
             if number and number % ACKS_A_STEP == 0:
                 yield None
@@ -141,12 +141,12 @@ class Acknowledge:
                     refusal = error
         if refusal is not None:
             raise refusal
-        if self.turns.commits_failed != failures:
+        if self.group_commit.failed_commit_count != failures:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 "some of the acknowledgements were not stored. Send all of them again.",
             )
-        return Durable.to(command, encode_answer(command))
+        return Durable.for_command(command, encode_answer(command))
 
     def _change(self, header: ChangeInvisibleTimeRequest) -> ChangeInvisibleTimeResponse:
         """What is new in the handle; nothing where the offset of a group that consumes in order is

@@ -93,7 +93,7 @@ class Checkpoints:
         offsets: Offsets,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         delayed: Delayed,
         files: Files,
         clock: SteadyClock,
@@ -103,7 +103,7 @@ class Checkpoints:
         self._offsets = offsets
         self._store = store
         self._intake = intake
-        self._turns = turns
+        self._group_commit = group_commit
         self._delayed = delayed
         self._clock = clock
         self.topic = revive_topic(settings.broker.cluster_name)
@@ -171,7 +171,7 @@ class Checkpoints:
         stored = self._open(checkpoint, next_offset, holder)
         pending = self._pending.setdefault((group, topic, queue_id), deque())
         pending.append(Pending(next_offset, stored.physical_offset, stored.queue_offset))
-        self._turns.commit_internal(pending.pop)
+        self._group_commit.commit_internal(pending.pop)
         return revive_queue
 
     def skip(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
@@ -181,7 +181,7 @@ class Checkpoints:
         pending = self._pending.get(queue)
         if pending:
             pending.append(pending[-1]._replace(next_offset=next_offset))
-            self._turns.commit_internal(pending.pop)
+            self._group_commit.commit_internal(pending.pop)
         else:
             self._offsets.commit(*queue, next_offset)
 
@@ -266,7 +266,7 @@ class Checkpoints:
         )
         popped = self.table.add(checkpoint, stored.queue_offset, holder)
         new = [offset for offset in checkpoint.offsets if offset not in held]
-        self._turns.commit_internal(lambda: self.table.done(popped, new))
+        self._group_commit.commit_internal(lambda: self.table.done(popped, new))
         if self.table.next_ms == checkpoint.deadline_ms:
             self._delayed.plan()
         return stored
@@ -283,7 +283,7 @@ class Checkpoints:
         record = Acknowledgement(checkpoint.key, said)
         self._append(record, record.tag, checkpoint.revive_queue, due_ms, {})
         self.table.done(popped, done)
-        self._turns.commit_internal(lambda: self.table.reopen(popped, done))
+        self._group_commit.commit_internal(lambda: self.table.reopen(popped, done))
 
     def _append(
         self, record: Checkpoint | Acknowledgement, tag: str, revive_queue: int, due_ms: int,
@@ -444,7 +444,7 @@ class Checkpoints:
         self._take_covered()
         self._take_snapshot()
         if self._snapshot is None:
-            self._turns.commit()
+            self._group_commit.commit()
             self._snapshot = self._store.written_offset, self._in_memory()
             self._take_snapshot()
         self.document.changed |= self._snapshot is not None

@@ -565,7 +565,7 @@ class Pop:
         queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in kinds]
         return Parked(
             popping.command, tuple(queues), -1, self.clock.monotonic_s() + wait_ms / 1000,
-            partial(look, popping), contest=popping.contest,
+            partial(look, popping), competition_key=popping.contest,
         )  # fmt: skip
 
     def _look_again(
@@ -585,12 +585,12 @@ class Pop:
             return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
         found = self._look(popping)
         if found.count:
-            parked.leaves_more = found.rest > 0
+            parked.has_left_messages = found.rest > 0
             return self._answer(popping, found)
         if is_last:
             return self._answer(popping, found, ResponseCode.POLLING_TIMEOUT)
         if found.is_unfinished:
-            parked.is_looking = True
+            parked.is_attempt_pending = True
             steps = self.polls.look_on(parked, popping.peer, found.judgement)
             self.background.run_in_background(steps, popping.peer)
         return None
@@ -636,7 +636,7 @@ class Pop:
         answer = encode_answer(command, code, fields, b"".join(found.data), remark)
         if is_order or not found.count:
             return answer
-        return Durable.to(command, answer)
+        return Durable.for_command(command, answer)
 
 
 def _refused(refusal: RequestError, header: object) -> Command:

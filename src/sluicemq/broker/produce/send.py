@@ -46,7 +46,7 @@ from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.locks import QueueLocks
-from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, in_steps
+from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, run_or_postpone
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.produce.intake import (
     ILLEGAL,
@@ -157,7 +157,7 @@ class Retries:
             raise RequestError(code_of(error), remark) from error
         answer = Command(ResponseCode.SUCCESS)
         frame = b"" if command.is_oneway else finish_answer(answer, command)
-        return Durable(frame, announces=len(self.topics) > topic_count)
+        return Durable(frame, creates_topic=len(self.topics) > topic_count)
 
     def _store_copy(self, header: SendBackRequest, version: int, lane: str) -> None:
         """To the retry topic, or to the dead letters. Raises RequestError, StoreError."""
@@ -276,7 +276,7 @@ class Send:
         retries: Retries,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         unique_ids: UniqueIds,
     ) -> None:
         self._settings = settings
@@ -285,7 +285,7 @@ class Send:
         self._retries = retries
         self._append = store.writer.append
         self._intake = intake
-        self._hold = turns.send_after_commit
+        self._hold = group_commit.send_after_commit
         self._unique_ids = unique_ids
         self._next_queue = 0
         self.failures = 0
@@ -297,7 +297,7 @@ class Send:
         if engine.sends is not None and store.writer.takes_columns:
             self.compiled = engine.sends.Sends(
                 store.writer, topics.table, store.writer.by_key, self.sizes,
-                store.writer.begin, turns.send_all_after_commit, store.writer.body_bytes_max,
+                store.writer.begin, group_commit.send_all_after_commit, store.writer.body_bytes_max,
             )  # fmt: skip
         settings.on_change(self.prepare)
         self.prepare()
@@ -458,7 +458,7 @@ class Send:
         """320: always letters, whatever the flag `m` says. Each message becomes a record of its
         own. The batch's own properties (WAIT, an id) are not mixed into them: the 5.3.3 broker
         appends them, and every message of the batch then shows the batch's id."""
-        return in_steps(self._batch_in_steps(header, command, peer))
+        return run_or_postpone(self._batch_in_steps(header, command, peer))
 
     def _batch_in_steps(
         self, header: SendMessageRequest, command: Command, peer: Peer
@@ -576,7 +576,7 @@ class Send:
             queue_id, identity, message_id.encode(), queue_offset, command.opaque
         )  # fmt: skip
         answer = _pack_prefix(len(header) + 4, len(header)) + header
-        return Durable(answer, waits, announces=not known and topic.name in self._topics)
+        return Durable(answer, waits, creates_topic=not known and topic.name in self._topics)
 
 
 def _waits(properties: dict[str, str]) -> bool:

@@ -219,7 +219,7 @@ class Transactions:
         offsets: Offsets,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         clock: Clock,
         steady: SteadyClock,
         check_back: CheckBack,
@@ -229,7 +229,7 @@ class Transactions:
         self._offsets = offsets
         self._store = store
         self._intake = intake
-        self._turns = turns
+        self._group_commit = group_commit
         self._clock = clock
         self._steady = steady
         self.check_back = check_back
@@ -287,7 +287,7 @@ class Transactions:
                 if self._settings.store.flush_sync:
                     self._store.publish(self._store.sync())
                 self._follow()
-        self._turns.arrivals |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
+        self._group_commit.topic_listeners |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
         self.is_on = True
         if len(table):
             log.info("%d transactions are undecided", len(table))
@@ -353,7 +353,7 @@ class Transactions:
             self._decided.pop(key, None)
             self.table.plan(transaction, self._steady.now_ms() + self.interval_ms)
 
-        self._turns.commit_internal(undo)
+        self._group_commit.commit_internal(undo)
 
     def _append_op(self, offset: int) -> None:
         now_ms, host = self._clock.now_ms(), self._settings.store_host
@@ -376,7 +376,7 @@ class Transactions:
             transaction.copy_offset = None
             transaction.wants_check = False
 
-        self._turns.commit_internal(undo)
+        self._group_commit.commit_internal(undo)
 
     # -------------------------------------------------------------------- what has become visible
 
@@ -435,7 +435,7 @@ class Transactions:
             self._superseded += offsets
             log.warning("superseded half messages are marked later: %s", error)
             return
-        self._turns.commit_internal(lambda: self._superseded.extend(offsets))
+        self._group_commit.commit_internal(lambda: self._superseded.extend(offsets))
 
     # ------------------------------------------------------------------------------ how far it is
 
@@ -484,7 +484,7 @@ class Transactions:
         self.note_progress()
         self.is_on = False
         for topic in (HALF_TOPIC, OP_TOPIC):
-            self._turns.arrivals.pop(topic, None)
+            self._group_commit.topic_listeners.pop(topic, None)
 
     def _check(self, transaction: OpenTransaction) -> None:
         record = self.reader.record(transaction.physical_offset)

@@ -527,7 +527,7 @@ class Delayed:
         settings: Settings,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         *,
         files: Files,
         clock: SteadyClock,
@@ -544,7 +544,7 @@ class Delayed:
         self._worker = Worker(self.run, clock, call_soon)
         self.kept_clock = KeptClock(files, settings.store.root, clock)
         self.call_later = call_later
-        self.redelivery = Redelivery(store, turns, intake.elsewhere)
+        self.redelivery = Redelivery(store, group_commit, intake.elsewhere)
         self.levels = DelayLevels(settings, store, self.redelivery, files, clock, jobs)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
@@ -560,8 +560,8 @@ class Delayed:
             self.levels.arrived(queue_id)
             self.plan()
 
-        turns.arrivals[SCHEDULE_TOPIC] = level_arrived
-        turns.arrivals[TIMER_TOPIC] = lambda queue_id: self._worker.soon()
+        group_commit.topic_listeners[SCHEDULE_TOPIC] = level_arrived
+        group_commit.topic_listeners[TIMER_TOPIC] = lambda queue_id: self._worker.soon()
 
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""

@@ -138,7 +138,7 @@ class PopWorld:
         self.opaque += 1
         frame = encode(Command(0, {}, b"", self.opaque, FLAG_RESPONSE))
         self.waiting[self.opaque] = then
-        self.broker.core.turns.send_after_commit(self.client.peer, frame)
+        self.broker.core.group_commit.send_after_commit(self.client.peer, frame)
 
     def _believe(self) -> None:
         for opaque in list(self.client.answers):
