@@ -52,8 +52,8 @@ class Bench:
         self.group_commit = GroupCommit(self.store, self.clock, call_soon=self._soon.append)
         self.intake = Intake(settings, self.store, self.group_commit)
         self.delayed = Delayed(
-            settings, self.store, self.intake, self.group_commit, files=SYSTEM_FILES, clock=self.clock,
-            call_soon=self._soon.append,
+            settings, self.store, self.intake, self.group_commit, files=SYSTEM_FILES,
+            clock=self.clock, call_soon=self._soon.append,
         )  # fmt: skip
         self.delayed.load()
 

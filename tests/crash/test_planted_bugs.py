@@ -115,7 +115,9 @@ def a_disk_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     original = GroupCommit.send_after_commit
 
-    def hold(group_commit: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any) -> None:
+    def hold(
+        group_commit: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any
+    ) -> None:
         original(group_commit, peer, answer, False, *rest)
 
     monkeypatch.setattr(GroupCommit, "send_after_commit", hold)

@@ -110,7 +110,7 @@ class Journal:
             self._number = number
         return changes
 
-    def begin(self, version: DataVersion) -> Callable[[], None]:
+    def rotate(self, version: DataVersion) -> Callable[[], None]:
         """Later changes go to a new journal. Returns what removes the older ones (blocking)."""
         old = sorted(self._present)
         self._next(version)
@@ -155,7 +155,7 @@ class Journal:
         self._base = changes[-1].version
         self._unsynced.add(number)
 
-    def sync(self) -> Callable[[], None] | None:
+    def prepare_sync(self) -> Callable[[], None] | None:
         """What makes every change so far durable (blocking, raises OSError); None: they are."""
         numbers, self._unsynced = self._unsynced, set()
 
@@ -236,7 +236,7 @@ class DocumentIdentity:
         position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
         self._file.mark_sealed(source, position, checksum, {TEXT_BEFORE: self._last})
 
-    def written(self, text: str) -> None:
+    def note_written(self, text: str) -> None:
         """Note that the document is `text` now: it becomes the text before the next one."""
         self._last = text_checksum(text)
 
@@ -276,7 +276,7 @@ class Document:
         """Whether what was loaded is not what this broker wrote last."""
         return self.verdict in (FileVerdict.CHANGED, FileVerdict.FOREIGN)
 
-    def identify(self, store: Store) -> None:
+    def use_identity_file(self, store: Store) -> None:
         """Keep an identity file beside the document, whose offsets mean something in
         `store` alone. To be called before `load`, which then sets `verdict`: it is doubtful if the
         file was replaced by an older copy or that of another store, was removed, or was written by
@@ -307,7 +307,7 @@ class Document:
             raise self._unreadable(error) from error
         return found
 
-    def journaled(self, names: Container[str]) -> list[Change]:
+    def load_journal(self, names: Container[str]) -> list[Change]:
         """The changes that the loaded file, with these names, does not have. Raises StoreError."""
         try:
             changes = self._journal.read()
@@ -315,13 +315,13 @@ class Document:
             raise self._unreadable(error) from error
         self.changed |= bool(changes)
         version = self._version()
-        self._journal.begin(version)
+        self._journal.rotate(version)
         for index in range(len(changes) - 1, -1, -1):
             if changes[index].version == version:
                 return [change for change in changes[index + 1 :] if change.name]
         return [change for change in changes if change.name and change.name not in names]
 
-    def record(
+    def append_to_journal(
         self,
         version: DataVersion,
         values: Mapping[str, Mapping[str, Any] | None],
@@ -349,10 +349,10 @@ class Document:
                 raise refusal from error
             log.warning("%s It lives in memory only.", refusal)
 
-    def sync(self) -> Callable[[], None] | None:
+    def prepare_sync(self) -> Callable[[], None] | None:
         """What makes recorded changes durable, to be done elsewhere; None when they are. It raises
         StoreError: it is not known which of them a failing machine would keep."""
-        sync = self._journal.sync()
+        sync = self._journal.prepare_sync()
         if sync is None:
             return None
 
@@ -369,7 +369,7 @@ class Document:
 
         return checked
 
-    def take(self) -> Callable[[], None] | None:
+    def prepare_write(self) -> Callable[[], None] | None:
         """What writes the table as it is now, to be done elsewhere, or None when nothing changed
         since the last time. It raises OSError, and the document counts as changed again, as it
         does when the table cannot be rendered, which raises here."""
@@ -383,7 +383,7 @@ class Document:
         except BaseException:
             self.changed = True
             raise
-        forget = self._journal.begin(self._version())
+        forget = self._journal.rotate(self._version())
 
         def write() -> None:
             with self._lock:
@@ -395,7 +395,7 @@ class Document:
                         self._identity.mark_sealed(content)
                     replace_text(self._files, self.path, content)
                     if self._identity is not None:
-                        self._identity.written(content)
+                        self._identity.note_written(content)
                     forget()
                 except BaseException:
                     self.changed = True
@@ -415,7 +415,7 @@ class Document:
 
     def save(self) -> None:
         """Blocking: take and write."""
-        write = self.take()
+        write = self.prepare_write()
         if write is not None:
             write()
 

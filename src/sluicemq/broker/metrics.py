@@ -138,7 +138,7 @@ COUNTERS: Final = (
            lambda b: [(one.name, "normal", *_flags(b, one.name), one.bytes_in)
                       for one in _topics(b)]),
     Family("sluicemq_background_failures", "Failures of background jobs, by job.", ("job",),
-           _each(lambda b: b.jobs.failures)),
+           _each(lambda b: b.supervisor.failures)),
     Family("sluicemq_messages_refused", "Sends that were not stored.", (),
            _one(lambda b: b.send.failures)),
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
@@ -252,7 +252,7 @@ GAUGES: Final = (
     Family("rocketmq_processor_watermark", "Requests that wait in the broker.", ("processor",),
            lambda b: [("send", 0 if b.group_commit.is_idle else 1), ("pull", len(b.polls))]),
 )  # fmt: skip
-OF_ACCESS_CONTROL: Final = (
+ACCESS_METRICS: Final = (
     Family("sluicemq_requests_refused",
            "Requests that access control refused; access_key ? is one that no account has.",
            ("access_key",), _each(lambda b: _guard(b).denied)),
@@ -289,7 +289,7 @@ class BrokerCollector:
         names = ["cluster", "node_type", "node_id"]
         node = [config.cluster_name, "broker", config.broker_name]
         families = [*COUNTERS, *(family._replace(is_gauge=True) for family in GAUGES)]
-        for family in (*families, *(OF_ACCESS_CONTROL if b.guard is not None else ())):
+        for family in (*families, *(ACCESS_METRICS if b.guard is not None else ())):
             make: Any = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
             metric = make(family.name, family.text, labels=[*names, *family.labels])
             for *labels, value in family.samples(b):
@@ -310,9 +310,11 @@ class BrokerCollector:
         )
         bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
         cumulated = map(float, accumulate(b.group_commit.latency_counts))
-        latency.add_metric(node, list(zip(bounds, cumulated, strict=True)), b.group_commit.latency_sum_s)
+        latency.add_metric(
+            node, list(zip(bounds, cumulated, strict=True)), b.group_commit.latency_sum_s
+        )
         yield latency
-        for collect in b.collectors:
+        for collect in b.metric_collectors:
             yield from collect()
 
     def describe(self) -> "list[Metric]":
@@ -332,14 +334,14 @@ def _store_failure(b: BrokerState) -> list[str]:
     ]
 
 
-def unhealthy(b: BrokerState) -> list[str]:
+def find_health_problems(b: BrokerState) -> list[str]:
     """Return the reasons to restart the process, one sentence each: the answer of `/health`."""
     from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - many brokers of tests have no probes
 
-    return hanging(b.clock.monotonic_s() - b.sampled_s) + _store_failure(b)
+    return hanging(b.clock.monotonic_s() - b.last_sample_s) + _store_failure(b)
 
 
-def unready(b: BrokerState, registration: Registration) -> list[str]:
+def find_readiness_problems(b: BrokerState, registration: Registration) -> list[str]:
     """Return the reasons to send clients elsewhere, one sentence each: the answer of `/ready`."""
     servers = registration.name_servers
     found = _store_failure(b)
@@ -347,12 +349,12 @@ def unready(b: BrokerState, registration: Registration) -> list[str]:
         found.append("the disk is full, so sends are refused.")
     if b.in_sync is not None and b.in_sync.refusal is not None:
         found.append(f"sends are refused: {b.in_sync.refusal.remark}")
-    if servers and not any(it.is_known and not it.failures for it in servers):
+    if servers and not any(it.is_registered and not it.failures for it in servers):
         found.append("no name server takes its registration, so clients do not find it.")
     return found
 
 
-def serve(
+def serve_metrics(
     collector: Any, config: MeasuredConfig, *, health: "Probe" = list, readiness: "Probe" = list
 ) -> tuple[int, Callable[[], None]] | None:
     """Opens the port for what is collected, beside the probes; returns it with a function that

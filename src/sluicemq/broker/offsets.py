@@ -56,7 +56,7 @@ Key = tuple[str, str, int]
 """(group, topic, queue id)"""
 
 
-class Unfinished(NamedTuple):
+class UnfinishedMessages(NamedTuple):
     """What a group has before it in a queue: all from `start` on (-1: it has no offset), and
     `extra` messages besides, below 0 when some of those are done. `in_flight`: how many it has
     popped and neither acknowledged nor to get again."""
@@ -89,12 +89,12 @@ class Resets:
     def __len__(self) -> int:
         return len(self.table)
 
-    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def add(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """From now on; an earlier one of the queue is replaced."""
         self.table[group, topic, queue_id] = _Reset(offset)
         self._on_change()
 
-    def follow(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def raise_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """What is before `offset` is done meanwhile: one that is pending is not told to go there.
         Commits are dropped until it is heard, so this is a broker that moved on by itself."""
         reset = self.table.get((group, topic, queue_id))
@@ -102,11 +102,11 @@ class Resets:
             reset.offset = offset
             self._on_change()
 
-    def blocks(self, group: str, topic: str, queue_id: int) -> bool:
+    def blocks_commits(self, group: str, topic: str, queue_id: int) -> bool:
         """Is a commit of this group on the queue to be dropped?"""
         return (group, topic, queue_id) in self.table
 
-    def tell(
+    def redirect(
         self,
         group: str,
         topic: str,
@@ -140,12 +140,12 @@ class Resets:
             del self.table[key]
             self._on_change()
 
-    def heard(self, group: str, topic: str, queue_id: int) -> None:
+    def discard(self, group: str, topic: str, queue_id: int) -> None:
         """Its consumer begins anew there."""
         if self.table.pop((group, topic, queue_id), None) is not None:
             self._on_change()
 
-    def objects(self) -> list[dict[str, Any]]:
+    def to_objects(self) -> list[dict[str, Any]]:
         """What is pending, for the file."""
         return [
             {"group": group, "offset": reset.offset, "queueId": queue_id, "topic": topic}
@@ -177,9 +177,9 @@ class Offsets:
         # What is known of messages that groups have been given goes with their offsets.
         self.on_reset: list[Callable[[str, str, int, int], None]] = []
         self.on_forget: list[Callable[..., None]] = []
-        self.is_urgent = False
+        self.must_save_now = False
         """A reset is to be on disk before it is answered."""
-        self.deleted: dict[str, set[str]] = {}
+        self.groups_by_deleted_topic: dict[str, set[str]] = {}
         """By deleted topic, in the order of deletion: the groups that had consumed it."""
         self.on_save: Callable[[], None] = lambda: None
         """Called when the table is about to be copied for the file."""
@@ -193,11 +193,11 @@ class Offsets:
             return tables.encode_consumer_offsets_file(self.snapshot())
 
         def render_resets() -> str:
-            found: dict[str, Any] = {"resets": self.resets.objects()}
-            if self.deleted:
+            found: dict[str, Any] = {"resets": self.resets.to_objects()}
+            if self.groups_by_deleted_topic:
                 found["deletedTopics"] = [
                     {"topic": topic, "groups": sorted(groups)}
-                    for topic, groups in self.deleted.items()
+                    for topic, groups in self.groups_by_deleted_topic.items()
                 ]
             return orjson.dumps(found).decode()
 
@@ -237,7 +237,7 @@ class Offsets:
         elif pending is not None:
             self.resets.load(pending.get("resets", ()))
             for item in pending.get("deletedTopics", ()):
-                self.deleted[str(item["topic"])] = set(map(str, item["groups"]))
+                self.groups_by_deleted_topic[str(item["topic"])] = set(map(str, item["groups"]))
 
     def snapshot(self) -> tables.ConsumerOffsets:
         """The table as 43 and the file carry it."""
@@ -250,8 +250,8 @@ class Offsets:
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The group goes on at `offset`, whatever its consumers commit meanwhile."""
-        self.resets.put(group, topic, queue_id, offset)
-        self.is_urgent = True
+        self.resets.add(group, topic, queue_id, offset)
+        self.must_save_now = True
         self.put(group, topic, queue_id, offset)
         for follow in self.on_reset:
             follow(group, topic, queue_id, offset)
@@ -271,7 +271,7 @@ class Offsets:
         if self._commits % COMMITS_PER_VERSION == 0:
             self.version = self.version.next(self._clock.now_ms())
 
-    def cut(self, end_of: Callable[[str, int], int | None]) -> None:
+    def clamp_to_queue_ends(self, end_of: Callable[[str, int], int | None]) -> None:
         """Nobody has consumed behind the end of a queue (None: there is no such queue). So begins a
         broker whose log is shorter than it was, after a power loss or as another one's successor:
         what it stores there next would be passed over."""
@@ -290,7 +290,7 @@ class Offsets:
         """The offset, -1 when there is none."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
-    def pulled_by(self, group: str, topic: str) -> dict[int, int]:
+    def pulled_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Queue id -> everything below it is fetched; the table itself, for the pulls to fill."""
         return self.pulled.setdefault(f"{topic}@{group}", {})
 
@@ -320,25 +320,25 @@ class Offsets:
             if separator and SEPARATOR not in group:
                 yield topic, group
 
-    def queues(self) -> Iterator[tuple[str, str, int, int]]:
+    def iter_offsets(self) -> Iterator[tuple[str, str, int, int]]:
         """Every (group, topic, queue id, offset)."""
         for topic, group in list(self._keys()):
             for queue_id, offset in self.table.get(f"{topic}@{group}", {}).items():
                 yield group, topic, queue_id, offset
 
-    def topic_deleted(self, topic: str) -> None:
+    def delete_topic(self, topic: str) -> None:
         """Forget the offsets of a deleted topic and remember the groups that had any, until the
         topic is created again (`take_deleted`)."""
-        groups = self.deleted.pop(topic, set()) | self.groups_of(topic)
+        groups = self.groups_by_deleted_topic.pop(topic, set()) | self.groups_of(topic)
         self.forget(topic=topic)
         if groups:
-            self.deleted[topic] = groups
-            while len(self.deleted) > DELETED_TOPICS_MAX:
-                del self.deleted[next(iter(self.deleted))]
+            self.groups_by_deleted_topic[topic] = groups
+            while len(self.groups_by_deleted_topic) > DELETED_TOPICS_MAX:
+                del self.groups_by_deleted_topic[next(iter(self.groups_by_deleted_topic))]
             self.resets_document.changed = True
-        self.is_urgent = True
+        self.must_save_now = True
 
-    def note_deleted(self, exists: Callable[[str], bool]) -> None:
+    def mark_missing_as_deleted(self, exists: Callable[[str], bool]) -> None:
         """Treat each topic that has offsets and does not exist as deleted, for `take_deleted`. Such
         offsets are left by a crash during a deletion, and by RocketMQ 4, which deletes topics
         without them. They stay in the table until the topic is created.
@@ -347,14 +347,14 @@ class Offsets:
         store meanwhile: groups that have committed offsets on it since are not reset."""
         for topic, groups in self.groups_by_topic().items():
             if not exists(topic):
-                self.deleted.setdefault(topic, set()).update(groups)
-            elif topic in self.deleted:
-                self.deleted[topic].difference_update(groups)
+                self.groups_by_deleted_topic.setdefault(topic, set()).update(groups)
+            elif topic in self.groups_by_deleted_topic:
+                self.groups_by_deleted_topic[topic].difference_update(groups)
 
-    def take_deleted(self, topic: str) -> list[str]:
+    def take_groups_of_deleted(self, topic: str) -> list[str]:
         """Return the names of the groups that had consumed `topic` before it was deleted, sorted,
         and forget them."""
-        groups = self.deleted.pop(topic, None)
+        groups = self.groups_by_deleted_topic.pop(topic, None)
         if groups is None:
             return []
         self.resets_document.changed = True
@@ -363,10 +363,10 @@ class Offsets:
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
         """The topic, or the group, is deleted."""
         self.resets.forget(topic=topic, group=group)
-        for known in list(self.deleted) if group else ():
-            self.deleted[known].discard(group or "")
-            if not self.deleted[known]:
-                del self.deleted[known]
+        for known in list(self.groups_by_deleted_topic) if group else ():
+            self.groups_by_deleted_topic[known].discard(group or "")
+            if not self.groups_by_deleted_topic[known]:
+                del self.groups_by_deleted_topic[known]
             self.resets_document.changed = True
         for follow in self.on_forget:
             follow(topic=topic, group=group)

@@ -99,7 +99,7 @@ def export(exporter: Any, data: Any) -> str | None:
         logger.removeFilter(reason)
 
 
-def resource_of(service: str | None, instance: str = "") -> "Resource":
+def make_resource(service: str | None, instance: str = "") -> "Resource":
     """Who says it: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def resource_of(service: str | None, instance: str = "") -> "Resource":
 # -------------------------------------------------------------------------------- metrics
 
 
-def as_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Iterator[Metric]":
+def convert_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Iterator[Metric]":
     """Metrics of Prometheus as OpenTelemetry's, under the names and labels of `/metrics`."""
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
         AggregationTemporality,
@@ -171,7 +171,7 @@ def _histograms(
             bounds, counts, seen = [], [], 0
 
 
-class Push:
+class MetricsPusher:
     """Metrics that leave once an interval, by a thread, until it is closed."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Push:
         """`kind`, `node`: what serves, and its name. Raises ConfigurationError, see
         `open_exporter`."""
         self._exporter = open_exporter("metrics", config.otlp_endpoint, config.otlp_headers_parsed)
-        self._resource = resource_of(f"sluicemq-{kind}", node)
+        self._resource = make_resource(f"sluicemq-{kind}", node)
         self._collect = collect
         self._begin_ns = SYSTEM_CLOCK.now_ms() * NS_PER_MS
         variable = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
@@ -229,6 +229,6 @@ class Push:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
 
         now_ns = SYSTEM_CLOCK.now_ms() * NS_PER_MS
-        metrics = list(as_metrics(self._collect(), self._begin_ns, now_ns))
+        metrics = list(convert_metrics(self._collect(), self._begin_ns, now_ns))
         scope = ScopeMetrics(InstrumentationScope(SCOPE), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])

@@ -77,20 +77,20 @@ CHANGES_MAX: Final = 16
 
 
 @dataclasses.dataclass(slots=True)
-class NameServer:
+class NameServerState:
     """What is known of one name server. `failures` counts those since it last answered."""
 
     address: str
     failures: int = 0
-    is_known: bool = False
+    is_registered: bool = False
     next_try_s: float = 0.0
     changes: set[str] = dataclasses.field(default_factory=set)
     """Topics that have changed since it was last told."""
-    takes_topics: bool = True
+    supports_topic_registration: bool = True
     """Whether it knows 217, as those of 5.x and ours."""
 
 
-def credentials_of(text: str) -> tuple[str, str] | None:
+def parse_credentials(text: str) -> tuple[str, str] | None:
     """Access key and secret of innerClientAuthenticationCredentials; None for "".
 
     Raises ConfigurationError, which does not show the text.
@@ -132,10 +132,12 @@ class Registration:
         later one (spec/namesrv.md §2)."""
         self._fields = fields
         config = settings.broker
-        self._credentials = credentials_of(config.inner_credentials) or config.inner_account
-        self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
+        self._credentials = parse_credentials(config.inner_credentials) or config.inner_account
+        self.name_servers = [
+            NameServerState(name) for name in settings.broker.name_server_addresses
+        ]
 
-    def begin(self, server: NameServer) -> Callable[[], Command]:
+    def prepare_registration(self, server: NameServerState) -> Callable[[], Command]:
         """What makes the request (103) with every topic of now, in whatever thread."""
         server.changes = set()
         configs, config = self._topics.configs(), self._settings.broker
@@ -152,13 +154,13 @@ class Registration:
                 cluster=config.cluster_name,
                 ha_address=self.ha_address,
                 broker_id=self._settings.registered_id,
-                heartbeat_timeout_ms=SILENCE_MS if self.beats else None,
+                heartbeat_timeout_ms=SILENCE_MS if self.sends_heartbeats else None,
                 acting_master_enable=config.acting_master,
                 compressed=False,
                 body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
             )
             fields = encode_header(header) | self._fields
-            return self.signed(Command(RequestCode.REGISTER_BROKER, fields, body))
+            return self.sign(Command(RequestCode.REGISTER_BROKER, fields, body))
 
         return request
 
@@ -170,21 +172,21 @@ class Registration:
         return f"{self._settings.broker.broker_ip2 or host}:{ha_port}"
 
     @property
-    def beats(self) -> bool:
+    def sends_heartbeats(self) -> bool:
         """Are there replicas that wait to hear that this one is gone?"""
         config = self._settings.broker
         return config.acting_master or bool(config.consensus)
 
-    def sign_of_life(self) -> Command:
+    def make_heartbeat(self) -> Command:
         """904."""
         config = self._settings.broker
         header = BrokerHeartbeatRequest(
             cluster=config.cluster_name, address=self.address, broker=config.broker_name,
             broker_id=self._settings.registered_id,
         )  # fmt: skip
-        return self.signed(Command(RequestCode.BROKER_HEARTBEAT, encode_header(header)))
+        return self.sign(Command(RequestCode.BROKER_HEARTBEAT, encode_header(header)))
 
-    def farewell(self) -> Command:
+    def make_unregistration(self) -> Command:
         """104."""
         config = self._settings.broker
         header = BrokerRequest(
@@ -193,9 +195,9 @@ class Registration:
             cluster=config.cluster_name,
             broker_id=self._settings.registered_id,
         )
-        return self.signed(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
+        return self.sign(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
 
-    def signed(self, command: Command) -> Command:
+    def sign(self, command: Command) -> Command:
         """For name servers and masters with access control."""
         if self._credentials is not None:
             sign_command(command, *self._credentials)
@@ -210,28 +212,28 @@ class Registration:
 
     # ---------------------------------------------------------------------------- what changes
 
-    def route(self, topic: str) -> Command:
+    def make_route_request(self, topic: str) -> Command:
         """105: which queues does it have, on all brokers?"""
-        return self.signed(
+        return self.sign(
             Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteRequest(topic=topic)))
         )
 
-    def topic_changed(self, name: str) -> None:
+    def mark_topic_changed(self, name: str) -> None:
         for server in self.name_servers:
             server.changes.add(name)
 
-    def all_due(self) -> None:
+    def make_all_due(self) -> None:
         """What stands in all routes has changed."""
         for server in self.name_servers:
             if not server.failures:
                 server.next_try_s = 0.0
 
     @property
-    def changed(self) -> list[NameServer]:
+    def servers_with_changes(self) -> list[NameServerState]:
         """Who does not know of the last changes. One that is not there is told when it is."""
         return [server for server in self.name_servers if server.changes and not server.failures]
 
-    def take_changes(self, server: NameServer) -> list[Command]:
+    def take_change_requests(self, server: NameServerState) -> list[Command]:
         """217 of each topic that has changed. One that is deleted stays in the routes until the
         tool takes it out there (216), as with RocketMQ."""
         names, server.changes = server.changes, set()
@@ -245,18 +247,18 @@ class Registration:
             fields = encode_header(TopicRequest(topic=known.name))
             body = bodies.encode_topic_route(TopicRoute((), (queues,)))
             request = Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body)
-            requests.append(self.signed(request))
+            requests.append(self.sign(request))
         return requests
 
     # ------------------------------------------------------------------------ what came of it
 
-    def answered(self, server: NameServer, answer: Command, now_s: float) -> None:
+    def on_registered(self, server: NameServerState, answer: Command, now_s: float) -> None:
         """The name server took it."""
         if server.failures:
             log.info("name server %s is there again; registered", server.address)
-        elif not server.is_known:
+        elif not server.is_registered:
             log.info("registered with name server %s as %s", server.address, self.address)
-        server.is_known = True
+        server.is_registered = True
         server.failures = 0
         server.next_try_s = now_s + self._settings.broker.register_period_ms / 1000
         if self._settings.is_slave:
@@ -265,9 +267,9 @@ class Registration:
             if not told.ha_address and not self._settings.is_failover:
                 server.next_try_s = now_s + MASTER_LOOK_S
         if answer.body:
-            self._topics.mark_order(bodies.decode_kv_table(answer.body))
+            self._topics.set_ordered_topics(bodies.decode_kv_table(answer.body))
 
-    def failed(self, server: NameServer, error: Exception, now_s: float) -> None:
+    def on_failure(self, server: NameServerState, error: Exception, now_s: float) -> None:
         """It is not there or refuses: try again later."""
         if not server.failures:
             log.warning(
@@ -279,7 +281,7 @@ class Registration:
         pause_s = min(PAUSE_S_MIN * 2 ** min(server.failures - 1, 10), PAUSE_S_MAX)
         server.next_try_s = now_s + pause_s
 
-    def due(self, now_s: float) -> list[NameServer]:
+    def due_servers(self, now_s: float) -> list[NameServerState]:
         """Whom to tell of all topics now."""
         return [
             server for server in self.name_servers
@@ -287,7 +289,7 @@ class Registration:
             or (len(server.changes) > CHANGES_MAX and not server.failures)
         ]  # fmt: skip
 
-    def wait_s(self, now_s: float) -> float:
+    def seconds_until_due(self, now_s: float) -> float:
         """How long nothing is due."""
         times = [server.next_try_s for server in self.name_servers]
         return max(min(times, default=now_s + 3600.0) - now_s, 0.0)
@@ -322,14 +324,14 @@ class Announcements:
         save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
         self.registration = registration
-        self.is_known = asyncio.Event()
+        self.first_round_done = asyncio.Event()
         """Set when the first round is over."""
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._clock = clock
         self._in_executor = in_executor
         self._save_offsets = save_offsets
         self._waiting: list[tuple[Peer, bytes]] = []
-        self.kept: Callable[[], Awaitable[None]] = _at_once
+        self.wait_for_replicas: Callable[[], Awaitable[None]] = _at_once
         """Waits until replicas have the changes too. Raises StoreError."""
         self._questions: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
@@ -338,7 +340,7 @@ class Announcements:
             """A name server forgets us with the connection: tell it as soon as it is back."""
             for server in registration.name_servers:
                 if server.address == channel.address:
-                    server.takes_topics = True  # another one may come back
+                    server.supports_topic_registration = True  # another one may come back
                     server.next_try_s = 0.0
                     self._news.set()
 
@@ -347,18 +349,18 @@ class Announcements:
         )
 
         def topic_changed(name: str) -> None:
-            registration.topic_changed(name)
+            registration.mark_topic_changed(name)
             self._news.set()
 
         def settings_changed() -> None:  # permissions stand in routes
-            registration.all_due()
+            registration.make_all_due()
             self._news.set()
 
         topics.on_change = topic_changed
         groups.on_change = lambda _name: self._news.set()
-        settings.on_change(settings_changed)
+        settings.add_listener(settings_changed)
 
-    def hold(self, peer: Peer, answer: bytes) -> None:
+    def announce(self, peer: Peer, answer: bytes) -> None:
         """The answer leaves when every change so far is announced."""
         self._waiting.append((peer, answer))
         self._news.set()
@@ -368,7 +370,9 @@ class Announcements:
         each answer becomes a failure with the text of the error."""
         waiting, self._waiting = self._waiting, []
         if error is not None:
-            waiting = [(peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting]
+            waiting = [
+                (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
+            ]
         for peer, answer in waiting:
             peer.write(answer)
 
@@ -386,7 +390,9 @@ class Announcements:
             for server in sorted(self.registration.name_servers, key=lambda it: it.failures):
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self.pool.get(server.address)
-                    answer = await channel.call(self.registration.route(topic), ROUTE_WAIT_S)
+                    answer = await channel.call(
+                        self.registration.make_route_request(topic), ROUTE_WAIT_S
+                    )
                     break
             done(answer)
 
@@ -402,39 +408,41 @@ class Announcements:
             except Exception:
                 log.exception("telling the name servers failed")
                 await asyncio.sleep(1.0)
-            self.is_known.set()
-            wait_s = self.registration.wait_s(self._clock.monotonic_s())
+            self.first_round_done.set()
+            wait_s = self.registration.seconds_until_due(self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._news.wait()
             self._news.clear()
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Tells the name servers that know the broker that it lives."""
         for server in self.registration.name_servers:
-            if server.is_known and not server.failures:
+            if server.is_registered and not server.failures:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self.pool.get(server.address)
-                    channel.oneway(self.registration.sign_of_life())
+                    channel.oneway(self.registration.make_heartbeat())
 
-    async def farewell(self) -> None:
+    async def unregister(self) -> None:
         """Tell the name servers that know the broker that it goes."""
 
-        async def tell(server: NameServer) -> None:
+        async def tell(server: NameServerState) -> None:
             with contextlib.suppress(SluiceError, OSError):
                 channel = await self.pool.get(server.address)
-                await channel.call(self.registration.farewell(), FAREWELL_WAIT_S)
+                await channel.call(self.registration.make_unregistration(), FAREWELL_WAIT_S)
 
-        known = [server for server in self.registration.name_servers if server.is_known]
+        known = [server for server in self.registration.name_servers if server.is_registered]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_WAIT_S):
                 await asyncio.gather(*map(tell, known))
 
     async def _round(self) -> None:
         waiting, self._waiting = self._waiting, []
-        syncs = filter(None, [table.document.sync() for table in (self._topics, self._groups)])
-        if self._offsets.is_urgent:
-            self._offsets.is_urgent = False
+        syncs = filter(
+            None, [table.document.prepare_sync() for table in (self._topics, self._groups)]
+        )
+        if self._offsets.must_save_now:
+            self._offsets.must_save_now = False
             await self._save_offsets()
         for sync in syncs:
             try:
@@ -444,62 +452,66 @@ class Announcements:
                 waiting = [(peer, a and encode_unconfirmed_answer(a, error)) for peer, a in waiting]
         if waiting:
             try:
-                await self.kept()
+                await self.wait_for_replicas()
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [(peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting]
-        due = self.registration.due(self._clock.monotonic_s())
-        changed = [server for server in self.registration.changed if server not in due]
+                waiting = [
+                    (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
+                ]
+        due = self.registration.due_servers(self._clock.monotonic_s())
+        changed = [server for server in self.registration.servers_with_changes if server not in due]
         await asyncio.gather(*map(self._tell_all, due), *map(self._tell_changes, changed))
         for peer, answer in waiting:
             peer.write(answer)
 
-    async def _tell_all(self, server: NameServer) -> None:
+    async def _tell_all(self, server: NameServerState) -> None:
         try:
-            make_request = self.registration.begin(server)
+            make_request = self.registration.prepare_registration(server)
             channel = await self.pool.get(server.address)
             with quick_switches():
                 request = await self._in_executor(make_request)
             answer = await channel.call(request, REGISTER_WAIT_S)
             if answer.code != 0:
                 raise RequestError(answer.code, answer.remark or "", address=server.address)
-            self.registration.answered(server, answer, self._clock.monotonic_s())
+            self.registration.on_registered(server, answer, self._clock.monotonic_s())
         except (SluiceError, OSError) as error:
-            self.registration.failed(server, error, self._clock.monotonic_s())
+            self.registration.on_failure(server, error, self._clock.monotonic_s())
 
-    async def _tell_changes(self, server: NameServer) -> None:
+    async def _tell_changes(self, server: NameServerState) -> None:
         """Of the topics that changed; of all when the name server does not take that: one of 4.9
         does not even answer."""
-        if not server.takes_topics:
+        if not server.supports_topic_registration:
             await self._tell_all(server)
             return
         try:
             channel = await self.pool.get(server.address)
-            for request in self.registration.take_changes(server):
+            for request in self.registration.take_change_requests(server):
                 answer = await channel.call(request, TOPIC_WAIT_S)
                 if answer.code != 0:
-                    server.takes_topics = False
+                    server.supports_topic_registration = False
                     await self._tell_all(server)
                     return
         except RequestTimeoutError:
-            server.takes_topics = False
+            server.supports_topic_registration = False
             await self._tell_all(server)
         except (SluiceError, OSError) as error:
-            self.registration.failed(server, error, self._clock.monotonic_s())
+            self.registration.on_failure(server, error, self._clock.monotonic_s())
 
 
 _SOMEWHERE = Host("192.0.2.1", 9)  # of a network for documentation: nothing is sent there
 
 
-def advertised_address(config: BrokerConfig) -> AdvertisedAddress:
+def choose_advertised_address(config: BrokerConfig) -> AdvertisedAddress:
     """The address that name servers and clients are told, and why."""
     towards = None
     for address in config.name_server_addresses:
-        towards = towards or address_towards(parse_host(address))
-    return choose_address(config.broker_ip1, config.bind_address, interfaces(), towards)
+        towards = towards or find_local_address(parse_host(address))
+    return choose_address(
+        config.broker_ip1, config.bind_address, find_interface_addresses(), towards
+    )
 
 
-def address_towards(host: Host) -> str | None:
+def find_local_address(host: Host) -> str | None:
     """The local address of the way to a host; nothing is sent."""
     family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
     try:
@@ -510,23 +522,23 @@ def address_towards(host: Host) -> str | None:
         return None
 
 
-def interfaces() -> list[str]:
+def find_interface_addresses() -> list[str]:
     """Addresses of this machine, as far as the system tells without asking for more."""
-    found = dict.fromkeys(filter(None, [address_towards(_SOMEWHERE)]))
+    found = dict.fromkeys(filter(None, [find_local_address(_SOMEWHERE)]))
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             found.setdefault(str(entry[4][0]))
     return list(found)
 
 
-def listening_addresses(bind_address: str) -> list[str]:
+def find_listening_addresses(bind_address: str) -> list[str]:
     """Where a broker that binds to this address can be reached."""
     if not is_wildcard(bind_address):
         return [bind_address]
-    return list(dict.fromkeys([*interfaces(), "127.0.0.1"]))
+    return list(dict.fromkeys([*find_interface_addresses(), "127.0.0.1"]))
 
 
-def stored_host(address: str, port: int) -> Host:
+def resolve_stored_host(address: str, port: int) -> Host:
     """The host that stands in records and message ids: an address, also when brokerIP1 is a name.
 
     Raises ConfigurationError when the name is not known.

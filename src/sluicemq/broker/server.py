@@ -23,14 +23,19 @@ from typing import Any, Final, TypeVar
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
-from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
-from sluicemq.broker.otlp import Push
+from sluicemq.broker.metrics import (
+    BrokerCollector,
+    find_health_problems,
+    find_readiness_problems,
+    serve_metrics,
+)
+from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
-    advertised_address,
-    listening_addresses,
-    stored_host,
+    choose_advertised_address,
+    find_listening_addresses,
+    resolve_stored_host,
 )
 from sluicemq.broker.replication.epochs import Epochs
 from sluicemq.broker.replication.insync import InSync, Term
@@ -40,7 +45,7 @@ from sluicemq.broker.replication.state import Claim
 from sluicemq.broker.replication.status import Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
-from sluicemq.broker.table import dispatcher
+from sluicemq.broker.table import make_dispatcher
 from sluicemq.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from sluicemq.config import BrokerConfig, Change, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError, StoreUncertainError
@@ -102,7 +107,7 @@ class Broker:
         files: Files = SYSTEM_FILES,
         network: Network = SOCKETS,
         executor: Executor | None = None,
-        stretch: Callable[[float], float] = float,
+        stretch_pause: Callable[[float], float] = float,
         read_only: bool = False,
         term: Term | None = None,
         claim: Claim | None = None,
@@ -134,7 +139,7 @@ class Broker:
         `exitOnFatalStoreError` is true. The server commands end the process then."""
         self.in_sync: InSync | None = None
         """What a master knows of its slaves."""
-        self.side: MasterSide | SlaveSide | None = None
+        self.replication_side: MasterSide | SlaveSide | None = None
         self.epochs: Epochs | None = None
         """Who wrote what of the log, with sluiceConsensus."""
         self.address = ""
@@ -147,7 +152,7 @@ class Broker:
         self._files = files
         self._incarnation = incarnation or Incarnation(files, store_config.root)
         self._network = network = secured(network, broker_tls(config), config)
-        self._stretch = stretch
+        self._stretch = stretch_pause
         # A thread inherits the priority of the loop's, which may be low when it begins.
         as_usual = partial(priority().lower, is_low=False)
         self._executor = executor or ThreadPoolExecutor(
@@ -168,7 +173,7 @@ class Broker:
         self._unwritten: dict[str, str] = {}
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._push: Push | None = None
+        self._push: MetricsPusher | None = None
         self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
         self._announcements: Announcements
 
@@ -191,7 +196,7 @@ class Broker:
             if config.is_pushed:
                 self._push = await self._in_executor(
                     partial(
-                        Push, BrokerCollector(lambda: self.core).collect, config,
+                        MetricsPusher, BrokerCollector(lambda: self.core).collect, config,
                         kind="broker", node=config.broker_name,
                     )
                 )  # fmt: skip
@@ -204,7 +209,7 @@ class Broker:
         if config.metrics_enable:  # its imports are a tenth of a start
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
 
-    async def become(self, term: Term | None) -> None:
+    async def change_role(self, term: Term | None) -> None:
         """Another role, or another master: what was open closes in order and opens again, while
         clients wait at the port. Raises SluiceError: then the broker is closed."""
         kept = {port: one for server in self._servers for port, one in server.keep().items()}
@@ -224,7 +229,7 @@ class Broker:
         path = self.settings.broker.config_path
         return self.settings.reread(read_text(self._files, path) or "")
 
-    def decided(self, term: Term) -> None:
+    def update_term(self, term: Term) -> None:
         """The consensus has this term now, and this replica is its master as before: the in-sync
         set is another, or a proposal came to nothing."""
         self.term = term
@@ -284,14 +289,14 @@ class Broker:
 
     async def _open(self, kept: Kept) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self.settings.forget_listeners()
+        self.settings.clear_listeners()
         if self.settings.is_failover:
             master_id = self.term.master_id if self.term is not None else None
             self.settings.is_slave = master_id != self.settings.broker.broker_id
         self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
         config = self.settings.broker  # that of a copy is another one by now
-        advertised = advertised_address(config)
-        core = self._make_core(stored_host(advertised.address, config.listen_port), files)
+        advertised = choose_advertised_address(config)
+        core = self._make_core(resolve_stored_host(advertised.address, config.listen_port), files)
         await self._in_executor(core.load)
         known = self._confirmed.end
         if known is None and self.settings.is_failover:
@@ -306,7 +311,7 @@ class Broker:
             core.cleaning.look()
         fields = {
             FIXED_FIELD: str(advertised.fixed).lower(),
-            INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
+            INTERFACES_FIELD: ",".join(find_listening_addresses(config.bind_address)),
         }
         self.registration = Registration(self.settings, core.topics, "", fields)
         self.registration.epoch = 0 if self.term is None else self.term.epoch
@@ -315,24 +320,24 @@ class Broker:
             clock=self._clock, network=self._network, in_executor=self._in_executor,
             save_offsets=self._save_offsets,
         )  # fmt: skip
-        core.side = self.side = self._side(core, files, mirror)
+        core.replication_side = self.replication_side = self._side(core, files, mirror)
         if config.acting_master and not self.settings.is_failover:
             await self._stand_in(core)
-        if isinstance(self.side, MasterSide):
-            self._announcements.kept = self.side.kept
+        if isinstance(self.replication_side, MasterSide):
+            self._announcements.wait_for_replicas = self.replication_side.kept
         await self._listen(core, kept)
         self._tell_role(True)
-        core.move(core.settings.host._replace(port=self.port))
+        core.set_host(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
-        if isinstance(self.side, MasterSide):
-            self.registration.ha_port = self._ha = await self.side.open(self._ha)
-            self.side.ha_address = self.registration.ha_address
+        if isinstance(self.replication_side, MasterSide):
+            self.registration.ha_port = self._ha = await self.replication_side.open(self._ha)
+            self.replication_side.ha_address = self.registration.ha_address
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
-                await self._announcements.is_known.wait()
+                await self._announcements.first_round_done.wait()
         log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
         warn_of_protection(config)
 
@@ -341,7 +346,7 @@ class Broker:
         loop, settings, store = self._loop, self.settings, self.store
 
         def announce(peer: Peer, answer: bytes) -> None:
-            self._announcements.hold(peer, answer)
+            self._announcements.announce(peer, answer)
 
         def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
             self._announcements.look_up(topic, done)
@@ -366,7 +371,7 @@ class Broker:
             call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
             announce=announce, look_up=look_up, offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
-            shares=self._shares, steady=self._steady, jobs=self._supervisor,
+            shares=self._shares, steady_clock=self._steady, supervisor=self._supervisor,
         )  # fmt: skip
         self._shares = self.core.shares
         self.core.steering = self._steering
@@ -391,40 +396,40 @@ class Broker:
         side = SlaveSide(
             core, self.store.following(), self._files, self.epochs, self._confirmed, self.term,
             self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
-            signed=self.registration.signed,
+            signed=self.registration.sign,
             begin_queue=lambda *unit: self._loop.call_soon_threadsafe(
                 self.store.begin_queue, *unit
             ),
         )  # fmt: skip
-        self.registration.on_master, core.behind = side.told, side.lag
+        self.registration.on_master, core.replica_lag = side.told, side.lag
         core.pull.has_master = side.follows
         return side
 
     async def _stand_in(self, core: BrokerState) -> None:
         """What a slave has to have ready, and what a master that comes back asks."""
-        from sluicemq.broker.standing import Surroundings  # noqa: PLC0415 - few need it
+        from sluicemq.broker.acting_master import ActingMasterContext  # noqa: PLC0415 - few need it
 
         config, announcements = self.settings.broker, self._announcements
-        around = Surroundings(
+        around = ActingMasterContext(
             core, self._files, announcements.pool, config.name_server_addresses,
-            self.registration.signed, announcements.look_up, self._in_executor, dispatcher,
+            self.registration.sign, announcements.look_up, self._in_executor, make_dispatcher,
             lambda: self.dispatcher,
         )  # fmt: skip
-        if isinstance(self.side, SlaveSide):
-            self.side.acting = around.acting() if config.remote_escape else None
+        if isinstance(self.replication_side, SlaveSide):
+            self.replication_side.acting = around.make_acting() if config.remote_escape else None
         elif not config.skip_pre_online:
-            core.intake.elsewhere.left.update(await around.escaped())
+            core.intake.elsewhere.left.update(await around.fetch_escaped())
 
     async def _listen(self, core: BrokerState, kept: Kept) -> None:
         """Opens the port, and the VIP port for old clients where it can be had."""
-        config, handlers = self.settings.broker, dispatcher(core)
+        config, handlers = self.settings.broker, make_dispatcher(core)
         self.on_opening(handlers)
         self._servers = []
         port = next(iter(kept), config.listen_port)
         vip_port = port - VIP_PORT_BELOW
         for one in (port, *([vip_port] if vip_port > 0 else ())):
             server = self._network.listener(
-                handlers, on_disconnect=core.disconnected, limits=ServerLimits.of(config)
+                handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.of(config)
             )
             try:
                 server.kept = kept
@@ -442,11 +447,11 @@ class Broker:
         return self.metrics_port
 
     def _open_metrics(self) -> Callable[[], None] | None:
-        opened = serve(
+        opened = serve_metrics(
             BrokerCollector(lambda: self.core),
             self.settings.broker,
-            health=lambda: unhealthy(self.core),
-            readiness=lambda: unready(self.core, self.registration),
+            health=lambda: find_health_problems(self.core),
+            readiness=lambda: find_readiness_problems(self.core, self.registration),
         )
         if opened is not None:
             self.metrics_port = opened[0]
@@ -462,7 +467,7 @@ class Broker:
             await self._in_executor(self._push.close)
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
-        await self._announcements.farewell()
+        await self._announcements.unregister()
         try:
             await self._shut()
         finally:
@@ -480,7 +485,7 @@ class Broker:
         (ended,) = await asyncio.gather(life, return_exceptions=True)
         if isinstance(ended, Exception):
             log.error("Background jobs ended with an error: %s", ended, exc_info=ended)
-        self.core.sampled_s = math.inf  # nobody takes samples any more, and the loop turns
+        self.core.last_sample_s = math.inf  # nobody takes samples any more, and the loop turns
         if self._jobs:
             await asyncio.wait(self._jobs)
         if self._sweeper is not None:
@@ -517,8 +522,8 @@ class Broker:
         for server in self._servers:
             await server.close()
         await self._announcements.close()
-        if isinstance(self.side, MasterSide):
-            await self.side.close()
+        if isinstance(self.replication_side, MasterSide):
+            await self.replication_side.close()
 
     async def _save_delivery(self) -> None:
         """Save how far delivery has come, as far as what was delivered is on disk."""
@@ -547,8 +552,8 @@ class Broker:
             for name, period_s, chore in self._chores():
                 pause_s = partial(self._paused_s, period_s)
                 group.create_task(jobs.repeat(name, pause_s, chore))
-            if isinstance(self.side, SlaveSide):
-                side, pool = self.side, self._announcements.pool
+            if isinstance(self.replication_side, SlaveSide):
+                side, pool = self.replication_side, self._announcements.pool
                 for name, begin in side.tasks(self._network, pool).items():
                     group.create_task(jobs.keep(name, begin))
 
@@ -560,13 +565,13 @@ class Broker:
         core, settings, save, take = self.core, self.settings, self._save, self._take
         chores: list[tuple[str, Callable[[], float], Chore]] = [
             ("flush", lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
-            ("key index", lambda: INDEX_S, lambda: take(core.follow_keys())),
+            ("key index", lambda: INDEX_S, lambda: take(core.update_key_index())),
             (
                 "property columns",
                 lambda: COLUMNS_S,
-                lambda: take(core.work_at_columns(), computes=True),
+                lambda: take(core.build_property_columns(), computes=True),
             ),
-            ("samples", lambda: 1.0, core.second),
+            ("samples", lambda: 1.0, core.run_every_second),
             ("confirmed end", lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
             ("client expiry", lambda: EXPIRY_SWEEP_S, core.expire_clients),
             ("store check", lambda: STORE_CHECK_S, self._check_store),
@@ -576,13 +581,15 @@ class Broker:
             async def look_at_rules() -> None:
                 """An edit of plain_acl.yml is in force as a whole, between two requests."""
                 guard.settle(await self._in_executor(guard.look))
-                if isinstance(self.side, MasterSide):
-                    await self._in_executor(self.side.look)
+                if isinstance(self.replication_side, MasterSide):
+                    await self._in_executor(self.replication_side.look)
 
             chores.append(("access rules", lambda: LOOK_S, look_at_rules))
-        if self.registration.beats:
+        if self.registration.sends_heartbeats:
             beat_ms = settings.broker.name_server_heartbeat_ms
-            chores.append(("heartbeat", lambda: beat_ms / 1000, self._announcements.beat))
+            chores.append(
+                ("heartbeat", lambda: beat_ms / 1000, self._announcements.send_heartbeats)
+            )
         if not settings.is_read_only:
             chores.append(("retention", lambda: CLEAN_S, lambda: take(core.cleaning.run())))
         return chores if settings.is_slave else chores + self._chores_of_master()
@@ -602,7 +609,11 @@ class Broker:
 
         return [
             # RocketMQ's JSON of topics and groups lags by as much.
-            ("saving topics", lambda: TABLES_S, lambda: save(*core.journaled, core.locks.document)),
+            (
+                "saving topics",
+                lambda: TABLES_S,
+                lambda: save(*core.journaled_documents, core.locks.document),
+            ),
             (
                 "saving offsets",
                 lambda: settings.broker.consumer_offset_flush_interval_ms / 1000,
@@ -666,15 +677,15 @@ class Broker:
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
         self.core.sweep()
-        if isinstance(self.side, MasterSide):
-            self._supervisor.run_unless_pausing("feeding slaves", self.side.run)
+        if isinstance(self.replication_side, MasterSide):
+            self._supervisor.run_unless_pausing("feeding slaves", self.replication_side.run)
 
     async def _save(self, *documents: Document) -> None:
         """Write the documents that have changed. A failure is logged, once for each text, keeps
         no other document from being written, and is tried again the next time."""
         for document in documents:
             try:
-                write = document.take()
+                write = document.prepare_write()
             except Exception as error:  # noqa: BLE001 - the others have to be saved
                 self._cannot_save(document, error)
                 continue

@@ -31,9 +31,9 @@ class Settings:
         self.is_failover = bool(broker.consensus) and not is_read_only
         self._listeners: list[Callable[[], None]] = []
         self._at_next_start: Configs | None = None
-        self.move(Host("127.0.0.1", 10911))
+        self.set_host(Host("127.0.0.1", 10911))
 
-    def move(self, host: Host) -> None:
+    def set_host(self, host: Host) -> None:
         """The address in records and message ids is this one; `store_host` when encoded."""
         self.host = host
         self.store_host = encode_host(host)
@@ -70,10 +70,10 @@ class Settings:
         self.apply(change)
         return change
 
-    def on_change(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def forget_listeners(self) -> None:
+    def clear_listeners(self) -> None:
         """The parts that asked are gone: another role begins."""
         self._listeners.clear()
 

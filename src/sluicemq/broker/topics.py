@@ -75,7 +75,7 @@ SYSTEM_GROUPS: Final = (
 )  # fmt: skip
 
 
-def is_internal(name: str) -> bool:
+def is_broker_only(name: str) -> bool:
     """Return whether only the broker itself writes to the topic `name`: what lies there decides
     which messages are delivered, and to whom. The revive log of POP is open to brokers that hand on
     records of another one; access control keeps accounts away from it."""
@@ -92,14 +92,14 @@ def _fault(kind: str, name: str, length_max: int) -> str | None:
     return None
 
 
-def topic_fault(name: str, length_max: int) -> str | None:
+def find_topic_name_fault(name: str, length_max: int) -> str | None:
     """Why a topic cannot have this name; None when it can. `length_max` in characters."""
     if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         length_max = RETRY_TOPIC_LENGTH_MAX
     return _fault("topic", name, length_max)
 
 
-def group_fault(name: str) -> str | None:
+def find_group_name_fault(name: str) -> str | None:
     """Why a group cannot have this name; None when it can."""
     return _fault("group", name, GROUP_LENGTH_MAX)
 
@@ -154,7 +154,7 @@ class Table(ABC, Generic[Config, Item]):
         """What the file says, the changes after it, and what every broker has."""
         for config in known:
             self._set(config)
-        changes = self.document.journaled(self.table)
+        changes = self.document.load_journal(self.table)
         for change in changes:
             self.table.pop(change.name, None)
             if change.value is not None:
@@ -206,7 +206,7 @@ class Table(ABC, Generic[Config, Item]):
         self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
     ) -> None:
         version = self.version.next(self._clock.now_ms())
-        self.document.record(version, values, is_asked=is_asked)
+        self.document.append_to_journal(version, values, is_asked=is_asked)
         self.version = version
 
     def __contains__(self, name: str) -> bool:
@@ -227,7 +227,7 @@ class Topic(TopicState):
 
     def __init__(self, config: TopicConfig) -> None:
         self.name = config.name
-        self.is_forbidden = is_internal(config.name)
+        self.is_forbidden = is_broker_only(config.name)
         self.record_bytes = RECORD_BYTES + len(config.name)
         self.messages_in = 0
         self.bytes_in = 0
@@ -256,18 +256,18 @@ class Topic(TopicState):
         )
 
 
-def revive_topic(cluster: str) -> str:
+def revive_topic_name(cluster: str) -> str:
     """Where checkpoints and acknowledgements of POP lie."""
     return f"rmq_sys_REVIVE_LOG_{cluster}"
 
 
-def no_topic(name: str) -> RequestError:
+def make_no_topic_error(name: str) -> RequestError:
     """A consumer names a topic that does not exist."""
     what = f"topic[{name}] not exist, apply first please! \n{FAQ}"
     return RequestError(ResponseCode.TOPIC_NOT_EXIST, what)
 
 
-def no_queue(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestError:
+def make_no_queue_error(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestError:
     """A consumer at `remote` names a queue that the topic has not."""
     return RequestError(
         code,
@@ -295,7 +295,7 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     if config.trace_topic_enable:
         yield topic(config.trace_topic_name)
     yield topic(f"{cluster}_REPLY_TOPIC")
-    yield topic(revive_topic(cluster), REVIVE_QUEUES)
+    yield topic(revive_topic_name(cluster), REVIVE_QUEUES)
     yield topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT)
     yield topic(HALF_TOPIC)
     yield topic(OP_TOPIC)
@@ -311,7 +311,7 @@ class Topics(Table[TopicConfig, Topic]):
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "topics.json")
-        self.gone = (0, 0)
+        self.deleted_topic_totals = (0, 0)
         """Messages and bytes that came into topics which are deleted: sums go on from there."""
         self._queues_default = settings.broker.default_topic_queues
         self.get = self.table.get  # one call less on the send path
@@ -325,10 +325,10 @@ class Topics(Table[TopicConfig, Topic]):
 
     def remove(self, name: str) -> bool:
         """As of any table; what came in is kept in `gone`."""
-        topic, (messages, size_bytes) = self.get(name), self.gone
+        topic, (messages, size_bytes) = self.get(name), self.deleted_topic_totals
         is_removed = super().remove(name)
         if topic is not None and is_removed:
-            self.gone = messages + topic.messages_in, size_bytes + topic.bytes_in
+            self.deleted_topic_totals = messages + topic.messages_in, size_bytes + topic.bytes_in
         return is_removed
 
     def config_of(self, name: str) -> TopicConfig | None:
@@ -351,7 +351,7 @@ class Topics(Table[TopicConfig, Topic]):
             if topic.config.attributes.get(CLEANUP_POLICY) == COMPACTION:
                 log.warning("topic %s: all messages are shown, none compacted", topic.name)
 
-    def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
+    def adopt_stored_topics(self, queues: Iterable[tuple[str, int]]) -> None:
         """Add the topics that only the store knows, from its (topic, queue id).
 
         A send had made them, and the power failed before the table was saved: what was
@@ -372,7 +372,7 @@ class Topics(Table[TopicConfig, Topic]):
         if counts:
             self._bump()
 
-    def known(self, name: str) -> Topic:
+    def require(self, name: str) -> Topic:
         """Raises RequestError for a topic that does not exist."""
         topic = self.get(name)
         if topic is None:
@@ -386,7 +386,7 @@ class Topics(Table[TopicConfig, Topic]):
             self.put(config, is_asked=False)
         return self.table[name]
 
-    def create_by_send(self, name: str, default_topic: str, queues: int) -> Topic | None:
+    def create_for_send(self, name: str, default_topic: str, queues: int) -> Topic | None:
         """The topic that a send to an unknown name makes; None when it must not make one.
 
         `queues` is what the producer asks for; the default topic has the last word.
@@ -405,7 +405,7 @@ class Topics(Table[TopicConfig, Topic]):
         self.put(TopicConfig(name, count, count, perm, sys_flag=model.config.sys_flag))
         return self.table[name]
 
-    def mark_order(self, table: Mapping[str, str]) -> None:
+    def set_ordered_topics(self, table: Mapping[str, str]) -> None:
         """What a name server answers to a registration: exactly these topics are ordered."""
         for name, topic in self.table.items():
             order = name in table
@@ -454,7 +454,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
         self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
         self._load(found.groups.values(), map(GroupConfig, SYSTEM_GROUPS))
 
-    def check(self, name: str) -> None:
+    def check_exists(self, name: str) -> None:
         """Raises RequestError for a group that does not exist."""
         if name not in self.table:
             raise RequestError(
@@ -462,7 +462,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
                 f"Group {name} does not exist",
             )
 
-    def forbid(self, group: str, topic: str, *, is_forbidden: bool) -> None:
+    def set_forbidden(self, group: str, topic: str, *, is_forbidden: bool) -> None:
         """Keeps a group from a topic or lets it again; no journal has it, only the file."""
         bits = self.forbidden.get(group, {}).get(topic, 0) & ~PERM_READ
         changed = {**self.forbidden.get(group, {}), topic: bits | (PERM_READ * is_forbidden)}
@@ -472,11 +472,11 @@ class Groups(Table[GroupConfig, GroupConfig]):
             self.forbidden[group] = changed
         self._bump()
 
-    def may_read(self, group: str, topic: str) -> bool:
+    def can_read(self, group: str, topic: str) -> bool:
         """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""
         return not self.forbidden.get(group, {}).get(topic, 0) & PERM_READ
 
-    def find(self, name: str) -> GroupConfig | None:
+    def get_or_create(self, name: str) -> GroupConfig | None:
         """The group; made with the defaults where that is allowed; None when there is none."""
         config = self.table.get(name)
         broker = self._settings.broker
@@ -484,7 +484,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
             config is None
             and broker.auto_create_group
             and len(self.table) < broker.auto_groups_max
-            and not group_fault(name)
+            and not find_group_name_fault(name)
         ):
             config = GroupConfig(name)
             self.put(config, is_asked=False)

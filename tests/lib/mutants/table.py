@@ -431,7 +431,7 @@ TIMERS: Final = (
         "a power failure loses the messages",
         "sluicemq.broker.waiting.delivery",
         "DelayLevels._render",
-        "level.saved = level.progress.safe(synced)",
+        "level.saved = level.progress.durable_value(synced)",
         "level.saved = level.progress.value",
         "tests/unit/broker/test_schedule.py::test_the_file_says_only_what_is_on_disk",
     ),

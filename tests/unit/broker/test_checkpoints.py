@@ -410,7 +410,7 @@ def test_what_a_group_does_not_want_is_skipped_in_order(
 
 def reset(broker: SteppedBroker, offset: int) -> None:
     fields = {"topic": "T", "group": "G", "timestamp": 0, "isForce": "true", "queueId": 0}
-    broker.core.groups.find("G")
+    broker.core.groups.get_or_create("G")
     assert broker.connect().call(222, {**fields, "offset": offset}).code == 0
 
 

@@ -207,7 +207,7 @@ class Changing:
                 self.broker.finish_announcements()
                 self.take_answers()
             if self.rng.random() < 0.3:
-                for document in self.broker.core.journaled:
+                for document in self.broker.core.journaled_documents:
                     document.save()
 
     def change(self) -> None:

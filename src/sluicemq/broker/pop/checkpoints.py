@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Progress, Slice
+from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
@@ -44,7 +44,7 @@ from sluicemq.broker.pop.popped import (
 )
 from sluicemq.broker.produce.intake import Draft, Intake, Record, Stored, read_record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import REVIVE_QUEUES, TIMER_TOPIC, Topics, revive_topic
+from sluicemq.broker.topics import REVIVE_QUEUES, TIMER_TOPIC, Topics, revive_topic_name
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
@@ -106,7 +106,7 @@ class Checkpoints:
         self._group_commit = group_commit
         self._delayed = delayed
         self._clock = clock
-        self.topic = revive_topic(settings.broker.cluster_name)
+        self.topic = revive_topic_name(settings.broker.cluster_name)
         self.table = PoppedTable()
         self._pending: dict[Queue, deque[Pending]] = {}
         self._progress: dict[int, Progress] = {}
@@ -132,7 +132,7 @@ class Checkpoints:
         no consumer was told of is heard hereby."""
         queue = group, topic, queue_id
         if queue in self._offsets.resets.table:
-            self._offsets.resets.heard(*queue)
+            self._offsets.resets.discard(*queue)
             self._pending.pop(queue, None)
         return self.place(*queue)
 
@@ -322,7 +322,7 @@ class Checkpoints:
         """The next deadline."""
         return self.table.next_ms
 
-    def deliver(self, work: Slice) -> None:
+    def deliver(self, work: TimeSlice) -> None:
         """Give back what is due, as long as the slice lasts. Raises StoreError."""
         while not work.is_over and (popped := self.table.take(work.now_ms)) is not None:
             done: list[int] = []
@@ -330,7 +330,7 @@ class Checkpoints:
                 for offset in popped.waiting:
                     self._come_back(popped.checkpoint, offset)
                     done.append(offset)
-                    work.done()
+                    work.count_done()
             finally:
                 self.table.plan(popped)
                 if done:
@@ -404,7 +404,7 @@ class Checkpoints:
             done = self.table.revive_start(queue_id, end) - 1
             if done > progress.value:
                 progress.advance(done, self._store.written_offset)
-            safe = progress.safe(self._store.synced_offset)
+            safe = progress.durable_value(self._store.synced_offset)
             if safe > self._offsets.committed(REVIVE_GROUP, self.topic, queue_id):
                 self._offsets.put(REVIVE_GROUP, self.topic, queue_id, safe)
 

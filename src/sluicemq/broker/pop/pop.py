@@ -25,7 +25,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
-from sluicemq.broker.background import after
+from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Deliveries
 from sluicemq.broker.consume.filters import RequestFilters
@@ -35,7 +35,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import FAQ, Groups, Topics, no_queue, no_topic
+from sluicemq.broker.topics import FAQ, Groups, Topics, make_no_queue_error, make_no_topic_error
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.message import POP_CK
@@ -182,7 +182,7 @@ class Pop:
             self._admit(header, peer)
         except PostponedError as postponed:
             again = partial(self.pop, header, command, peer)
-            return Postponed(after(postponed.judgement, again))
+            return Postponed(retry_after(postponed.judgement, again))
         except RequestError as refusal:
             return _refused(refusal, PopMessageResponse())
         popping = Popping(header, command, peer, until_ms, wanted)
@@ -218,7 +218,7 @@ class Pop:
             wanted = self._filter(header.expression_kind, header.expression)
         except PostponedError as postponed:
             again = partial(self.notify, header, command, peer)
-            return Postponed(after(postponed.judgement, again))
+            return Postponed(retry_after(postponed.judgement, again))
         except RequestError as refusal:
             return _refused(refusal, NotificationResponse())
         asked = PopMessageRequest(
@@ -284,14 +284,14 @@ class Pop:
         self._check_readable("peeking")
         topic = self.topics.get(header.topic)
         if topic is None:
-            raise no_topic(header.topic)
+            raise make_no_topic_error(header.topic)
         if not topic.is_readable:
             what = f"the topic[{header.topic}] peeking message is forbidden"
             raise RequestError(ResponseCode.NO_PERMISSION, what)
         if header.queue_id >= topic.config.read_queues:
             code = ResponseCode.INVALID_PARAMETER
-            raise no_queue(topic, header.queue_id, peer.remote, code)
-        group = self.groups.table.get(header.group) or self.groups.find(header.group)
+            raise make_no_queue_error(topic, header.queue_id, peer.remote, code)
+        group = self.groups.table.get(header.group) or self.groups.get_or_create(header.group)
         if group is None:
             what = f"subscription group [{header.group}] does not exist, \n{FAQ}"
             raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)

@@ -65,8 +65,8 @@ from sluicemq.broker.topics import (
     Groups,
     Topic,
     Topics,
-    is_internal,
-    topic_fault,
+    find_topic_name_fault,
+    is_broker_only,
 )
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
@@ -227,7 +227,7 @@ class Retries:
     def config(self, group: str) -> GroupConfig:
         """The group's settings; made where that is allowed. Raises RequestError when there is no
         such group."""
-        config = self.groups.find(group)
+        config = self.groups.get_or_create(group)
         if config is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -299,7 +299,7 @@ class Send:
                 store.writer, topics.table, store.writer.by_key, self.sizes,
                 store.writer.begin, group_commit.send_all_after_commit, store.writer.body_bytes_max,
             )  # fmt: skip
-        settings.on_change(self.prepare)
+        settings.add_listener(self.prepare)
         self.prepare()
 
     def prepare(self) -> None:
@@ -510,17 +510,17 @@ class Send:
     def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
         """The topic of a send, created where that is allowed. Raises RequestError."""
         name = header.topic
-        if is_internal(name):
+        if is_broker_only(name):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
         topic = self._topics.get(name)
         if topic is None:
-            fault = topic_fault(name, self._settings.broker.topic_length_max)
+            fault = find_topic_name_fault(name, self._settings.broker.topic_length_max)
             if fault is not None:
                 raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
         if topic is None:
-            topic = self._topics.create_by_send(
+            topic = self._topics.create_for_send(
                 name, header.default_topic, header.default_topic_queues
             )
         if topic is None:

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from itertools import count, islice, takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Progress, Slice
+from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
@@ -452,7 +452,7 @@ class Transactions:
         for topic, progress in self._progress.items():
             if has_moved:
                 progress.advance(low[topic], self._store.written_offset)
-            safe = progress.safe(self._store.synced_offset)
+            safe = progress.durable_value(self._store.synced_offset)
             if safe > max(self._offsets.committed(GROUP, topic, 0), 0):
                 self._offsets.commit(GROUP, topic, 0, safe)
 
@@ -464,13 +464,13 @@ class Transactions:
             return
         try:
             self.mark_superseded()
-            work = Slice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
+            work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
             while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
                 # Whatever comes of it now: not again before the next time.
                 self.table.plan(one, work.now_ms + self.interval_ms)
                 if one.copy_offset is None:
                     self._check(one)
-                work.done()
+                work.count_done()
             self._carry()
             self._complaint = ""
         except StoreError as error:

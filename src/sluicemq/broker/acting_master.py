@@ -29,7 +29,7 @@ from sluicemq.wire.replicas import GetBrokerMemberGroupRequest
 
 
 @dataclass(slots=True)
-class Surroundings:
+class ActingMasterContext:
     """What a stand-in and its escape need of the broker that they are in. `serve` makes the
     dispatcher of a broker core, `served` is the one at the port."""
 
@@ -45,49 +45,53 @@ class Surroundings:
     former: Handler | None = None
     """What answers the ends of transactions (37) while nobody stands in."""
 
-    async def ask(self, address: str, command: Command, timeout_s: float) -> Command:
+    async def call(self, address: str, command: Command, timeout_s: float) -> Command:
         """One exchange, signed as brokers do."""
         return await (await self.pool.get(address)).call(self.signed(command), timeout_s)
 
-    async def route(self, topic: str) -> Command | None:
+    async def fetch_route(self, topic: str) -> Command | None:
         """105, of the name server that answers first."""
         found: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
         self.look_up(topic, lambda answer: None if found.done() else found.set_result(answer))
         return await found
 
-    async def members(self) -> Mapping[int, str] | None:
+    async def fetch_members(self) -> Mapping[int, str] | None:
         """901, of the name server that answers first: who of the broker's name lives."""
         config = self.core.settings.broker
         header = GetBrokerMemberGroupRequest(cluster=config.cluster_name, broker=config.broker_name)
         for address in self.name_servers:
             with contextlib.suppress(SluiceError):
                 command = Command(RequestCode.GET_BROKER_MEMBER_GROUP, encode_header(header))
-                answer = await self.ask(address, command, SEND_S)
+                answer = await self.call(address, command, SEND_S)
                 if answer.code == ResponseCode.SUCCESS:
                     return decode_broker_member_group(answer.body).addresses
         return None
 
-    async def escaped(self) -> list[tuple[str, str]]:
+    async def fetch_escaped(self) -> list[tuple[str, str]]:
         """What a master that starts has to pass over."""
-        members = await self.members() or {}
-        return await ask_escaped([at for id_, at in members.items() if id_ != MASTER_ID], self.ask)
+        members = await self.fetch_members() or {}
+        return await ask_escaped([at for id_, at in members.items() if id_ != MASTER_ID], self.call)
 
-    def acting(self) -> Acting:
+    def make_acting(self) -> Acting:
         """The slave's part."""
         config = self.core.settings.broker
         return Acting(
             config.broker_id,
-            open_stand_in=self.open,
+            open_stand_in=self.open_acting_master,
             close=self.close,
             escape=lambda: Escape(
-                config.broker_name, config.cluster_name, self.ask, self.route, self.core.clock
+                config.broker_name,
+                config.cluster_name,
+                self.call,
+                self.fetch_route,
+                self.core.clock,
             ),
-            members=self.members,
+            members=self.fetch_members,
             clock=self.core.clock,
             period_s=lambda: self.core.settings.broker.members_period_ms / 1000,
         )
 
-    async def open(self) -> BrokerState:
+    async def open_acting_master(self) -> BrokerState:
         """What a restart would make of this slave's files, above them."""
         core, files, loop = self.core, overlay(self.files), asyncio.get_running_loop()
         settings = Settings(
