@@ -4,7 +4,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.offsets import TELLS_MAX, Resets
+from sluicemq.broker.offsets import REDIRECTS_MAX, Resets
 from sluicemq.model.subscription import TAG
 from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
 from sluicemq.wire import bodies
@@ -16,7 +16,7 @@ def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:
     assert resets.redirect("lane", "T", 0, 8, "c1", is_parked=True) == 3
     # Another pull of the same client, from before its connection broke, stands at that offset.
     assert resets.redirect("lane", "T", 0, 3, "c1", is_parked=True) == 3
-    for _ in range(2 * TELLS_MAX):
+    for _ in range(2 * REDIRECTS_MAX):
         assert resets.redirect("lane", "T", 0, 8, "c1", is_parked=True) == 3
     assert resets.blocks_commits("lane", "T", 0)
 
