@@ -169,7 +169,7 @@ def test_a_line_cut_short_is_dropped_and_one_in_the_middle_costs_itself_alone(
     after = SteppedBroker(files=rotten)
     assert {"One", "Three"} <= after.core.topics.table.keys()
     assert "Tvo" not in after.core.topics
-    assert "1 lines before good ones cannot be read" in caplog.text
+    assert "1 lines before readable ones cannot be read" in caplog.text
 
 
 def test_a_file_that_a_java_broker_wrote_since_is_not_overruled(
