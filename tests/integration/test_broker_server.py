@@ -181,7 +181,7 @@ async def test_the_vip_port_serves_the_same_and_may_be_missing(
         taken.bind(("127.0.0.1", port - 2))
         taken.listen()
         async with running(config, store_config(tmp_path)):
-            assert "no VIP port" in caplog.text
+            assert "The VIP port" in caplog.text
 
 
 async def test_metrics_are_served(tmp_path: Path) -> None:

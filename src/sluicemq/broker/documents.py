@@ -30,12 +30,13 @@ import errno
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, fix_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
+from sluicemq.net.work.background import quick_switches
 from sluicemq.store.identity import (
     NO_RECORD,
     TEXT_BEFORE,
@@ -484,3 +485,59 @@ class Document:
             f"{error.filename or self.path} cannot be read: {error.strerror or error}.",
             fix=fix_of(error),
         )
+
+
+class DocumentWriter:
+    """Writes documents on an executor, and logs failures without repeating them."""
+
+    def __init__(self, in_executor: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        """Write by `in_executor`, which runs a blocking function on another thread."""
+        self._in_executor = in_executor
+        self._failures: dict[str, str] = {}
+        """By path: the last failure of a document that could not be written since."""
+
+    @property
+    def unwritten_paths(self) -> list[str]:
+        """The paths of the documents whose last write failed, sorted."""
+        return sorted(self._failures)
+
+    async def write(self, *documents: Document) -> None:
+        """Write the documents that have changed.
+
+        A failure does not prevent the other documents from being written. It is logged, unless it
+        equals the last one of the document. The document stays marked as changed.
+        """
+        for document in documents:
+            try:
+                write = document.prepare_write()
+            except Exception as error:  # noqa: BLE001 - the other documents must be saved
+                self._log_failure(document, error)
+                continue
+            if write is None:
+                continue
+            try:
+                with quick_switches():
+                    await self._in_executor(write)
+                self._failures.pop(document.path, None)
+            except Exception as error:  # noqa: BLE001 - the other documents must be saved
+                self._log_failure(document, error)
+
+    def _log_failure(self, document: Document, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if self._failures.get(document.path) == text:
+            return
+        self._failures[document.path] = text
+        if isinstance(error, OSError):
+            log.error(
+                "Cannot write %s (%s). Retrying. Free disk space or correct the permissions.",
+                document.path,
+                error,
+            )
+        else:
+            log.error(
+                "Cannot save %s (%s). The file keeps its old content; the other files are saved. "
+                "This is a bug. Please report it.",
+                document.path,
+                text,
+                exc_info=error,
+            )

@@ -28,8 +28,12 @@ async def test_a_table_that_cannot_be_rendered_keeps_no_other_from_being_saved(
         core.offsets.commit("g", "t", 0, 777)
     errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert [one.exc_info is not None for one in errors] == [True, False]
-    assert "sluiceLocks.json cannot be saved (TypeError" in errors[0].getMessage()
-    assert errors[1].getMessage().startswith("The broker stops, and these files are not saved:")
+    assert "sluiceLocks.json (TypeError" in errors[0].getMessage()
+    assert (
+        errors[1]
+        .getMessage()
+        .startswith("The broker is stopping, but these files could not be saved:")
+    )
     assert errors[1].getMessage().endswith("config/sluiceLocks.json")
     monkeypatch.undo()
     async with embedded(clock=VirtualClock(), store=str(tmp_path)) as mq:
