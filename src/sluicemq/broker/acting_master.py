@@ -1,7 +1,9 @@
-"""The broker that a slave opens over an overlay of its files while it stands in for its master.
+"""The broker that a slave opens to act for its unreachable master (`enableSlaveActingMaster`).
 
-`replicas/acting.py` says when, and where to what comes of it; here it is put together from the
-parts of the broker that it lives in, and takes over what producers say of their transactions (37).
+It is opened over an overlay in memory of the slave's files, so that nothing it does changes them.
+`replication/acting.py` decides when it is opened, and moves its messages to other brokers. This
+module builds it from the components of the slave, and hands it the ends of transactions
+(END_TRANSACTION, 37) that producers send meanwhile.
 """
 
 import asyncio
@@ -30,33 +32,47 @@ from sluicemq.wire.replicas import GetBrokerMemberGroupRequest
 
 @dataclass(slots=True)
 class ActingMasterContext:
-    """What a stand-in and its escape need of the broker that they are in. `serve` makes the
-    dispatcher of a broker core, `served` is the one at the port."""
+    """What an acting master needs from the slave that opens it."""
 
     core: BrokerState
+    """The components of the slave."""
     files: Files
     pool: ChannelPool
+    """Connections to other brokers and to name servers."""
     name_servers: Iterable[str]
-    signed: Callable[[Command], Command]
+    """The addresses of the name servers."""
+    sign: Callable[[Command], Command]
+    """Signs a request with the credentials of the broker."""
     look_up: Callable[[str, Callable[[Command | None], None]], None]
+    """Calls back with the answer of a name server to a route request for a topic, or None."""
     in_executor: Callable[[Callable[[], Any]], Awaitable[Any]]
-    serve: Callable[[BrokerState], Dispatcher]
-    served: Callable[[], Dispatcher]
-    former: Handler | None = None
-    """What answers the ends of transactions (37) while nobody stands in."""
+    """Runs blocking work on another thread."""
+    make_dispatcher: Callable[[BrokerState], Dispatcher]
+    """Creates a dispatcher for the components of a broker."""
+    current_dispatcher: Callable[[], Dispatcher]
+    """Returns the dispatcher of the slave."""
+    replaced_handler: Handler | None = None
+    """The slave's handler of END_TRANSACTION while the acting master replaces it."""
 
     async def call(self, address: str, command: Command, timeout_s: float) -> Command:
-        """One exchange, signed as brokers do."""
-        return await (await self.pool.get(address)).call(self.signed(command), timeout_s)
+        """Send a signed request to `address`, and return the answer.
+
+        Raises SluiceError if the broker cannot be reached or does not answer within `timeout_s`.
+        """
+        return await (await self.pool.get(address)).call(self.sign(command), timeout_s)
 
     async def fetch_route(self, topic: str) -> Command | None:
-        """105, of the name server that answers first."""
-        found: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
-        self.look_up(topic, lambda answer: None if found.done() else found.set_result(answer))
-        return await found
+        """Return a name server's answer to GET_ROUTEINFO_BY_TOPIC (105); None if none answers."""
+        future: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
+        self.look_up(topic, lambda answer: None if future.done() else future.set_result(answer))
+        return await future
 
     async def fetch_members(self) -> Mapping[int, str] | None:
-        """901, of the name server that answers first: who of the broker's name lives."""
+        """Return the live brokers of the same name, as addresses by broker id.
+
+        The first name server that answers GET_BROKER_MEMBER_GROUP (901) is used. Return None if
+        none does.
+        """
         config = self.core.settings.broker
         header = GetBrokerMemberGroupRequest(cluster=config.cluster_name, broker=config.broker_name)
         for address in self.name_servers:
@@ -68,12 +84,16 @@ class ActingMasterContext:
         return None
 
     async def fetch_escaped(self) -> list[tuple[str, str]]:
-        """What a master that starts has to pass over."""
+        """Return what the slaves have delivered for this master while it was down.
+
+        A master that starts must not deliver these messages again. See `ask_escaped`.
+        """
         members = await self.fetch_members() or {}
-        return await ask_escaped([at for id_, at in members.items() if id_ != MASTER_ID], self.call)
+        slaves = [address for broker_id, address in members.items() if broker_id != MASTER_ID]
+        return await ask_escaped(slaves, self.call)
 
     def make_acting(self) -> Acting:
-        """The slave's part."""
+        """Create the component of a slave that decides when it acts for its master."""
         config = self.core.settings.broker
         return Acting(
             config.broker_id,
@@ -92,7 +112,11 @@ class ActingMasterContext:
         )
 
     async def open_acting_master(self) -> BrokerState:
-        """What a restart would make of this slave's files, above them."""
+        """Open a master over an overlay of this slave's files, and return its components.
+
+        Until `close`, the slave passes requests that end a transaction on to it. Raises SluiceError
+        if the store cannot be opened.
+        """
         core, files, loop = self.core, overlay(self.files), asyncio.get_running_loop()
         settings = Settings(
             replace(core.settings.broker, broker_role="ASYNC_MASTER", acl_enable=False),
@@ -101,26 +125,31 @@ class ActingMasterContext:
         store = await self.in_executor(
             lambda: Store.open(settings.store, files=files, clock=core.clock)
         )
-        made = BrokerState(
-            settings, store, files=files, clock=core.clock, host=core.settings.host,
+        acting = BrokerState(
+            settings,
+            store,
+            files=files,
+            clock=core.clock,
+            host=core.settings.host,
             unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
-            call_soon=loop.call_soon, call_later=loop.call_later,
-        )  # fmt: skip
-        # Producers are asked where they are, and may do here what they may do there.
-        made.producers.groups, made.access = core.producers.groups, core.access
-        await self.in_executor(made.load)
-        inner, handlers = self.serve(made), self.served().handlers
+            call_soon=loop.call_soon,
+            call_later=loop.call_later,
+        )
+        # Transaction checks go to the producers of the slave, which keep their access rights.
+        acting.producers.groups, acting.access = core.producers.groups, core.access
+        await self.in_executor(acting.load)
+        dispatcher, handlers = self.make_dispatcher(acting), self.current_dispatcher().handlers
 
         def end_transaction(command: Command, peer: Peer) -> None:
-            if answer := inner.give(command, peer):
+            if answer := dispatcher.give(command, peer):
                 peer.write(answer)
 
-        self.former = handlers[RequestCode.END_TRANSACTION]
+        self.replaced_handler = handlers[RequestCode.END_TRANSACTION]
         handlers[RequestCode.END_TRANSACTION] = end_transaction
-        return made
+        return acting
 
-    async def close(self, made: StandIn) -> None:
-        """What it has changed is gone."""
-        if self.former is not None:
-            self.served().handlers[RequestCode.END_TRANSACTION] = self.former
-        await self.in_executor(made.store.close)
+    async def close(self, acting: StandIn) -> None:
+        """Close the acting master. Its changes, which are in memory only, are lost."""
+        if self.replaced_handler is not None:
+            self.current_dispatcher().handlers[RequestCode.END_TRANSACTION] = self.replaced_handler
+        await self.in_executor(acting.store.close)

@@ -493,11 +493,11 @@ class Broker:
             files=self._files,
             pool=announcements.pool,
             name_servers=config.name_server_addresses,
-            signed=self.registration.sign,
+            sign=self.registration.sign,
             look_up=announcements.look_up,
             in_executor=self._in_executor,
-            serve=make_dispatcher,
-            served=lambda: self.dispatcher,
+            make_dispatcher=make_dispatcher,
+            current_dispatcher=lambda: self.dispatcher,
         )
         if isinstance(self.replication_side, SlaveSide):
             self.replication_side.acting = context.make_acting() if config.remote_escape else None
