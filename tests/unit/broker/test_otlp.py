@@ -124,9 +124,9 @@ def test_an_endpoint_that_is_down_is_a_line_once_and_so_is_its_return(
     push.close()
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
-    assert "cannot be pushed by OTLP" in said[0]
+    assert "Pushing metrics by OTLP failed" in said[0]
     assert "400" in said[0]
-    assert said[1] == "metrics are taken by the OTLP endpoint again"
+    assert said[1] == "The OTLP endpoint accepts metrics again."
 
 
 def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
