@@ -121,7 +121,7 @@ def test_failure_and_return_are_said_once_each(caplog: pytest.LogCaptureFixture)
     assert len(said) == 2
     assert "refused" in said[0]
     assert "correct namesrvAddr" in said[0]
-    assert "there again" in said[1]
+    assert "answers again" in said[1]
 
 
 def test_ordered_topics_come_from_the_name_server() -> None:
