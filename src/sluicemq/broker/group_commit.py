@@ -197,8 +197,7 @@ class ReplicationGate(Protocol):
 
     @property
     def on_confirmed(self) -> list[Callable[[int], None]]:
-        """Functions that are called with each new position up to which enough replicas have the
-        log."""
+        """Functions that are called with each new position that enough replicas have reached."""
         ...
 
     @property

@@ -64,8 +64,10 @@ def _one(value: Callable[[BrokerState], float]) -> Callable[[BrokerState], Sampl
 
 
 def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerState], Samples]:
-    """Return a function that yields a sample for each item of a table. The key is the value of the
-    label, or a tuple of the values of several labels."""
+    """Return a function that yields a sample for each item of a table.
+
+    The key is the value of the label, or a tuple of the values of several labels.
+    """
 
     def samples(b: BrokerState) -> Samples:
         for key, value in table(b).copy().items():
@@ -101,6 +103,7 @@ def _topics(b: BrokerState) -> list[Topic]:
 
 
 def _messages_in(b: BrokerState) -> Samples:
+    """Yield the stored messages of each topic, ordered ones with the type "fifo"."""
     fifo = b.send.fifo.copy()
     for topic in _topics(b):
         ordered, flags = fifo.get(topic.name, 0), _flags(b, topic.name)
@@ -110,6 +113,8 @@ def _messages_in(b: BrokerState) -> Samples:
 
 
 def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
+    """Return a function that yields a counter of deliveries for each topic and group."""
+
     def samples(b: BrokerState) -> Samples:
         for (topic, group), delivered in b.pull.delivered.copy().items():
             yield topic, group, *_flags(b, topic), getattr(delivered, attribute)
@@ -118,8 +123,11 @@ def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
 
 
 def _lag(b: BrokerState) -> Samples:
-    """Yield the lag of each group and topic: the messages that are neither committed nor popped,
-    and those that are popped and not acknowledged."""
+    """Yield the lag of each group and topic.
+
+    It counts messages that are neither committed nor popped, and messages that are popped and not
+    acknowledged.
+    """
     lags: dict[tuple[str, str], int] = {}
     popped = b.checkpoints.ahead()
     table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
@@ -136,8 +144,10 @@ def _lag(b: BrokerState) -> Samples:
 
 
 def _in_flight(b: BrokerState) -> Samples:
-    """Yield the messages in flight of each group and topic: pulled and not committed, or popped and
-    not acknowledged."""
+    """Yield the number of messages in flight of each group and topic.
+
+    They are pulled and not committed, or popped and not acknowledged.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for key, queues in b.offsets.pulled.copy().items():
         topic, _, group = key.partition("@")
@@ -536,8 +546,11 @@ class BrokerCollector:
             yield from collect()
 
     def describe(self) -> "list[Metric]":
-        """Return no descriptions. Without this method, a registry would collect all metrics when
-        the collector is registered, and the store may not be ready then."""
+        """Return no descriptions.
+
+        Without this method, a registry would collect all metrics when the collector is registered,
+        and the store may not be ready then.
+        """
         return []
 
 

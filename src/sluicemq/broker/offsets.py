@@ -333,8 +333,10 @@ class Offsets:
         return self.pulled.setdefault(f"{topic}@{group}", {})
 
     def fetched(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the next offset that the group will fetch, or -1 if it has not fetched from the
-        queue since the broker started."""
+        """Return the next offset that the group will fetch.
+
+        Return -1 if it has not fetched from the queue since the broker started.
+        """
         return self.pulled.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
     def topics_of(self, group: str) -> set[str]:
@@ -353,8 +355,11 @@ class Offsets:
         return groups
 
     def _keys(self) -> Iterator[tuple[str, str]]:
-        """Yield topic and group of each key. Keys with several separators are skipped, because
-        they are not those of a topic and a group (spec/delivery.md §5)."""
+        """Yield topic and group of each key of the table.
+
+        Keys with several separators are skipped, because they do not belong to a topic and a group
+        (spec/delivery.md §5).
+        """
         for key in self.table:
             topic, separator, group = key.partition(SEPARATOR)
             if separator and SEPARATOR not in group:
@@ -367,8 +372,10 @@ class Offsets:
                 yield group, topic, queue_id, offset
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the offsets of a deleted topic. Remember the groups that had any, until the topic
-        is created again (`take_groups_of_deleted`)."""
+        """Forget the offsets of a deleted topic, and remember the groups that had any.
+
+        The groups are remembered until the topic is created again (`take_groups_of_deleted`).
+        """
         groups = self.groups_by_deleted_topic.pop(topic, set()) | self.groups_of(topic)
         self.forget(topic=topic)
         if groups:
@@ -393,8 +400,10 @@ class Offsets:
                 self.groups_by_deleted_topic[topic].difference_update(groups)
 
     def take_groups_of_deleted(self, topic: str) -> list[str]:
-        """Return the names of the groups that had consumed `topic` before it was deleted, sorted,
-        and forget them."""
+        """Return the groups that had consumed `topic` before it was deleted, and forget them.
+
+        The names are sorted.
+        """
         groups = self.groups_by_deleted_topic.pop(topic, None)
         if groups is None:
             return []

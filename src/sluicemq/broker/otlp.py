@@ -137,8 +137,11 @@ def make_resource(service: str | None, instance: str = "") -> "Resource":
 
 
 def convert_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Iterator[Metric]":
-    """Yield OpenTelemetry metrics for metrics of Prometheus, with the names and labels of
-    `/metrics`. Metrics without samples are left out. Times are in ns since 1970."""
+    """Yield metrics of Prometheus as OpenTelemetry metrics, with the same names and labels.
+
+    Metrics without samples are left out. `begin_ns` is the start of the counters and `now_ns` the
+    time of the values, both in ns since 1970.
+    """
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
         AggregationTemporality,
         Gauge,
@@ -233,8 +236,10 @@ class MetricsPusher:
         log.info("Metrics are pushed by OTLP every %g s.", self._interval_s)
 
     def close(self) -> None:
-        """Push the last values, unless the endpoint fails, and stop. Blocks for some seconds at
-        most."""
+        """Push the last values, unless the endpoint fails, and stop.
+
+        Blocks for some seconds at most.
+        """
         self._closing.set()
         self._thread.join(0 if self._is_failing else CLOSE_S)
         self._exporter.shutdown()  # interrupts its pause between attempts
@@ -264,7 +269,7 @@ class MetricsPusher:
             ResourceMetrics,
             ScopeMetrics,
         )
-        from opentelemetry.sdk.util.instrumentation import (  # noqa: PLC0415 - as above
+        from opentelemetry.sdk.util.instrumentation import (  # noqa: PLC0415 - an optional dependency
             InstrumentationScope,
         )
 

@@ -188,8 +188,10 @@ class Registration:
 
     @property
     def sends_heartbeats(self) -> bool:
-        """Whether name servers must notice quickly when this broker stops: it has replicas that
-        replace it."""
+        """Whether the broker sends heartbeats to name servers.
+
+        It does if replicas replace it, because name servers must notice quickly that it stopped.
+        """
         config = self._settings.broker
         return config.acting_master or bool(config.consensus)
 
@@ -300,8 +302,10 @@ class Registration:
             self._topics.set_ordered_topics(bodies.decode_kv_table(answer.body))
 
     def on_failure(self, server: NameServerState, error: Exception, now_s: float) -> None:
-        """Handle a failed request at the monotonic time `now_s`: log the first failure, and set the
-        pause until the next try."""
+        """Handle a failed request at the monotonic time `now_s`.
+
+        The first failure is logged. Each failure doubles the pause until the next try.
+        """
         if not server.failures:
             log.warning(
                 "Registration with name server %s failed (%s). Clients that use this name server "
@@ -341,8 +345,7 @@ async def _no_replicas() -> None:
 
 
 def make_unreplicated_error() -> StoreUncertainError:
-    """Return the error for changes that a master made and may not have replicated to all replicas
-    before it stopped being the master."""
+    """Return the error for changes of a master that was replaced before all replicas had them."""
     return StoreUncertainError(
         "The change was made on this replica, but it stopped being the master before all replicas "
         "had the change. The next master may not know it.",
@@ -539,8 +542,10 @@ class Announcements:
             self.registration.on_failure(server, error, self._clock.monotonic_s())
 
     async def _register_changes(self, server: NameServerState) -> None:
-        """Register the changed topics with one name server, or all topics if it does not support
-        that: RocketMQ 4.9 does not even answer."""
+        """Register the changed topics with one name server.
+
+        If it does not support that, all topics are registered. RocketMQ 4.9 does not even answer.
+        """
         if not server.supports_topic_registration:
             await self._register(server)
             return
@@ -590,8 +595,10 @@ def find_local_address(host: Host) -> str | None:
 
 
 def find_interface_addresses() -> list[str]:
-    """Return addresses of this machine, without duplicates: the one of the default route, and
-    those of its host name. There may be others."""
+    """Return addresses of this machine, without duplicates.
+
+    They are the one of the default route, and those of the host name. There may be others.
+    """
     found = dict.fromkeys(filter(None, [find_local_address(_ANY_REMOTE)]))
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):

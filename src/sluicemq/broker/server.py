@@ -733,8 +733,7 @@ class Broker:
         ]
 
     def _check_store(self) -> None:
-        """Log a failure that makes the store refuse all writes, once, and report it to
-        `on_store_failure` if `exitOnFatalStoreError` says so."""
+        """Log once that the store refuses writes; report it if `exitOnFatalStoreError` is true."""
         error = self.store.failure
         if error is None or error is self._store_failure:
             return

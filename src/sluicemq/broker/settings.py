@@ -66,8 +66,10 @@ class Settings:
 
     @property
     def at_next_start(self) -> Configs:
-        """The configurations after a restart. They differ from `in_force` by the accepted changes
-        that need a restart."""
+        """The configurations after a restart.
+
+        They differ from `in_force` by the accepted changes that need a restart.
+        """
         return self._at_next_start or self.in_force
 
     def apply(self, change: Change) -> None:

@@ -185,16 +185,19 @@ class BrokerState:
         self.delivered = Deliveries(offsets.pulled_offsets)
         self.request_filters = RequestFilters()
         self.pull = Pull(
-            *common,
-            self.consumers,
-            self.polls,
-            store,
-            clock,
-            call_soon,
-            self.background,
-            self.delivered,
-            self.request_filters,
-            self.shares,
+            settings=settings,
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            consumers=self.consumers,
+            polls=self.polls,
+            store=store,
+            clock=clock,
+            after_turn=call_soon,
+            background=self.background,
+            delivered=self.delivered,
+            filters=self.request_filters,
+            shares=self.shares,
             call_later=call_later,
         )
 
@@ -222,30 +225,30 @@ class BrokerState:
             jobs=self.supervisor,
         )
         self.checkpoints = Checkpoints(
-            settings,
-            topics,
-            offsets,
-            store,
-            intake,
-            group_commit,
-            self.delayed,
-            files,
-            steady_clock,
+            settings=settings,
+            topics=topics,
+            offsets=offsets,
+            store=store,
+            intake=intake,
+            group_commit=group_commit,
+            delayed=self.delayed,
+            files=files,
+            clock=steady_clock,
         )
         offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
         self.in_flight = InFlight(
             groups, self.checkpoints, self.order, steady_clock, self.background
         )
         self.transactions = Transactions(
-            settings,
-            topics,
-            offsets,
-            store,
-            intake,
-            group_commit,
-            clock,
-            steady_clock,
-            CheckBack(self.producers, settings.broker.broker_name),
+            settings=settings,
+            topics=topics,
+            offsets=offsets,
+            store=store,
+            intake=intake,
+            group_commit=group_commit,
+            clock=clock,
+            steady=steady_clock,
+            check_back=CheckBack(self.producers, settings.broker.broker_name),
         )
         self.epochs = Epochs(
             settings,
@@ -260,16 +263,16 @@ class BrokerState:
             access=self.access,
         )
         self.retries = Retries(
-            settings,
-            topics,
-            groups,
-            store,
-            intake,
-            self.consumers,
-            self.locks,
-            clock,
-            self.delivered,
-            self.access,
+            settings=settings,
+            topics=topics,
+            groups=groups,
+            store=store,
+            intake=intake,
+            consumers=self.consumers,
+            locks=self.locks,
+            clock=clock,
+            delivered=self.delivered,
+            access=self.access,
         )
         self.send = Send(settings, topics, self.retries, store, intake, group_commit, unique_ids)
         self.questions = Questions(clock)
@@ -282,27 +285,27 @@ class BrokerState:
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, group_commit.commit)
         self.filter_watch = FilterWatch(
-            store,
-            topics,
-            self.groups,
-            offsets,
-            self.consumers,
-            self.filters,
-            self.delivered,
-            self.background,
-            clock,
-            self.in_flight.unfinished,
+            store=store,
+            topics=topics,
+            groups=self.groups,
+            offsets=offsets,
+            consumers=self.consumers,
+            filters=self.filters,
+            delivered=self.delivered,
+            background=self.background,
+            clock=clock,
+            unfinished=self.in_flight.unfinished,
         )
         self.runtime = RuntimeInfo(
-            topics,
-            self.send,
-            self.pull,
-            self.polls,
-            group_commit,
-            store,
-            self.rates,
-            self.days,
-            (self.delayed.runtime, self.filter_watch.runtime),
+            topics=topics,
+            send=self.send,
+            pull=self.pull,
+            polls=self.polls,
+            group_commit=group_commit,
+            store=store,
+            rates=self.rates,
+            days=self.days,
+            more=(self.delayed.runtime, self.filter_watch.runtime),
         )
 
     # --- deleted topics
@@ -349,8 +352,10 @@ class BrokerState:
             )
 
     def _on_topic_removed(self, name: str) -> None:
-        """Answer the requests that wait for messages of a deleted topic, and forget what pulls
-        noted about its offsets."""
+        """Answer the requests that are parked for a deleted topic.
+
+        Also forget what pulls noted about its offsets.
+        """
         self.polls.end_topic(name)
         self.delivered.topic_deleted(name)
 

@@ -9,7 +9,7 @@ uses the same table, and because it covers codes that have no handler. A code th
 table is answered with REQUEST_CODE_NOT_SUPPORTED.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Final, NamedTuple
 
@@ -179,52 +179,7 @@ TABLE: Final[dict[int, Row]] = {
 
 def make_handler_objects(b: BrokerState) -> tuple[object, ...]:
     """Return the objects whose methods `TABLE` names, one of each class."""
-    settings, topics, groups, offsets, store = b.settings, b.topics, b.groups, b.offsets, b.store
-    clock, consumers = b.clock, b.consumers
-    admin = Admin(
-        settings,
-        topics,
-        offsets,
-        consumers,
-        b.producers,
-        store,
-        b.runtime,
-        b.rates,
-        b.watch,
-        b.in_flight.unfinished,
-        b.files,
-        clock,
-    )
-    pop = Pop(
-        settings,
-        topics,
-        groups,
-        offsets,
-        b.checkpoints,
-        b.order,
-        b.polls,
-        store,
-        b.steady_clock,
-        b.background,
-        b.delivered,
-        b.request_filters,
-        b.random,
-        consumers,
-        b.assignments.admit,
-    )
-    acknowledge = Acknowledge(
-        topics,
-        offsets,
-        b.checkpoints,
-        b.order,
-        store,
-        b.group_commit,
-        b.steady_clock,
-        b.delivered,
-    )
-    offset_admin = OffsetAdmin(
-        settings, topics, groups, offsets, consumers, b.polls, store, clock, b.group_commit
-    )
+    settings, topics, store = b.settings, b.topics, b.store
     return (
         # Components that answer requests themselves.
         b.send,
@@ -236,23 +191,102 @@ def make_handler_objects(b: BrokerState) -> tuple[object, ...]:
         b.assignments,
         b.filter_watch,
         b.in_flight,
-        # Handlers over those components.
-        pop,
-        acknowledge,
-        TransactionRequests(settings, b.transactions, clock, b.access),
-        Heartbeats(settings, topics, groups, consumers, b.producers, clock),
-        Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
-        Metadata(settings, topics, groups, offsets, store, b.group_commit.commit),
-        admin,
-        Refused(),
-        Statistics(settings, topics, groups, offsets, consumers, b.producers, b.runtime, admin),
-        offset_admin,
-        Relays(settings, topics, groups, consumers, store, b.questions),
+        # Handlers over the components.
+        *_make_consumer_handlers(b),
+        *_make_admin_handlers(b),
+        TransactionRequests(settings, b.transactions, b.clock, b.access),
+        Relays(settings, topics, b.groups, b.consumers, store, b.questions),
         DelayRequests(settings, topics, b.delayed, b.intake, b.steady_clock),
-        AccessAdmin(settings, b.guard, b.files, clock, b.offload, b.handle_outcome),
         ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.replica_lag),
         ReplicaRequests(settings, store, b.in_sync, b.replication_side),
     )
+
+
+def _make_consumer_handlers(b: BrokerState) -> Iterator[object]:
+    """Yield the handlers of requests that consumers send."""
+    settings, topics, groups, offsets = b.settings, b.topics, b.groups, b.offsets
+    yield Pop(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        checkpoints=b.checkpoints,
+        order=b.order,
+        polls=b.polls,
+        store=b.store,
+        clock=b.steady_clock,
+        background=b.background,
+        delivered=b.delivered,
+        filters=b.request_filters,
+        random=b.random,
+        consumers=b.consumers,
+        admit=b.assignments.admit,
+    )
+    yield Acknowledge(
+        topics=topics,
+        offsets=offsets,
+        checkpoints=b.checkpoints,
+        order=b.order,
+        store=b.store,
+        group_commit=b.group_commit,
+        clock=b.steady_clock,
+        delivered=b.delivered,
+    )
+    yield Heartbeats(settings, topics, groups, b.consumers, b.producers, b.clock)
+    yield Queries(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        locks=b.locks,
+        consumers=b.consumers,
+        store=b.store,
+        access=b.access,
+    )
+
+
+def _make_admin_handlers(b: BrokerState) -> Iterator[object]:
+    """Yield the handlers of requests that tools and consoles send."""
+    settings, topics, groups, offsets = b.settings, b.topics, b.groups, b.offsets
+    admin = Admin(
+        settings=settings,
+        topics=topics,
+        offsets=offsets,
+        consumers=b.consumers,
+        producers=b.producers,
+        store=b.store,
+        runtime=b.runtime,
+        rates=b.rates,
+        watch=b.watch,
+        unfinished=b.in_flight.unfinished,
+        files=b.files,
+        clock=b.clock,
+    )
+    yield admin
+    yield Statistics(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        consumers=b.consumers,
+        producers=b.producers,
+        runtime=b.runtime,
+        status=admin,
+    )
+    yield OffsetAdmin(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        consumers=b.consumers,
+        polls=b.polls,
+        store=b.store,
+        clock=b.clock,
+        group_commit=b.group_commit,
+    )
+    yield Metadata(settings, topics, groups, offsets, b.store, b.group_commit.commit)
+    yield AccessAdmin(settings, b.guard, b.files, b.clock, b.offload, b.handle_outcome)
+    yield Refused()
 
 
 def make_dispatcher(b: BrokerState) -> Dispatcher:

@@ -180,8 +180,11 @@ class Table(ABC, Generic[Config, Item]):
         """Return the settings of the topic or group, or None if it does not exist."""
 
     def _load(self, saved: Iterable[Config], system: Iterable[Config]) -> None:
-        """Fill the table: `saved` from the file, the later changes from its journal, and those of
-        `system` that are missing. Raises StoreError."""
+        """Fill the table with the items of `saved`, then with the later changes in the journal.
+
+        Items of `system` that are missing are added. Raises StoreError if the journal cannot be
+        read.
+        """
         for config in saved:
             self._set(config)
         changes = self.document.load_journal(self.table)
@@ -390,8 +393,7 @@ class Topics(Table[TopicConfig, Topic]):
         return None if topic is None else topic.config
 
     def snapshot(self) -> tables.TopicTable:
-        """Return the table as GET_ALL_TOPIC_CONFIG (21), REGISTER_BROKER (103) and the file contain
-        it."""
+        """Return the table as the file, and the answer to GET_ALL_TOPIC_CONFIG (21), contain it."""
         return tables.TopicTable(self.configs(), self.version, self._unknown)
 
     def configs(self) -> dict[str, TopicConfig]:
@@ -446,8 +448,10 @@ class Topics(Table[TopicConfig, Topic]):
         return topic
 
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
-        """Return the topic. If it does not exist, create it first with `queues` queues for reading
-        and writing."""
+        """Return the topic, which is created first if it does not exist.
+
+        It gets `queues` queues for reading and as many for writing.
+        """
         if name not in self.table:
             config = TopicConfig(name, queues, queues, READ_WRITE, sys_flag=sys_flag)
             self.put(config, is_asked=False)
@@ -515,7 +519,10 @@ class Groups(Table[GroupConfig, GroupConfig]):
         return self.table.get(name)
 
     def snapshot(self) -> tables.GroupTable:
-        """Return the table as GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201) and the file contain it."""
+        """Return the table as the file contains it.
+
+        The answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201) contains it as well.
+        """
         return tables.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
 
     def load(self) -> None:
