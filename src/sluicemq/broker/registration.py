@@ -122,12 +122,12 @@ def parse_credentials(text: str) -> tuple[str, str] | None:
 
 
 class Registration:
-    """The requests to the name servers, and the state of each. It does no I/O."""
+    """The requests to the name servers and the state of each name server. It does no I/O."""
 
     def __init__(
         self, settings: Settings, topics: Topics, address: str, fields: dict[str, str]
     ) -> None:
-        """Register the broker at `address`, as "host:port".
+        """Create the registration of a broker at `address`, as "host:port".
 
         `fields` are extra header fields. SluiceMQ's name server chooses by them the address that a
         client can reach (`model/addresses.py`); RocketMQ's ignores them.
@@ -309,7 +309,8 @@ class Registration:
         if not server.failures:
             log.warning(
                 "Registration with name server %s failed (%s). Clients that use this name server "
-                "will not find the broker. Start it, or correct namesrvAddr. Retrying.",
+                "will not find the broker. Start the name server, or correct namesrvAddr. "
+                "Retrying.",
                 server.address,
                 error,
             )
@@ -317,7 +318,7 @@ class Registration:
         pause_s = min(PAUSE_S_MIN * 2 ** min(server.failures - 1, 10), PAUSE_S_MAX)
         server.next_try_s = now_s + pause_s
 
-    def due_servers(self, now_s: float) -> list[NameServerState]:
+    def find_due_servers(self, now_s: float) -> list[NameServerState]:
         """Return the name servers with which all topics must be registered now."""
         return [
             server
@@ -369,6 +370,11 @@ class Announcements:
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
+        """Announce changes of `topics`, `groups` and `settings` by requests of `registration`.
+
+        `in_executor` runs blocking work on another thread. `save_offsets` saves the committed
+        offsets, when a reset must be on disk before it is answered.
+        """
         self.registration = registration
         self.first_round_done = asyncio.Event()
         """Set when every name server has been tried once."""
@@ -521,7 +527,7 @@ class Announcements:
                 waiting = [
                     (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
                 ]
-        due = self.registration.due_servers(self._clock.monotonic_s())
+        due = self.registration.find_due_servers(self._clock.monotonic_s())
         changed = [server for server in self.registration.servers_with_changes if server not in due]
         await asyncio.gather(*map(self._register, due), *map(self._register_changes, changed))
         for peer, answer in waiting:

@@ -1,4 +1,4 @@
-"""The turn: one commit for all, answers after it, errors for exactly those it concerns."""
+"""Group commit: one commit for all connections, then their answers, errors included."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ class Wire:
 
 
 class Stage:
-    """Turns with a store, wires and a loop that do nothing by themselves."""
+    """A group commit with a store, connections and a loop that do nothing by themselves."""
 
     def __init__(self, *, sync: bool = False, gate: "FakeGate | None" = None) -> None:
         self.store = FakeStore()
@@ -83,7 +83,7 @@ class Stage:
         return FrameReader().feed(b"".join(self.wires[peer].writes))
 
 
-def test_answers_leave_with_the_word_of_the_replica_that_they_waited_for() -> None:
+def test_answers_are_sent_when_the_last_missing_replica_leaves_the_in_sync_set() -> None:
     stage = Stage()
     settings = Settings(BrokerConfig(broker_role="SYNC_MASTER"), StoreConfig())
     term = Term(1, 1, in_sync={1: "a", 2: "b"})
@@ -98,7 +98,7 @@ def test_answers_leave_with_the_word_of_the_replica_that_they_waited_for() -> No
     assert len(stage.answers(peer)) == 1
 
 
-def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> None:
+def test_one_commit_serves_all_connections_with_one_write_each() -> None:
     stage = Stage()
     one, two = stage.peer(), stage.peer()
     for opaque in range(3):
@@ -115,7 +115,7 @@ def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> No
     assert [a.opaque for a in stage.answers(two)] == [10, 11, 12]
 
 
-def test_the_next_turn_asks_for_its_own_end() -> None:
+def test_the_next_group_commit_is_scheduled_again() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1)
@@ -128,7 +128,7 @@ def test_the_next_turn_asks_for_its_own_end() -> None:
     ("error", "code"), [(StoreFullError("no room in /store.", fix="Free space."), 14),
                         (StoreError("broken disk."), 1), (OSError(5, "Input/output error"), 1)],
 )  # fmt: skip
-def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
+def test_a_failed_commit_turns_only_its_own_answers_into_errors(
     error: Exception, code: int
 ) -> None:
     stage = Stage()
@@ -146,7 +146,7 @@ def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
     assert str(error) in (stage.answers(two)[0].remark or "")
 
 
-def test_one_way_sends_are_committed_and_get_nothing_not_even_an_error() -> None:
+def test_one_way_sends_are_committed_and_never_answered() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1, oneway=True)
@@ -158,7 +158,7 @@ def test_one_way_sends_are_committed_and_get_nothing_not_even_an_error() -> None
     assert b"".join(stage.wires[peer].writes) == b""
 
 
-def test_long_polls_are_woken_in_the_turn_that_shows_the_messages() -> None:
+def test_long_polls_are_woken_by_the_commit_that_makes_messages_visible() -> None:
     stage = Stage()
     stage.store.news = [("T", 0, 5)]
     stage.hold(stage.peer(), 1)
@@ -169,7 +169,7 @@ def test_long_polls_are_woken_in_the_turn_that_shows_the_messages() -> None:
 # ------------------------------------------------------------------------------- SYNC_FLUSH
 
 
-def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
+def test_answers_wait_for_the_fsync() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
@@ -184,7 +184,7 @@ def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
     assert stage.group_commit.is_idle
 
 
-def test_group_commit_that_come_during_an_fsync_share_the_next_one() -> None:
+def test_group_commits_that_end_during_an_fsync_share_the_next_one() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     for opaque in range(4):
@@ -199,7 +199,7 @@ def test_group_commit_that_come_during_an_fsync_share_the_next_one() -> None:
     assert stage.syncs == []
 
 
-def test_who_does_not_want_to_wait_is_answered_after_the_commit_and_shown_after_the_fsync() -> None:
+def test_a_send_that_does_not_wait_is_answered_before_the_fsync_and_visible_after_it() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1, waits=False)
@@ -225,7 +225,7 @@ def test_a_slow_fsync_is_answered_flush_disk_timeout_once() -> None:
     assert len(stage.answers(peer)) == 1
 
 
-def test_a_failed_fsync_is_an_error_and_shows_nothing() -> None:
+def test_a_failed_fsync_is_an_error_and_publishes_nothing() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
@@ -251,7 +251,7 @@ def test_a_reader_that_fails_when_it_is_woken_does_not_fail_the_sends() -> None:
     assert [a.code for a in stage.answers(peer)] == [0]
 
 
-def test_an_unforeseen_error_of_the_commit_answers_everyone_too() -> None:
+def test_an_unexpected_error_of_the_commit_is_answered_as_well() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1)
@@ -312,7 +312,7 @@ def test_an_fsync_without_a_descriptor_is_tried_again_and_its_answers_wait() -> 
     assert stage.group_commit.is_idle
 
 
-def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_time() -> None:
+def test_sends_behind_a_retried_fsync_time_out_independently() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
@@ -332,7 +332,7 @@ def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_t
 
 
 class FakeGate:
-    """Opens when it is told to."""
+    """A gate that a test opens."""
 
     def __init__(self, *, holds: bool = True) -> None:
         self.on_confirmed: list[Callable[[int], None]] = []
@@ -382,7 +382,7 @@ def test_answers_leave_when_the_gate_opens_and_not_before(sync: bool) -> None:
     assert stage.group_commit.is_idle
 
 
-def test_who_does_not_wait_is_answered_before_the_gate_opens() -> None:
+def test_a_send_that_does_not_wait_is_answered_before_the_gate_opens() -> None:
     gate = FakeGate()
     stage = gated(gate)
     peer = stage.peer()
@@ -392,7 +392,7 @@ def test_who_does_not_wait_is_answered_before_the_gate_opens() -> None:
     assert [end for end, _ in gate.waiting] == [100], "others see it when it is safe"
 
 
-def test_a_master_that_does_not_hold_answers_shows_late() -> None:
+def test_a_gate_that_does_not_hold_answers_delays_only_visibility() -> None:
     gate = FakeGate(holds=False)
     stage = gated(gate)
     peer = stage.peer()
@@ -403,7 +403,7 @@ def test_a_master_that_does_not_hold_answers_shows_late() -> None:
     assert stage.store.confirmed == [100]
 
 
-def test_without_a_slave_nobody_waits_and_nobody_sees() -> None:
+def test_without_a_slave_answers_do_not_wait_and_messages_stay_invisible() -> None:
     gate = FakeGate()
     gate.is_slave_missing = True
     stage = gated(gate)
@@ -416,7 +416,7 @@ def test_without_a_slave_nobody_waits_and_nobody_sees() -> None:
     assert len(stage.answers(peer)) == 1, "it has been answered"
 
 
-def test_slaves_that_are_slow_are_waited_for_so_long() -> None:
+def test_slow_slaves_are_waited_for_until_slave_timeout() -> None:
     gate = FakeGate()
     stage = gated(gate)
     peer = stage.peer()
@@ -432,7 +432,7 @@ def test_slaves_that_are_slow_are_waited_for_so_long() -> None:
     assert len(stage.answers(peer)) == 1
 
 
-def test_a_deposed_master_is_unsure_of_what_it_holds() -> None:
+def test_a_deposed_master_answers_that_the_result_is_uncertain() -> None:
     gate = FakeGate()
     stage = gated(gate)
     peer = stage.peer()

@@ -61,12 +61,12 @@ def test_a_broker_without_write_permission_says_so_in_its_topics() -> None:
 
 def test_every_name_server_is_told_at_once_and_then_each_period() -> None:
     _, told = registering()
-    assert [server.address for server in told.due_servers(0.0)] == ["one:9876", "two:9876"]
+    assert [server.address for server in told.find_due_servers(0.0)] == ["one:9876", "two:9876"]
     for server in told.name_servers:
         told.on_registered(server, Command(0), 0.0)
-    assert told.due_servers(29.0) == []
+    assert told.find_due_servers(29.0) == []
     assert told.seconds_until_due(10.0) == pytest.approx(20.0)
-    assert len(told.due_servers(30.0)) == 2
+    assert len(told.find_due_servers(30.0)) == 2
 
 
 def test_a_slave_asks_every_second_until_a_name_server_knows_its_master() -> None:
@@ -79,10 +79,10 @@ def test_a_slave_asks_every_second_until_a_name_server_knows_its_master() -> Non
     for second in range(29):
         told.on_registered(one, Command(0, {}), float(second))
         assert told.seconds_until_due(second) == pytest.approx(1.0)
-        assert told.due_servers(second + 1.0) == [one]
+        assert told.find_due_servers(second + 1.0) == [one]
     told.on_registered(one, knows, 29.0)
-    assert told.due_servers(29.9) == []
-    assert told.due_servers(58.9) == [two]
+    assert told.find_due_servers(29.9) == []
+    assert told.find_due_servers(58.9) == [two]
     assert found == [("m:10911", "m:10912"), *[("", "")] * 29, ("m:10911", "m:10912")]
 
 
@@ -93,7 +93,7 @@ def test_only_a_slave_by_its_file_looks_for_its_master(changes: dict[str, object
     _, told = registering(**changes)
     for server in told.name_servers:
         told.on_registered(server, Command(0, {}), 0.0)
-    assert told.due_servers(29.0) == []
+    assert told.find_due_servers(29.0) == []
 
 
 def test_one_that_is_not_there_is_tried_again_with_growing_pauses() -> None:
@@ -105,7 +105,7 @@ def test_one_that_is_not_there_is_tried_again_with_growing_pauses() -> None:
         told.on_failure(one, LOST, now)
         pauses.append(told.seconds_until_due(now))
         now += pauses[-1]
-        assert told.due_servers(now) == [one]
+        assert told.find_due_servers(now) == [one]
     assert pauses == [0.5, 1, 2, 4, 8, 10, 10]
 
 
