@@ -433,7 +433,7 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-                await broker._take(broker.core.cleaning.run())
+                await broker._run_steps(broker.core.cleaning.run())
                 await becomes(wanted, names, topic="T", group="late")
             expired = await examine(names, message_id=sent[0].message_id)
             assert expired.cause

@@ -22,8 +22,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.lanes.rules import difference, subscription_key
-from sluicemq.broker.metrics import serve
-from sluicemq.broker.otlp import Push
+from sluicemq.broker.metrics import serve_metrics
+from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import (
@@ -274,11 +274,11 @@ async def stand_alone(
         log_protected_mode(config)
         if config.is_pushed:
             collect = ProxyCollector(proxy).collect
-            push = await asyncio.to_thread(Push, collect, config, "proxy", host_name())
+            push = await asyncio.to_thread(MetricsPusher, collect, config, "proxy", host_name())
             push.start()
             stack.push_async_callback(asyncio.to_thread, push.close)
         if config.metrics_enable:
-            opened = await asyncio.to_thread(serve, ProxyCollector(proxy), config)
+            opened = await asyncio.to_thread(serve_metrics, ProxyCollector(proxy), config)
             if opened is not None:
                 proxy.metrics_port = opened[0]
                 stack.callback(opened[1])

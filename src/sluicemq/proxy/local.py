@@ -67,14 +67,14 @@ def proxy_of(
     backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
     proxy = Proxy(backend, core.guard, core.shares, config or core.settings.broker, limits)
     collector = ProxyCollector(proxy)
-    core.collectors.append(collector.collect)
+    core.metric_collectors.append(collector.collect)
 
     def on_role(serves: bool) -> None:
         if not serves:
             backend.rest()
             return
         proxy.service.guard = broker.core.guard
-        broker.core.collectors.append(collector.collect)
+        broker.core.metric_collectors.append(collector.collect)
         backend.serve(broker.core, broker.dispatcher)
 
     broker.on_role.append(on_role)
@@ -238,7 +238,7 @@ class LocalLink:
     def lost(self) -> None:
         """The broker's side of it is closed."""
         self.peer.connection_lost()
-        self._backend.state.disconnected(self.peer)
+        self._backend.state.on_disconnect(self.peer)
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
             answered(ConnectionLostError("The broker has closed the connection; try again."))

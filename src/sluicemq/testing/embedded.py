@@ -250,7 +250,7 @@ class Servers:
             files=self._files_of(name),
             network=self.network,
             executor=InlineExecutor() if self._directory is None else None,
-            stretch=calm.stretch if calm else float,
+            stretch_pause=calm.stretch if calm else float,
         )
         await broker.start()
         if calm is not None:

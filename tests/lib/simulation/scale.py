@@ -78,7 +78,7 @@ class OneOfEach:
                 broker.core.topics.table.setdefault(name, _topic(broker, name))
         address = f"10.0.{number // 250}.{number % 250 + 1}:10911"
         told = Registration(broker.settings, broker.core.topics, address, {})
-        self.render = told.begin(told.name_servers[0])
+        self.render = told.prepare_registration(told.name_servers[0])
         return self.render()
 
     def figures(self) -> dict[str, tuple[float, int]]:

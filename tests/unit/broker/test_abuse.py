@@ -217,7 +217,7 @@ def test_a_kind_of_filter_that_is_none_matches_nothing_and_breaks_nobody(
             member,
         )
         assert b"Error" not in answers
-    broker.core.second()
+    broker.core.run_every_second()
 
 
 def test_one_connection_parks_so_many_pulls(

@@ -284,7 +284,7 @@ def put_raw(broker: SteppedBroker, properties: str, topic: str = "T") -> None:
     """A record as another release, or a Java broker, may have stored it."""
     host = broker.settings.store_host
     broker.store.writer.append(topic, 0, b"old", properties.encode(), 0, 0, 0, START_MS, host, host)
-    broker.core.turns.commit_internal()
+    broker.core.group_commit.commit_internal()
     broker.step()
 
 

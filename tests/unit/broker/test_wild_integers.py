@@ -198,10 +198,10 @@ def test_no_integer_fails_and_all_is_saved(shard: int, caplog: pytest.LogCapture
                 broker.run(0.2, 0.1)
             bugs = [one for one in caplog.records if one.exc_info]
             assert not bugs, (template.code, fields, body, bugs[0].getMessage())
-            assert not broker.core.jobs.failures, (template.code, fields, body)
+            assert not broker.core.supervisor.failures, (template.code, fields, body)
     assert count > 300
     caplog.clear()
     again = saves_all_and_loads(broker)
     again.run(1.0, 0.5)
-    assert not again.core.jobs.failures
+    assert not again.core.supervisor.failures
     assert not [one for one in caplog.records if one.exc_info]

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from sluicemq.broker.registration import interfaces
+from sluicemq.broker.registration import find_interface_addresses
 from sluicemq.config import BrokerConfig, NameServerConfig, load_broker_config
 from sluicemq.model.ids import Host
 from sluicemq.net.accept import is_on_this_machine, log_protected_mode
@@ -38,7 +38,9 @@ async def served(limits: ServerLimits, source: str, count: int = 1) -> list[Comm
 
 def outside() -> str:
     """An address that is not loopback: to a server at 127.0.0.1 it looks like another machine."""
-    found = [one for one in interfaces() if not one.startswith("127.") and ":" not in one]
+    found = [
+        one for one in find_interface_addresses() if not one.startswith("127.") and ":" not in one
+    ]
     if not found:
         pytest.skip("this machine has no address but loopback")
     return found[0]

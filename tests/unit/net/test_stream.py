@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from certificates import Authority
-from sluicemq.broker.registration import interfaces
+from sluicemq.broker.registration import find_interface_addresses
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
@@ -183,7 +183,9 @@ async def test_silence_ends_a_stream_and_so_do_too_many() -> None:
 
 
 async def test_protected_mode_closes_strangers() -> None:
-    outside = [one for one in interfaces() if not one.startswith("127.") and ":" not in one]
+    outside = [
+        one for one in find_interface_addresses() if not one.startswith("127.") and ":" not in one
+    ]
     if not outside:
         pytest.skip("this machine has no address but loopback")
     made = Scene(SOCKET_NETWORK, ServerLimits(is_protected=True))

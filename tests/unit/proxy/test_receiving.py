@@ -114,7 +114,7 @@ def test_acknowledging_a_message_with_a_forged_handle_acknowledges_no_other(
             topic = state.topics.table[TOPIC]
             made = run_now(state.intake.prepare_batch(batch, origin, "a\x01b\x02"))
             state.intake.append_batch(topic, 0, made, origin, "")
-        state.turns.commit_internal()
+        state.group_commit.commit_internal()
         (evil,) = await receive(client)
         assert evil.body == b"evil"
         answer = await ack(client, *handles_of([evil]))

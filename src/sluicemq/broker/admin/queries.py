@@ -13,7 +13,7 @@ from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.locks import QueueLocks
-from sluicemq.broker.group_commit import Postponed, in_steps
+from sluicemq.broker.group_commit import Postponed, run_or_postpone
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
@@ -205,7 +205,7 @@ class Queries:
             body = encode() if len(held) <= QUEUES_A_STEP else (yield encode)
             return Command(ResponseCode.SUCCESS, body=body)
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def unlock(self, command: Command, peer: Peer) -> Command | Postponed:
         """42."""
@@ -219,7 +219,7 @@ class Queries:
                 self.locks.unlock(group, data.client_id, queues)
             return Command(ResponseCode.SUCCESS)
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
 
 def _portions(queues: Sequence[MessageQueue]) -> Iterator[Sequence[MessageQueue]]:

@@ -35,7 +35,7 @@ from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
 from sluicemq.broker.lanes.rules import ByteCache, atoms_of
 from sluicemq.broker.lanes.table import show, shown
-from sluicemq.broker.offsets import Offsets, Unfinished
+from sluicemq.broker.offsets import Offsets, UnfinishedMessages
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
@@ -158,7 +158,7 @@ class FilterWatch:
     delivered: dict[Pair, Delivered]
     background: Background
     clock: Clock
-    unfinished: Callable[[str, str, int], Unfinished]
+    unfinished: Callable[[str, str, int], UnfinishedMessages]
     troubles: dict[Pair, Troubles] = field(default_factory=dict)
     matches: dict[Pair, tuple[int, float | None]] = field(default_factory=dict)
     matching: Matching = field(init=False)
@@ -343,7 +343,7 @@ class FilterWatch:
     ) -> Command | None:
         """900131: ours."""
         group, expression = header.group, header.expression
-        self.groups.check(group)
+        self.groups.check_exists(group)
 
         def steps() -> WorkItem[Command]:
             names = self.topics_of(group) | self.offsets.topics_of(group)
@@ -381,7 +381,7 @@ class FilterWatch:
 
     def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
         """900132: ours."""
-        name, topic = header.topic, self.topics.known(header.topic)
+        name, topic = header.topic, self.topics.require(header.topic)
         against = None
         if header.group is not None:
             against = self.subscription(header.group, name)
@@ -471,7 +471,7 @@ class FilterWatch:
     def group_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """900133: ours. A group's contract, its lanes and whom it refused."""
         name = header.group
-        self.groups.check(name)
+        self.groups.check_exists(name)
         contracts = self.consumers.contracts
         made = self.consumers.lanes.table.get(name)
         answer = {

@@ -135,7 +135,7 @@ class Heartbeats:
         changed, creates, refusal = False, False, ""
         for consumer, size in zip(data.consumers, sizes, strict=True):
             yield from self._compile(consumer.subscriptions)
-            config = self.groups.find(consumer.group)
+            config = self.groups.get_or_create(consumer.group)
             if config is None:
                 # It gets nothing and no error: at least the log says why.
                 if consumer.group not in self.unknown and len(self.unknown) < UNKNOWN_MAX:

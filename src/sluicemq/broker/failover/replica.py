@@ -591,7 +591,7 @@ class BrokerSeat:
 
     @property
     def log_end(self) -> LogEnd:
-        epochs, side = self.broker.epochs, self.broker.side
+        epochs, side = self.broker.epochs, self.broker.replication_side
         epoch = max(epochs.last.number, 0) if epochs is not None else 0
         is_whole = not self.is_broken and (not isinstance(side, SlaveSide) or side.check_whole())
         return LogEnd(epoch, self.broker.store.written_offset if is_whole else INCOMPLETE)
@@ -605,18 +605,18 @@ class BrokerSeat:
         return self.broker.store.failure is not None
 
     async def become(self, term: Term, life: str) -> None:
-        side = self.broker.side
+        side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
             side.leave()
             return
         self.broker.claim = self.broker.claim._replace(life=life)
         try:
-            await self.broker.become(term if term.master_id else None)
+            await self.broker.change_role(term if term.master_id else None)
         except (SluiceError, OSError) as error:
             raise BrokerClosedError(f"the broker could not change its role: {error}") from error
 
     def decided(self, term: Term) -> None:
-        self.broker.decided(term)
+        self.broker.update_term(term)
 
     def depose(self, reason: str) -> None:
         self.broker.depose(reason)
@@ -680,7 +680,7 @@ async def start_replica(
     )  # fmt: skip
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
-    forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
+    forwarder.signed = broker.registration.sign  # with the credentials of the file, in any role
     forwarder.guard = lambda: broker.core.guard
     broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
     return replica, broker

@@ -134,7 +134,7 @@ def to_object(lanes: GroupLanes) -> dict[str, Any]:
         "movers": lanes.readers.objects(
             {key: lane.members for key, lane in lanes.lanes.items()}
         ),
-        "resets": lanes.resets.objects(),
+        "resets": lanes.resets.to_objects(),
         "unmatched": lanes.unmatched,
         **table.objects(),
     }  # fmt: skip
@@ -257,7 +257,7 @@ class LaneReader(NamedTuple):
         if place.scanned is None:
             place.scanned = place.delivered = offset
         lanes.settle(queue)
-        goes_back = lanes.is_held(place, queue) or lanes.resets.blocks(key, *queue)
+        goes_back = lanes.is_held(place, queue) or lanes.resets.blocks_commits(key, *queue)
         return Step(Do.WAIT if goes_back else Do.READ, key)
 
     def looks_again(self, queue: Queue, offset: int, lane: str) -> Step:

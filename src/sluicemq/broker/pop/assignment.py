@@ -238,14 +238,14 @@ class Assignments:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, f"the mode {mode.mode[:20]} is not PULL or POP"
             )
-        self._topics.known(mode.topic)
-        if self._groups.find(mode.group) is None:
-            self._groups.check(mode.group)
+        self._topics.require(mode.topic)
+        if self._groups.get_or_create(mode.group) is None:
+            self._groups.check_exists(mode.group)
         self._modes.setdefault(mode.topic, {})[mode.group] = mode
         self.document.changed = True
 
         def steps() -> WorkItem[Announced]:
-            write = self.document.take()
+            write = self.document.prepare_write()
             if write is not None:
                 yield write
             return Announced(Command(ResponseCode.SUCCESS))

@@ -160,7 +160,7 @@ class ConsumerOrder:
         )
         self._put(group, topic, queue_id, info)
         self.holders[f"{topic}@{group}", queue_id] = holder
-        self._offsets.resets.heard(group, topic, queue_id)
+        self._offsets.resets.discard(group, topic, queue_id)
         least = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
         return Counts(hash_map_of_integers(counts or {}, DEFAULT_BUCKETS), least)
 

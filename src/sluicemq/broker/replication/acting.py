@@ -205,7 +205,7 @@ class StandIn(Protocol):
     store: Any
     delayed: Any
     transactions: Any
-    turns: Any
+    group_commit: Any
     producers: Any
 
 
@@ -292,7 +292,7 @@ class Acting:
             assert self._escape is not None
             stand_in.delayed.stop()
             stand_in.transactions.stop()
-            stand_in.turns.commit()
+            stand_in.group_commit.commit()
             self._collect(stand_in)
             for _ in range(TRIES):
                 if await self._escape.flush():

@@ -60,7 +60,7 @@ class Parts(Protocol):
     clock: Clock
     in_sync: InSync | None
     guard: Guard | None
-    turns: GroupCommit
+    group_commit: GroupCommit
     topics: Topics
     groups: Groups
     offsets: Offsets
@@ -152,14 +152,14 @@ class MasterSide:
         return listener.ports[0]
 
     def _accept(self, stream: ByteStream) -> StreamProtocol:
-        self._core.turns.on_commit = self.feeds.grown
+        self._core.group_commit.on_commit = self.feeds.grown
         is_named = bool(self._settings.broker.ha_peers)
         return Doorkeeper(stream, self.feeds.accept, b"" if is_named else self._ticket)
 
     def run(self) -> None:
         """A few times a second."""
         if not self.feeds.all:  # a master without slaves sends as if there were none
-            self._core.turns.on_commit = None
+            self._core.group_commit.on_commit = None
         self.feeds.run()
         self.state.run(self._clock.monotonic_s())
 
@@ -216,7 +216,7 @@ class SlaveSide:
         self._core, self._term, self._following = core, term, following
         self._run_sync, self._is_syncing = run_sync, False
         self._told = ("", "")
-        core.store.on_visible = core.turns.on_follower_append
+        core.store.on_visible = core.group_commit.on_follower_append
         self.acting: Acting | None = None
         """What stands in for the master, where that is wanted."""
         self.applier = Applier(files, places_of(core.settings, files), begin_queue)

@@ -217,7 +217,7 @@ def test_a_slave_writes_none_of_its_masters_files() -> None:
     assert "T" in topics
     for document in (topics.document, groups.document, offsets.document):
         document.save()
-        sync = document.sync()
+        sync = document.prepare_sync()
         if sync is not None:
             sync()
     assert files.names("/s/config") == []
