@@ -21,11 +21,12 @@ from simulation.stepped import SMALL, ManualClock, SteppedBroker, SteppedClient,
 from sluicemq.client.core.epochs import EpochCommitter, StagedRangeList
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RequestTimeoutError
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire.frames import Command
-from sluicemq.wire.staging import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.wire.staging import STAGING_QUEUES, Owner, Stage, StagedRange
 from thorough import ALL, seeds
 
 SEEDS = seeds(6, 20)

@@ -205,7 +205,7 @@ async def test_no_route_info_of_this_topic(mq: EmbeddedSluice, tmp_path: Path) -
     found = await examine(names, topic="ordres")
     assert found.cause
     assert found.cause.code == "topic-not-sent-to"
-    assert "Is orders meant?" in found.cause.what
+    assert "Did you mean 'orders'?" in found.cause.what
     assert await cause(names, topic="orders", type="fifo") == "wrong-type"
     async with name_server(tmp_path) as empty:
         both = f"{names};127.0.0.1:{empty.port}"
@@ -433,7 +433,7 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-                await broker._take(broker.core.cleaning.run())
+                await broker._run_steps(broker.core.cleaning.run())
                 await becomes(wanted, names, topic="T", group="late")
             expired = await examine(names, message_id=sent[0].message_id)
             assert expired.cause

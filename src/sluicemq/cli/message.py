@@ -33,7 +33,6 @@ from sluicemq.cli.traffic import parse_start, until_interrupted
 from sluicemq.client.admin.messages import COUNT_MAX, Timeline
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
     SendTrace,
     TraceRecord,
     decode_trace_records,
@@ -42,6 +41,7 @@ from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
@@ -207,7 +207,7 @@ class _Traces(click.Group):
 
 
 _trace_topic_option = click.option(
-    "-t", "--topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
+    "-t", "--topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces."
 )
 
 

@@ -45,13 +45,14 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S
 from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.client.tasks import Tasks, run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, RequestError, SluiceError
 from sluicemq.model.ids import UniqueIds
-from sluicemq.net.channel import Channel, Dial, dial
+from sluicemq.net.channel import Channel, Dialer, dial
 from sluicemq.outages import Outages
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import ResponseCode
@@ -61,7 +62,6 @@ HEARTBEAT_PERIOD_S: Final = 30.0
 """The interval in seconds between heartbeats to all brokers."""
 RECONNECT_S: Final = 1.0
 """The pause in seconds before a heartbeat is repeated, after a connection was lost or not made."""
-CALL_TIMEOUT_S: Final = 5.0
 STACK_DEPTH_MAX: Final = 64
 """The number of nested coroutines of a task that `format_stacks` shows."""
 _log = logging.getLogger("sluicemq.client")
@@ -107,7 +107,7 @@ class HeartbeatThread:
         credentials: Credentials | None = None,
         on_request: Callable[[Command, str, Respond], bool] = lambda *_: False,
         period_s: float = HEARTBEAT_PERIOD_S,
-        connect: Dial = dial,
+        connect: Dialer = dial,
         has_thread: bool = True,
         outages: Outages | None = None,
     ) -> None:
@@ -187,7 +187,7 @@ class HeartbeatThread:
             channel = self._channels.get(address)
             with contextlib.suppress(SluiceError):
                 if channel is not None:
-                    channel.oneway(sign_request(command, self._credentials))
+                    channel.send_oneway(sign_request(command, self._credentials))
 
         with contextlib.suppress(ClosedError):
             self._submit(send())
@@ -320,7 +320,7 @@ class HeartbeatThread:
         except SluiceError as error:
             # Logged once for each outage, and retried after 1 s, 2 s … 30 s.
             failures = self._unreachable.get(address, (0, 0.0))[0]
-            self._outages.failed(
+            self._outages.report_failure(
                 address, "heartbeat to %s failed, retrying: %s", address, error.fact
             )
             pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
@@ -331,21 +331,21 @@ class HeartbeatThread:
             self._schedule_heartbeat(pause_s, address)
             return error
         self._unreachable.pop(address, None)
-        self._outages.worked(address)
+        self._outages.report_success(address)
         self._access_errors[address] = refused
         for group in _split_by_group(value):
             activity = f"the membership of {group} at {address}"
             if group in refused:
                 text = "access control of %s refuses the membership of %s, retrying: %s"
-                self._outages.failed(activity, text, address, group, refused[group].remark)
+                self._outages.report_failure(activity, text, address, group, refused[group].remark)
             else:
-                self._outages.worked(activity)
+                self._outages.report_success(activity)
         activity = f"the heartbeat of {self.client_id} to {address}"
         if response.code == SUCCESS or refused:
-            self._outages.worked(activity)
+            self._outages.report_success(activity)
         else:
             text = "heartbeat refused by %s: %s %s"
-            self._outages.failed(activity, text, address, response.code, response.remark)
+            self._outages.report_failure(activity, text, address, response.code, response.remark)
         return None
 
     async def _call(self, channel: Channel, value: Heartbeat) -> Command:
@@ -434,7 +434,7 @@ class HeartbeatThread:
         def respond(response: Command) -> None:
             loop = self._loop
             if not is_oneway and loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(channel.answer, opaque, response)
+                loop.call_soon_threadsafe(channel.send_response, opaque, response)
 
         if self._handle_request(command, channel.address, respond) or is_oneway:
             return None

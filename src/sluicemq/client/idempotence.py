@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from sluicemq.errors import ConfigurationError, MessageKeyMissingError, install_extra
-from sluicemq.hints import unexpected
+from sluicemq.hints import unexpected_keyword_text
 from sluicemq.model.message import KEYS, ORIGIN_MESSAGE_ID, TAGS, UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def idempotent(
         )
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
-        raise TypeError(unexpected(idempotent, unknown[0], sorted(_OPTIONS)))
+        raise TypeError(unexpected_keyword_text(idempotent, unknown[0], sorted(_OPTIONS)))
     if inspect.isroutine(database):
         raise ConfigurationError(
             f"idempotent needs a database, got {database!r:.60}.",

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
     ConsumeTrace,
     SendTrace,
     decode_trace_records,
@@ -13,6 +12,7 @@ from sluicemq.client.core.tracing import (
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError, TopicNotFoundError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
 from sluicemq.model.message import KEYS, StoredMessage
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MessageQueue
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import TEMPORARY, Given, Session
@@ -285,7 +285,7 @@ def query_trace(session: Session, given: Given) -> None:
     """What clients have traced of a message."""
     wanted = given["msgId"]
     found = session.admin.messages_by_key(
-        given.get("traceTopic", DEFAULT_TRACE_TOPIC), wanted,
+        given.get("traceTopic", TRACE_TOPIC), wanted,
         begin_ms=given.number("beginTimestamp"),
         end_ms=given.number("endTimestamp", TIME_MAX_MS), count_max=given.number("maxNum", 64),
     )  # fmt: skip

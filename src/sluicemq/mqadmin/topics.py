@@ -7,11 +7,10 @@ import orjson
 from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
+from sluicemq.model.system_names import is_group_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     MASTER_ID,
     ORDER_TOPICS,
-    RETRY_PREFIX,
     TopicConfig,
     allocate_average,
     read_queues,
@@ -160,7 +159,7 @@ def topic_list(session: Session, given: Given) -> None:
     clusters = {broker: name for name, brokers in info.clusters.items() for broker in brokers}
     session.say("{:<20}  {:<48}  {:<48}".format("#Cluster Name", "#Topic", "#Consumer Group"))
     for name in names:
-        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if is_group_topic(name):
             continue
         cluster, groups = "", []
         try:

@@ -32,9 +32,10 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import is_tag_kind, subscribe
-from sluicemq.model.ids import unique_time_ms
+from sluicemq.model.ids import unique_id_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
@@ -44,7 +45,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     pop_origin,
 )
-from sluicemq.net.probe import listens, probe
+from sluicemq.net.probe import probe, probe_connection
 from sluicemq.operate.causes import RETRIES, Named, decide
 from sluicemq.operate.evidence import (
     UNSUPPORTED,
@@ -75,9 +76,9 @@ _ADMIN: Final = "Need admin permission"
 _DENIED: Final = "no permission to access"
 """RocketMQ 5's users: code 16, which closed topics and brokers have as well."""
 WAITING_TOPICS: Final = {
-    "SCHEDULE_TOPIC_XXXX": "delayed",
-    "rmq_sys_wheel_timer": "delayed",
-    "RMQ_SYS_TRANS_HALF_TOPIC": "half",
+    SCHEDULE_TOPIC: "delayed",
+    TIMER_TOPIC: "delayed",
+    HALF_TOPIC: "half",
 }
 _RUNTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
 
@@ -183,8 +184,12 @@ class Walk:
     def probed(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
         """What is met at an address, as the first fields of a server that was seen."""
         met = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
-        answer = met.answer
-        values: dict[str, Any] = {"address": address, "reach": met.reach, "detail": met.detail}
+        answer = met.response
+        values: dict[str, Any] = {
+            "address": address,
+            "reach": met.reachability,
+            "detail": met.detail,
+        }
         if answer is not None and answer.code and _ADMIN in (answer.remark or ""):
             self.unseen.append(f"{address}: {answer.remark}.")
         elif answer is not None and answer.code:
@@ -253,7 +258,7 @@ class Walk:
         if told is not None:
             one = replace(one, config=parse_properties(bytes(told.body).decode(errors="replace")))
         host, _, port = address.rpartition(":")
-        vip = listens(f"{host}:{int(port) - 2}").reach
+        vip = probe_connection(f"{host}:{int(port) - 2}").reachability
         one = replace(one, vip=vip)
         if self.topic is not None and not one.is_other:
             command = requests.topic_config(topic=self.topic, logical=True)
@@ -442,7 +447,7 @@ class Walk:
         earliest = [one.number("earliestMessageTimeStamp") for one in deleting]
         about = MessageSeen(
             message_id, earliest_ms=int(max(0, min(earliest, default=0))),
-            born_ms=unique_time_ms(message_id, admin.clock.now_ms()),
+            born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
         )  # fmt: skip
         try:
             stored, found = admin.explain_message(message_id, group=group, topic=topic)

@@ -27,7 +27,7 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from sluicemq.broker.otlp import NS_PER_MS, SCOPE, resource_of
+from sluicemq.broker.otlp import NS_PER_MS, SCOPE, make_resource
 from sluicemq.client.admin.messages import record_about
 from sluicemq.client.core.tracing import (
     ConsumeOutcome,
@@ -244,7 +244,7 @@ def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
     def context(trace_id: int, span_id: int) -> o.SpanContext:
         return o.SpanContext(trace_id, span_id, is_remote=False, trace_flags=o.TraceFlags(1))
 
-    scope, resources = InstrumentationScope(SCOPE), cache(resource_of)
+    scope, resources = InstrumentationScope(SCOPE), cache(make_resource)
     return [
         ReadableSpan(
             it.name,

@@ -41,7 +41,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
     ConsumeTrace,
     DeliveryTrace,
     RecallTrace,
@@ -52,7 +51,8 @@ from sluicemq.client.core.tracing import (
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
-from sluicemq.pipelines.audit import SYSTEM_PREFIXES, subscriptions_of
+from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
+from sluicemq.pipelines.audit import subscriptions_of
 from sluicemq.pipelines.ready import (
     DURATION,
     FLAG,
@@ -131,7 +131,7 @@ def read_events(
     spark: SparkSession,
     connection: Mapping[str, str],
     *,
-    topic: str = DEFAULT_TRACE_TOPIC,
+    topic: str = TRACE_TOPIC,
     begin: str | None = None,
     end: str | None = None,
 ) -> DataFrame:
@@ -262,7 +262,7 @@ def trace(
     connection: Mapping[str, str],
     *,
     output: str,
-    topic: str = DEFAULT_TRACE_TOPIC,
+    topic: str = TRACE_TOPIC,
     begin: str | None = None,
     end: str | None = None,
     groups: Sequence[str] = (),
@@ -372,7 +372,7 @@ def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
                 continue
             silent = [
                 name for name in groups
-                if name not in told and not name.startswith(SYSTEM_PREFIXES)
+                if name not in told and not is_system_group(name)
             ]  # fmt: skip
             if silent:
                 task.tell(
@@ -439,7 +439,7 @@ class Trace(Ready):
     )
     fields = (
         Field("output", TEXT, "Directory of the results; what is there is replaced.", REQUIRED),
-        Field("topic", TEXT, "Topic of the traces.", DEFAULT_TRACE_TOPIC),
+        Field("topic", TEXT, "Topic of the traces.", TRACE_TOPIC),
         Field("since", DURATION, "Only what was traced in the last time, such as 24h.", None),
         Field("begin", TEXT, "First store time: milliseconds or ISO 8601.", None),
         Field("end", TEXT, "Store time where reading ends, exclusive.", None),

@@ -65,7 +65,7 @@ class Pulling:
             wait_ms = min(wait_ms, int(call.remaining_s * 1000) - RESERVE_MS)
         until_s = clock.monotonic_s() + min(wait_ms, self._limits.poll_ms_longest) / 1000
         offset = request.offset
-        while not call.is_over:
+        while not call.is_closed:
             wait_ms = max(round((until_s - clock.monotonic_s()) * 1000), 0)
             command = requests.pull(
                 group, queue, offset, count_max=count, subscription=wanted,

@@ -21,7 +21,7 @@ from sluicemq.client.core.requests import expect_success, header_fields, request
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
-from sluicemq.model.ids import KEPT_LENGTH_MAX
+from sluicemq.model.ids import CACHED_LENGTH_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, pop_topic
@@ -140,7 +140,7 @@ class Receiving:
         if answer.code != ResponseCode.SUCCESS:
             return self._nothing_of(answer)
         found = list(popped_in(answer, broker))
-        if call.is_over:
+        if call.is_closed:
             yield from self._give_back(group, topic, address, found)
             return []
         times_max = config.retry_times_max + 1 if config is not None else ATTEMPTS_MAX
@@ -384,7 +384,7 @@ def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
 
 def _tags_of(topic: str, text: str) -> Subscription:
     """Return a subscription to tags; those of usual lengths are kept."""
-    made = _made_of if len(topic) + len(text) <= KEPT_LENGTH_MAX else _made_of.__wrapped__
+    made = _made_of if len(topic) + len(text) <= CACHED_LENGTH_MAX else _made_of.__wrapped__
     return made(topic, text)
 
 

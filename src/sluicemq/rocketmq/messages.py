@@ -26,7 +26,7 @@ from sluicemq.errors import ConfigurationError, UndecodableBodyError
 from sluicemq.model import message as model
 from sluicemq.model import topic as places
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.properties import own_properties
+from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.rocketmq.names import Gets, Sets, Strict
 
@@ -473,7 +473,7 @@ class MessageExt(Strict):
             f"body={_short(self.record.body_or_raw)}, msg_id={self.msg_id!r}, "
             f"broker_name={self.broker_name!r}, queue_id={self.queue_id}, "
             f"queue_offset={self.queue_offset}, reconsume_times={self.reconsume_times}, "
-            f"properties={own_properties(self.record.properties)!r})"
+            f"properties={settable_properties(self.record.properties)!r})"
         )
 
 

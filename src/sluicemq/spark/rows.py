@@ -162,7 +162,7 @@ class UniqueIdColumns:
         while count:
             if self._next in (0, _IDS_A_MS):
                 # A run of ids has a time of its own, which no other run of this process has.
-                one = self._ids.next()
+                one = self._ids.make_id()
                 self._prefix, self._next = one[:20], 0
                 self._time = max(int(one[20:28], 16), self._time + 1)
             step = min(count, _IDS_A_MS - self._next)

@@ -34,11 +34,12 @@ from sluicemq.client.core.epochs import StagedRangeList
 from sluicemq.client.core.messages import BODY_BYTES_MAX, OutgoingMessage, delay_properties
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
-from sluicemq.client.core.sending import choose_by_sharding_key
-from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
+from sluicemq.client.core.sending import DEFAULT_PRODUCER_GROUP, choose_by_sharding_key
+from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.errors import ride_out
@@ -60,7 +61,7 @@ from sluicemq.spark.rows import (
     plain_column,
     property_column,
 )
-from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
+from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, Owner
 
 T = TypeVar("T")
 
@@ -507,7 +508,7 @@ class StagingSender(Sender):
 def producer_of(options: Options) -> Producer:
     return Producer(
         options.required("nameServers").split(";"),
-        group=options["group"] or DEFAULT_GROUP,
+        group=options["group"] or DEFAULT_PRODUCER_GROUP,
         credentials=options.credentials,
         tls=options.tls or False,
         timeout_ms=options["timeoutMs"],

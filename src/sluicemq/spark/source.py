@@ -81,8 +81,9 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import SQL92
-from sluicemq.spark.errors import did_you_mean, keep_imports, plain_errors, ride_out
+from sluicemq.spark.errors import keep_imports, plain_errors, ride_out
 from sluicemq.spark.filters import (
     MESSAGES_MAX,
     FilterPushdown,
@@ -357,8 +358,8 @@ def roles_of(schema: StructType, options: Options) -> dict[str, str]:
         if role is None:
             raise ConfigurationError(
                 f"the column {one.name!r} cannot be written.",
-                fix=f"{did_you_mean(name, _ROLES)}A message has {', '.join(_ROLES)}; put further"
-                " values into properties.",
+                fix=f"{did_you_mean(name, _ROLES)} A message has {', '.join(_ROLES)}; put further"
+                " values into properties.".lstrip(),
             )
         if role in roles:
             raise ConfigurationError(

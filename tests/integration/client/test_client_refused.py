@@ -175,7 +175,7 @@ def test_a_broker_that_checks_heartbeats_alone_is_heard_too(
     form: Callable[..., None], guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocketMQ's brokers check no rights for CHECK_CLIENT_CONFIG (46)."""
-    monkeypatch.setitem(verdict.NEEDS, RequestCode.CHECK_CLIENT_CONFIG, verdict.OPEN)
+    monkeypatch.setitem(verdict.REQUIREMENTS, RequestCode.CHECK_CLIENT_CONFIG, verdict.ANY_ACCOUNT)
     for group, topic, what in (("bad", "T", "group:bad"), ("good", "Secret", "topic:Secret")):
         with pytest.raises(PermissionDeniedError, match=f"No .*permission for {what}"):
             form(guarded.address, group, topic, ACCOUNT)

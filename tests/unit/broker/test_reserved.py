@@ -24,13 +24,14 @@ from sluicemq.client.core.consuming import make_retry_message
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.properties import RESERVED, OnSend, Reserved
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.batch_columns import COUNT_MIN
 from sluicemq.record.codec import as_dict, decode_records, encode_batch
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange, encode_staged_ranges
+from sluicemq.wire.staging import Owner, Stage, StagedRange, encode_staged_ranges
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,7 @@ def start(*, is_compiled: bool = True, columns: bool = True) -> tuple[SteppedBro
     broker.core.groups.put(GroupConfig("G", retry_queues=1))
     broker.store.writer.takes_columns = columns
     if not is_compiled:
-        broker.dispatcher.run = None
+        broker.dispatcher.run_engine = None
         broker.core.send.compiled = None
     return broker, broker.connect()
 
@@ -283,7 +284,7 @@ def put_raw(broker: SteppedBroker, properties: str, topic: str = "T") -> None:
     """A record as another release, or a Java broker, may have stored it."""
     host = broker.settings.store_host
     broker.store.writer.append(topic, 0, b"old", properties.encode(), 0, 0, 0, START_MS, host, host)
-    broker.core.turns.commit_internal()
+    broker.core.group_commit.commit_internal()
     broker.step()
 
 

@@ -253,9 +253,9 @@ async def test_closing_waits_for_open_sends(fake):
     await asyncio.sleep(0.05)
     assert not closing.done()
     command, peer = answer_later[0]
-    from sluicemq.net.dispatch import finish_answer
+    from sluicemq.net.dispatch import encode_response_to
 
-    peer.write(finish_answer(fake.broker.send(command, peer), command))
+    peer.write(encode_response_to(fake.broker.send(command, peer), command))
     ((report,), (result,)) = await asyncio.gather(closing, sending)
     assert result.status is SendStatus.OK
     assert report.settled == 1

@@ -107,7 +107,7 @@ def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(
     heartbeats.send_heartbeats().result(limit(5))
     (peer,) = fake_thread.broker.members["g"].values()
     asking: Future[Command] = Future()
-    fake_thread.loop.call_soon_threadsafe(peer.ask, Command(307, {}), asking.set_result)
+    fake_thread.loop.call_soon_threadsafe(peer.send_request, Command(307, {}), asking.set_result)
     answer = asking.result(limit(5))
     assert answer.code == 3
     assert answer.remark == " request type 307 not supported"
@@ -124,7 +124,7 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
     made: list[str] = []
 
     def make() -> None:
-        made.extend([ids.next() for _ in range(500)])
+        made.extend([ids.make_id() for _ in range(500)])
 
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:
@@ -134,7 +134,7 @@ def test_message_ids_are_unique_among_threads_and_count_from_the_month():
     assert len(set(made)) == 2000
     assert {len(one) for one in made} == {32}
     december = make_unique_ids(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
-    assert int(december.next()[20:28], 16) == 30 * 86_400_000
+    assert int(december.make_id()[20:28], 16) == 30 * 86_400_000
 
 
 def test_a_broker_that_is_gone_for_good_is_forgotten(fake_thread, heartbeats):

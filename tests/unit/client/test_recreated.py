@@ -473,8 +473,8 @@ async def test_a_look_does_not_disturb_the_group(mq: Sluice) -> None:
     await mq.admin.create_topic(TOPIC, queues=1)
     await mq.send(TOPIC, b"one", tag="A")
     await mq.admin.commit_offset("TOOLS_CONSUMER", QUEUE, 0)
-    core.offsets.resets.put("TOOLS_CONSUMER", TOPIC, 0, 0)
-    before = dict(core.offsets.pulled_by("TOOLS_CONSUMER", TOPIC))
+    core.offsets.resets.add("TOOLS_CONSUMER", TOPIC, 0, 0)
+    before = dict(core.offsets.pulled_offsets("TOOLS_CONSUMER", TOPIC))
     seen = await mq.cluster.run(probe_queue(mq.cluster.directory, "TOOLS_CONSUMER", QUEUE, 0))
     assert seen.found is not None
     assert seen.found.offset == 0
@@ -484,5 +484,5 @@ async def test_a_look_does_not_disturb_the_group(mq: Sluice) -> None:
             probe_queue(mq.cluster.directory, "TOOLS_CONSUMER", QUEUE, offset)
         )
         assert (seen.found, seen.is_refused) == (None, is_refused)
-    assert core.offsets.resets.blocks("TOOLS_CONSUMER", TOPIC, 0)
-    assert core.offsets.pulled_by("TOOLS_CONSUMER", TOPIC) == before
+    assert core.offsets.resets.blocks_commits("TOOLS_CONSUMER", TOPIC, 0)
+    assert core.offsets.pulled_offsets("TOOLS_CONSUMER", TOPIC) == before

@@ -18,7 +18,7 @@ from sluicemq.client.core.consuming import (
 from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
-from sluicemq.net.dispatch import finish_answer
+from sluicemq.net.dispatch import encode_response_to
 from sluicemq.record.codec import decode_properties
 from sluicemq.wire.frames import Command
 from stored_bodies import BAD, GOOD
@@ -247,7 +247,7 @@ async def test_the_offset_waits_for_the_answer_of_the_send_back(fake):
             readers = mq._members["g"].readers
             assert readers.get(message.queue).in_flight.committable == 0
             ((command, peer),) = waiting
-            peer.write(finish_answer(Command(0), command))
+            peer.write(encode_response_to(Command(0), command))
             assert await rejecting
             assert readers.get(message.queue).in_flight.committable == 1
 

@@ -40,6 +40,7 @@ from sluicemq.client.core.requests import (
     request_error,
 )
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
+from sluicemq.hints import suggest
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     CONTRACT,
@@ -54,7 +55,6 @@ from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
 """What a broker answers that does not know the group, or has nothing of it."""
-KNOWN_SHOWN: Final = 20
 EARLIEST_MS: Final = 0
 LATEST_MS: Final = -1
 """As a time: behind the last message."""
@@ -88,7 +88,7 @@ def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            fix=f"{_known(name, known)} `sluice group create` makes one.",
+            fix=f"{suggest(name, known)} `sluice group create` makes one.",
         )
     return known[name]
 
@@ -97,18 +97,8 @@ def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for a report on a group that no broker knows."""
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        fix=_known(name, known),
+        fix=suggest(name, known),
     )
-
-
-def _known(name: str, known: Iterable[str]) -> str:
-    """What may have been meant; else those that there are, the first of many."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for the few who mistype
-
-    if near := get_close_matches(name, known := list(known)):
-        return f"Did you mean {' or '.join(map(repr, near))}?"
-    more = f" and {len(known) - KNOWN_SHOWN:,} more" * (len(known) > KNOWN_SHOWN)
-    return f"They know: {', '.join(known[:KNOWN_SHOWN]) or 'none'}{more}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ from sluicemq.client.admin.topics import (
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.names import BROKER_TOPICS
 from sluicemq.client.core.requests import (
     QUERY_NOT_FOUND,
     PullStatus,
@@ -48,7 +47,6 @@ from sluicemq.client.core.requests import (
     parse_pull_response,
 )
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
     ConsumeTrace,
     DeliveryTrace,
     RecallTrace,
@@ -70,6 +68,7 @@ from sluicemq.filter.selector import explain
 from sluicemq.filter.subscriptions import compile_sql92, subscribe
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
@@ -84,7 +83,6 @@ LISTED_MAX: Final = 10_000
 PULL_MAX: Final = 1024
 READ_MAX: Final = 20_000
 SCAN_PAGE: Final = 256
-READ_GROUP: Final = "TOOLS_CONSUMER"
 """A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
 _PAGES_MAX: Final = 50
@@ -189,7 +187,7 @@ def message_by_id(
             fix="Name its topic: the id that a producer made is looked for in one.",
         )
     names = [topic] if topic is not None else (yield from topics(directory))
-    for name in sorted(names, key=BROKER_TOPICS.__contains__):  # what was delivered, first
+    for name in sorted(names, key=is_send_forbidden_topic):  # what was delivered, first
         for message in (yield from messages_by_id(brokers, name, text)):
             return message
     raise MessageNotFoundError(
@@ -214,7 +212,7 @@ def read_range(
     while low < high:
         count = min(PULL_MAX, high - low)
         command = requests.pull(
-            READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
+            TOOLS_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
         )
         address = yield from directory.get_read_address(queue)
         answer = parse_pull_response((yield Call(address, command)), queue.broker)
@@ -493,7 +491,7 @@ def trace(
     directory: Directory,
     message_id: str,
     *,
-    trace_topic: str = DEFAULT_TRACE_TOPIC,
+    trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[Timeline]:
     """What happened to a message, as far as clients have traced it; by the id of its producer or of

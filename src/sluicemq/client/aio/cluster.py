@@ -15,7 +15,7 @@ from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.affinity import ClientAffinity, get_running_loop_or_none
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
-from sluicemq.client.core.conversations import AsyncioShell, Call, operation
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S, AsyncioShell, Call, operation
 from sluicemq.client.core.directory import Directory, RouteCache
 from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.replies import send_reply
@@ -23,11 +23,11 @@ from sluicemq.client.core.sending import FIRST_QUEUE_BITS
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.client.tasks import run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.net.channel import ChannelPool, Dial
+from sluicemq.net.channel import ChannelPool, Dialer
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import CLIENT_ID_FIELD
 
-CLIENT_FIELD: Final = "sluiceClientId"
 OF_MEMBERS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET,
@@ -35,8 +35,6 @@ OF_MEMBERS: Final = frozenset(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
     }
 )  # fmt: skip
-
-CALL_TIMEOUT_S = 5.0
 
 
 class Cluster(AsyncioShell):
@@ -51,7 +49,7 @@ class Cluster(AsyncioShell):
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
-        connect: Dial | None = None,
+        connect: Dialer | None = None,
         client_id: str = "",
         rng: Random | None = None,
     ) -> None:
@@ -104,21 +102,21 @@ class Cluster(AsyncioShell):
         if call.command.code in OF_MEMBERS or self.credentials is not None:
             self._complete(call.command)
         call.is_written = True
-        return channel.begin(call.command, timeout_s)
+        return channel.start_call(call.command, timeout_s)
 
     async def _exchange(self, call: Call) -> Command:
         channel = await self._pool.get(call.address)
         if call.command.flag & FLAG_ONEWAY:
             self._complete(call.command)
             call.is_written = True
-            channel.oneway(call.command)
+            channel.send_oneway(call.command)
             return call.command
         return await self.send_request(call)
 
     def _complete(self, command: Command) -> None:
         """Says who asks, where that is wanted."""
         if self.client_id and command.code in OF_MEMBERS:
-            command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
+            command.fields = {**(command.fields or {}), CLIENT_ID_FIELD: self.client_id}
         sign_request(command, self.credentials)
 
     async def sleep(self, seconds: float) -> None:

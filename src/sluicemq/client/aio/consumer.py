@@ -33,7 +33,7 @@ from sluicemq.client.tasks import (
     run_to_end,
 )
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.subscription import Subscription
 
 _log = logging.getLogger("sluicemq.client")
@@ -42,7 +42,7 @@ Handler = Callable[[Any], Awaitable[Any] | Any]
 BATCH_MAX: Final = 1024
 
 
-@helpful
+@with_hints
 class MessageStream:
     """The messages of one topic for one group; made by `Sluice.subscribe`.
 
@@ -165,7 +165,7 @@ class MessageStream:
         return f"<MessageStream of {self.group}: {self.subscription!r}, {state}>"
 
 
-@helpful
+@with_hints
 class PushConsumer:
     """Calls a handler for each message, up to `concurrency` at a time; made by `Sluice.consumer`.
 

@@ -34,7 +34,13 @@ from sluicemq.client.core.replies import (
     reply_timeout_error,
 )
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_destination
+from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Sender,
+    check_destination,
+)
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
     TransactionBlock,
@@ -45,7 +51,7 @@ from sluicemq.client.core.transactions import (
 from sluicemq.client.heartbeat_thread import HeartbeatThread, make_unique_ids
 from sluicemq.client.tasks import CloseOnce, Tasks, call_listener
 from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
-from sluicemq.hints import explain, helpful
+from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 
@@ -53,7 +59,6 @@ _log = logging.getLogger("sluicemq.client")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_GROUP = "sluicemq-producer"
 OnDone = Callable[[SendResult | None, SluiceError | None], None]
 TRACE_CLOSE_S: Final = 3.0
 TRACE_PAUSE_S: Final = 5.0
@@ -92,14 +97,14 @@ def of_sender(
         try:
             begun = talk(self.sender, *arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
         return self.cluster.run(begun)
 
     return call
 
 
-@helpful
+@with_hints
 class Producer:
     """Sends messages of one producer group.
 
@@ -112,7 +117,7 @@ class Producer:
         self,
         cluster: Cluster,
         *,
-        group: str = DEFAULT_GROUP,
+        group: str = DEFAULT_PRODUCER_GROUP,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
         retries_async: int = 0,
@@ -128,7 +133,7 @@ class Producer:
         self.sender: Sender = Sender(
             cluster.directory,
             group,
-            make_unique_ids(cluster.clock).next,
+            make_unique_ids(cluster.clock).make_id,
             timeout_ms=timeout_ms,
             retries=retries,
             retry_unsafe=retry_unsafe,
@@ -378,7 +383,7 @@ class TraceWriter:
         self._sender = Sender(
             cluster.directory,
             INNER_GROUP,
-            make_unique_ids(cluster.clock).next,
+            make_unique_ids(cluster.clock).make_id,
             first_queue=cluster.first_queue,
         )
         self._work = asyncio.Event()

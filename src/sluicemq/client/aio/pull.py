@@ -43,14 +43,13 @@ from sluicemq.client.core.requests import PullResponse, PullStatus
 from sluicemq.client.tasks import CloseOnce, Tasks, call_listener, notify, run_to_end
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
-
-READ_GROUP: Final = "TOOLS_CONSUMER"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,23 +71,23 @@ class PullResult:
         )
 
 
-@helpful
+@with_hints
 class PullConsumer:
     """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
 
     def __init__(
         self,
         cluster: Cluster,
-        group: str = READ_GROUP,
+        group: str = TOOLS_GROUP,
         *,
         on_undecodable: OnUndecodable = DELIVER,
         body_bytes_max: int = BODY_BYTES_MAX,
     ) -> None:
         self.group: str = check_group(group)
         check_undecodable(on_undecodable, body_bytes_max)
-        if on_undecodable == DEAD_LETTER and group == READ_GROUP:
+        if on_undecodable == DEAD_LETTER and group == TOOLS_GROUP:
             raise ConfigurationError(
-                f"on_undecodable='dead_letter' needs a group, and the group is {READ_GROUP!r}.",
+                f"on_undecodable='dead_letter' needs a group, and the group is {TOOLS_GROUP!r}.",
                 fix="Name the group that gets the dead letters: pull_consumer(group, …).",
             )
         self.on_undecodable: OnUndecodable = on_undecodable
@@ -260,7 +259,7 @@ ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
 """Called with a topic, all of its queues and those of this consumer."""
 
 
-@helpful
+@with_hints
 class LitePullConsumer:
     """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
 

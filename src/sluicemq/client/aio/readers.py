@@ -32,7 +32,6 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
     DEAD_LETTER_LEVEL,
     DELIVER,
-    INNER_GROUP,
     LONG_POLL_GRACE_S,
     RAISE,
     ConsumeOptions,
@@ -66,6 +65,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import INNER_PRODUCER_GROUP
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import split_records
 
@@ -81,7 +81,9 @@ class SendBack:
         self._cluster = cluster
         self._group = group
         self._times_max = times_max
-        self._sender = Sender(cluster.directory, INNER_GROUP, str, first_queue=cluster.first_queue)
+        self._sender = Sender(
+            cluster.directory, INNER_PRODUCER_GROUP, str, first_queue=cluster.first_queue
+        )
 
     async def send_back(self, record: StoredMessage, level: int) -> None:
         """A copy comes again after `level`, or is a dead letter. Raises SluiceError."""

@@ -18,7 +18,7 @@ from sluicemq.client.core.messages import encode_body as sent
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.tracing import ConsumeOutcome, TracedDelivery
 from sluicemq.errors import UndecodableBodyError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
@@ -69,7 +69,7 @@ def of_record(name: str) -> Any:
     return property(attrgetter(f"record.{name}"))
 
 
-@helpful
+@with_hints
 class ReceivedMessage:
     """A message that was delivered to a consumer.
 
@@ -243,7 +243,7 @@ class ReceivedMessage:
         return (
             f"<ReceivedMessage {self.message_id} of {self.topic} queue {self.record.queue_id} of "
             f"{self.record.broker or '-'} offset {self.queue_offset}{times}"
-            f"{self.record.glance()}>"
+            f"{self.record.summary()}>"
         )
 
 

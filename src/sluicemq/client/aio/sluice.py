@@ -24,15 +24,8 @@ from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
-from sluicemq.client.aio.producer import (
-    DEFAULT_GROUP,
-    CloseReport,
-    Producer,
-    Requester,
-    TraceWriter,
-    of_sender,
-)
-from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
+from sluicemq.client.aio.producer import CloseReport, Producer, Requester, TraceWriter, of_sender
+from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.core.consuming import (
     DELIVER,
     IN_FLIGHT_BYTES_MAX,
@@ -49,6 +42,7 @@ from sluicemq.client.core.consuming import (
 from sluicemq.client.core.messages import check_group_cached
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
     SEND_TIMEOUT_MS,
     ProducerOptions,
     Sender,
@@ -64,15 +58,16 @@ from sluicemq.client.tasks import CloseOnce, Tasks, run_each
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
+from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.model.bodies import BODY_BYTES_MAX
+from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.tls import Tls
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 
 
 def default_name_servers() -> str:
@@ -105,7 +100,7 @@ def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concat
     return call
 
 
-@helpful
+@with_hints
 class Sluice:
     """A client of a RocketMQ-compatible cluster, for asyncio. It belongs to the event loop that
     uses it first and to the process that made it; used in another loop, or after a fork, it raises
@@ -125,14 +120,14 @@ class Sluice:
         name_servers: str | list[str] | tuple[str, ...] | None = None,
         *,
         credentials: Credentials | tuple[str, str] | None = None,
-        producer_group: str = DEFAULT_GROUP,
+        producer_group: str = DEFAULT_PRODUCER_GROUP,
         send_timeout_ms: int = SEND_TIMEOUT_MS,
         client_id: str | None = None,
         on_moved: Callable[[OffsetMoved], None] | None = None,
         trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
         tls: Tls | bool | None = None,
-        network: Network = SOCKETS,
+        network: Network = SOCKET_NETWORK,
         heartbeat_thread: bool = True,
         instance: str = INSTANCE,
         offsets_directory: str | None = None,
@@ -150,7 +145,7 @@ class Sluice:
             raise ConfigurationError(
                 f"on_moved is {on_moved!r:.60}.", fix="Give a function of an OffsetMoved."
             )
-        network = secured(network, Tls.of(tls))
+        network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
         self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
@@ -194,7 +189,7 @@ class Sluice:
         self._trace_writer: TraceWriter | None = None
         topic = parse_trace_option(trace)
         if topic is not None:
-            self.cluster.trace = Tracing(topic, clock, make_unique_ids(clock).next)
+            self.cluster.trace = Tracing(topic, clock, make_unique_ids(clock).make_id)
 
     # ------------------------------------------------------------------------- sending
 
@@ -208,7 +203,9 @@ class Sluice:
         """What sends for `default_producer`."""
         return self.default_producer.sender
 
-    def producer(self, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]) -> Producer:
+    def producer(
+        self, group: str = DEFAULT_PRODUCER_GROUP, **options: Unpack[ProducerOptions]
+    ) -> Producer:
         """A producer of its own group and settings (`ProducerOptions`): timeout_ms, retries,
         retries_async, retry_unsafe, compress_from_bytes, delay_level_max, listener. Raises
         ConfigurationError."""
@@ -364,7 +361,7 @@ class Sluice:
 
     def pull_consumer(
         self,
-        group: str = READ_GROUP,
+        group: str = TOOLS_GROUP,
         *,
         on_undecodable: OnUndecodable = DELIVER,
         body_bytes_max: int = BODY_BYTES_MAX,

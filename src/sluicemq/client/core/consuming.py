@@ -267,7 +267,6 @@ Each retry has the next level.
 DEAD_LETTER_LEVEL: Final = -1
 """The delay level of a message that becomes a dead letter without further retries."""
 ORDERED_RETRIES_MAX: Final = 2**31 - 1
-INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _DROPPED_PROPERTIES: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
 
 

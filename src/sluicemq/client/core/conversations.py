@@ -26,14 +26,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sluicemq.hints import explain
+from sluicemq.hints import improve_type_error
 from sluicemq.wire.frames import Command
 
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+CALL_TIMEOUT_S: Final = 5.0
+"""How long a request waits for its response, unless its `Call` or its client says otherwise."""
 
 
 @dataclass(slots=True)
@@ -209,7 +213,7 @@ def operation(function: Callable[Concatenate[Any, P], Conversation[T]]) -> Opera
         try:
             conversation = function(shell.directory, *arguments, **named)
         except TypeError as error:
-            explain(error, run, named)
+            improve_type_error(error, run, named)
             raise
         return shell.run(conversation)
 

@@ -265,13 +265,13 @@ class Directory:
             outage = _NAME_SERVER_OUTAGE
         elif queue is not None and is_outage(error):
             outage = self.last_known_address(queue)
-        self.outages.failed(outage, text, *arguments)
+        self.outages.report_failure(outage, text, *arguments)
 
     def log_recovery(self, queue: MessageQueue, activity: str = "") -> None:
         """Log that the broker of `queue`, and `activity`, work again, if they had failed."""
         if self.outages.current:
-            self.outages.worked(self.last_known_address(queue))
-            self.outages.worked(activity)
+            self.outages.report_success(self.last_known_address(queue))
+            self.outages.report_success(activity)
 
     def last_known_address(self, queue: MessageQueue) -> str:
         """Return the last known address of the queue's master, or the broker's name without one."""
@@ -304,7 +304,7 @@ class Directory:
                     failures.append((address, not_a_name_server_error(address, response)))
                     continue
                 if self.outages.current:
-                    self.outages.worked(_NAME_SERVER_OUTAGE)
+                    self.outages.report_success(_NAME_SERVER_OUTAGE)
                 if is_conclusive(response):
                     self._next_server = index
                     return response
@@ -375,7 +375,7 @@ class Directory:
         except NameServerUnreachableError as error:
             if known is None:
                 raise
-            self.outages.failed(
+            self.outages.report_failure(
                 _NAME_SERVER_OUTAGE, "%s. The last known routes stay in use.", error.fact
             )
             found = None

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
+from sluicemq.model.addresses import NAME_SERVER_PORT
 from sluicemq.model.properties import is_refused_property
+from sluicemq.model.system_names import is_group_topic, is_send_forbidden_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     GROUP_LENGTH_MAX,
-    RETRY_PREFIX,
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
     MessageQueue,
@@ -29,20 +29,8 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
-NAME_SERVER_PORT: Final = 9876
 """The port of a name server whose address has none."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-BROKER_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-"""Topics in which brokers store their own messages, and messages that are not visible yet."""
 
 
 def check_number(
@@ -79,16 +67,16 @@ def check_queue(queue: object) -> None:
 
 def check_topic(name: str) -> str:
     """Return the name of a topic. Raise ConfigurationError if it is not valid."""
-    is_long = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    is_long = isinstance(name, str) and is_group_topic(name)
     return _check_name("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
 
 
 def check_topic_to_send(name: str) -> str:
     """Return the name of a topic to which a message may be sent.
 
-    Raises ConfigurationError if the name is not valid or one of `BROKER_TOPICS`.
+    Raises ConfigurationError if the name is not valid or reserved for the broker.
     """
-    if isinstance(name, str) and name in BROKER_TOPICS:
+    if isinstance(name, str) and is_send_forbidden_topic(name):
         raise ConfigurationError(
             f"the topic {name!r} is reserved for the broker.", fix="Send to another topic."
         )
@@ -245,7 +233,7 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
     return tuple(addresses)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """The access keys of a client. `security_token` belongs to temporary keys."""

@@ -69,6 +69,7 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
+DEFAULT_PRODUCER_GROUP: Final = "sluicemq-producer"
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
 """The number of further attempts after the first one, by default."""

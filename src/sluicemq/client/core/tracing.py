@@ -53,6 +53,7 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
@@ -267,7 +268,6 @@ def search_keys(record: TraceRecord) -> Iterator[str]:
         yield from keys.split()
 
 
-DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 INNER_GROUP: Final = "_INNER_TRACE_PRODUCER-sluicemq"
 """The producer group that sends trace messages."""
 LINGER_S: Final = 1.0
@@ -298,7 +298,7 @@ def parse_trace_option(trace: bool | str | None) -> str | None:
             f"trace must be a bool or a string, got {trace!r:.60}.",
             fix="Pass True or the name of a topic.",
         )
-    return DEFAULT_TRACE_TOPIC if trace else None
+    return TRACE_TOPIC if trace else None
 
 
 def trace_hint(error: Exception) -> str:

@@ -26,6 +26,7 @@ from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
 from sluicemq.model.subscription import ALL, Subscription
+from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
@@ -33,8 +34,6 @@ from sluicemq.record.layout import RECORD_BEGIN
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 DEPTH: Final = 3
-READ_GROUP: Final = "TOOLS_CONSUMER"
-"""A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _COUNT_MAX: Final = 1_000_000
 _SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
 
@@ -60,7 +59,7 @@ class BulkReader:
         subscription: Subscription | None = None,
         *,
         broker: str = "",
-        group: str = READ_GROUP,
+        group: str = TOOLS_GROUP,
         credentials: Credentials | tuple[str, str] | None = None,
         batch_bytes: int = BATCH_BYTES,
         depth: int = DEPTH,
@@ -80,7 +79,7 @@ class BulkReader:
         self._batch_bytes = batch_bytes
         self._depth = depth
         self._timeout_s = timeout_s
-        self._tls = Tls.of(tls)
+        self._tls = Tls.resolve(tls)
         self._affinity = ClientAffinity()
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullResponse] = {}

@@ -12,7 +12,7 @@ from random import Random
 from typing import Final, Self
 
 from sluicemq.client.affinity import ClientAffinity, ForkCounter
-from sluicemq.client.core.conversations import BlockingShell, Call, operation
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S, BlockingShell, Call, operation
 from sluicemq.client.core.directory import Directory, RouteCache
 from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.sending import FIRST_QUEUE_BITS
@@ -22,7 +22,6 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
-CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8
 IDLE_S_MAX = 100.0
 """Servers close a connection after 120 s of silence (spec/remoting.md §1): older ones are not
@@ -48,7 +47,7 @@ class Cluster(BlockingShell):
         chooses the queue that a producer begins with."""
         self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
-        self.tls: Tls | None = Tls.of(tls)
+        self.tls: Tls | None = Tls.resolve(tls)
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
         self.routes: RouteCache = self.directory.routes

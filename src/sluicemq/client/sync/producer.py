@@ -41,7 +41,13 @@ from sluicemq.client.core.replies import (
     reply_timeout_error,
 )
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_destination
+from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Sender,
+    check_destination,
+)
 from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, parse_trace_option
 from sluicemq.client.core.transactions import (
     PreparedMessageLocation,
@@ -56,10 +62,10 @@ from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, ma
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
-from sluicemq.hints import explain, helpful
+from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
-from sluicemq.net.network import Sockets
+from sluicemq.net.network import SocketNetwork
 from sluicemq.net.tls import Tls
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
@@ -67,7 +73,6 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_GROUP = "sluicemq-producer"
 _CLOSE_S: Final = 3.0
 
 
@@ -81,14 +86,14 @@ def of_sender(
         try:
             begun = talk(self._sender, *arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
         return self.run(begun)
 
     return call
 
 
-@helpful
+@with_hints
 class Producer(Cluster):
     """Sends and waits. Safe to share among threads.
 
@@ -101,7 +106,7 @@ class Producer(Cluster):
         self,
         name_servers: str | list[str] | tuple[str, ...],
         *,
-        group: str = DEFAULT_GROUP,
+        group: str = DEFAULT_PRODUCER_GROUP,
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
@@ -114,7 +119,7 @@ class Producer(Cluster):
         rng: Random | None = None,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls, rng=rng)
-        next_id = make_unique_ids(clock).next
+        next_id = make_unique_ids(clock).make_id
         topic = parse_trace_option(trace)
         self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
         self._sender = Sender(
@@ -255,7 +260,7 @@ class Inbound(Transactions):
                     self._keeper = HeartbeatThread(
                         make_client_id(self._cluster.clock),
                         credentials=self._cluster.credentials,
-                        connect=Sockets(self._cluster.tls).dial,
+                        connect=SocketNetwork(self._cluster.tls).dial,
                         on_request=self._on_ask,
                         outages=self._cluster.directory.outages,
                     )

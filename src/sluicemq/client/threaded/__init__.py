@@ -31,7 +31,7 @@ from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
 from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ClosedError, ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
@@ -181,7 +181,7 @@ Keys = Credentials | tuple[str, str] | None
 _FETCH_COUNT = 100
 
 
-@helpful
+@with_hints
 class BlockingMessage(ReceivedMessage):
     """A received message whose `ack` does not have to be awaited."""
 
@@ -252,7 +252,7 @@ class _Blocking(Generic[T]):
         return f"<blocking {self._consumer!r:.400}>"
 
 
-@helpful
+@with_hints
 class Consumer(_Blocking[MessageStream]):
     """The messages of one topic for one group, to loop over. Use it from one thread.
 
@@ -301,7 +301,7 @@ class Consumer(_Blocking[MessageStream]):
                 yield message
 
 
-@helpful
+@with_hints
 class PushConsumer(_Blocking[AsyncPushConsumer]):
     """Calls a handler on `concurrency` threads; its return acknowledges, see the asyncio one.
 
@@ -353,7 +353,7 @@ class PushConsumer(_Blocking[AsyncPushConsumer]):
         return self
 
 
-@helpful
+@with_hints
 class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
     """Polls messages for a group: subscribe or assign, then poll. Use it from one thread.
 
