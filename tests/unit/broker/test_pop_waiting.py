@@ -228,7 +228,7 @@ def test_a_pop_that_was_not_let_look_does_so_at_its_deadline_and_passes_on_what_
     second = Waiting(broker)
     shares = broker.core.shares
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
-    monkeypatch.setattr(type(shares), "add", lambda _, who, run: None)
+    monkeypatch.setattr(type(shares), "schedule_slice", lambda _, who, run: None)
     fill(client, messages)
     assert (first.answer, second.answer) == (None, None)
     broker.run(5)
@@ -246,7 +246,7 @@ def test_a_pop_whose_last_look_is_in_vain_passes_its_offer_on(
     second = Waiting(broker)
     shares, look = broker.core.shares, Pop._look
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
-    monkeypatch.setattr(type(shares), "add", lambda _, who, run: None)
+    monkeypatch.setattr(type(shares), "schedule_slice", lambda _, who, run: None)
 
     def has_no_time(pop: Pop, popping: Popping) -> Look:
         is_first = popping.peer is first.client.peer
