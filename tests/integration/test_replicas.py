@@ -19,7 +19,7 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.channel import dial
-from sluicemq.net.tls import broker_tls
+from sluicemq.net.tls import broker_client_tls
 from sluicemq.wire.frames import Command
 from waiting import limit, until
 
@@ -248,7 +248,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 async def securely(broker: Broker, code: int, fields: dict[str, object], body: bytes = b"") -> int:
     """The code of the answer."""
-    tls = broker_tls(broker.settings.broker)
+    tls = broker_client_tls(broker.settings.broker)
     channel = await dial(broker.address, tls=tls)
     try:
         texts = {name: str(value) for name, value in fields.items()}

@@ -141,7 +141,7 @@ class ActingMasterContext:
         dispatcher, handlers = self.make_dispatcher(acting), self.current_dispatcher().handlers
 
         def end_transaction(command: Command, peer: Peer) -> None:
-            if answer := dispatcher.give(command, peer):
+            if answer := dispatcher.handle_command(command, peer):
                 peer.write(answer)
 
         self.replaced_handler = handlers[RequestCode.END_TRANSACTION]

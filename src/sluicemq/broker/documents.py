@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, fix_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.work.background import quick_switches
+from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.store.identity import (
     NO_RECORD,
     TEXT_BEFORE,
@@ -516,7 +516,7 @@ class DocumentWriter:
             if write is None:
                 continue
             try:
-                with quick_switches():
+                with fast_thread_switching():
                     await self._in_executor(write)
                 self._failures.pop(document.path, None)
             except Exception as error:  # noqa: BLE001 - the other documents must be saved

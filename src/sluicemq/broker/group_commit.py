@@ -53,8 +53,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import note_slow
-from sluicemq.net.work.background import Steps, run_first_step
+from sluicemq.net.limits import log_slow_request
+from sluicemq.net.work.background import WorkItem, run_first_step
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
@@ -113,7 +113,7 @@ class Postponed(NamedTuple):
     steps: Generator[Callable[[], Any] | None, Any, Any]
 
 
-def run_or_postpone(steps: Steps[T]) -> T | Postponed:
+def run_or_postpone(steps: WorkItem[T]) -> T | Postponed:
     """Run the first of `steps`. Return their result if they ended, else a Postponed of the rest.
 
     Raises what the first step raises.
@@ -475,7 +475,7 @@ class GroupCommit:
         if seconds > self.slow_commit_s:
             first_peer = next(iter(answers.frames), None)
             text = f"until {count} sends were committed"
-            note_slow(RequestCode.SEND_MESSAGE_V2, first_peer, seconds, text)
+            log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, seconds, text)
 
     def flush(self) -> None:
         """Write all queued frames, with one write per connection."""

@@ -23,12 +23,12 @@ from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
 from sluicemq.config.keys import MeasuredConfig
 from sluicemq.errors import install_extra
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import is_group_topic
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sluicemq.net.wsgi import Probe
+    from sluicemq.net.wsgi import HealthCheck
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerSta
 
 def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
     """Return the values of the labels is_retry and is_system for a topic."""
-    is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    is_retry = is_group_topic(topic)
     return str(is_retry).lower(), str(b.topics.is_system(topic)).lower()
 
 
@@ -468,7 +468,7 @@ ACCESS_METRICS: Final = (
         "sluicemq_requests_refused",
         "Requests that access control refused. The access key ? stands for unknown keys.",
         ("access_key",),
-        _each(lambda b: _guard(b).denied),
+        _each(lambda b: _guard(b).refusal_counts),
     ),
     Family(
         "sluicemq_access_accounts",
@@ -481,7 +481,7 @@ ACCESS_METRICS: Final = (
         "sluicemq_access_loads",
         "Loads of the access rules, by result.",
         ("result",),
-        _each(lambda b: {"in_force": _guard(b).loads, "refused": _guard(b).loads_failed}),
+        _each(lambda b: {"in_force": _guard(b).load_count, "refused": _guard(b).failed_load_count}),
     ),
     Family(
         "sluicemq_access_rules_stale",
@@ -567,9 +567,9 @@ def _store_failure(b: BrokerState) -> list[str]:
 
 def find_health_problems(b: BrokerState) -> list[str]:
     """Return the reasons to restart the process, one sentence each, for `/health`."""
-    from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - many brokers of tests have no probes
+    from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - many brokers of tests have no probes
 
-    return hanging(b.clock.monotonic_s() - b.last_sample_s) + _store_failure(b)
+    return event_loop_problems(b.clock.monotonic_s() - b.last_sample_s) + _store_failure(b)
 
 
 def find_readiness_problems(b: BrokerState, registration: Registration) -> list[str]:
@@ -588,7 +588,11 @@ def find_readiness_problems(b: BrokerState, registration: Registration) -> list[
 
 
 def serve_metrics(
-    collector: Any, config: MeasuredConfig, *, health: "Probe" = list, readiness: "Probe" = list
+    collector: Any,
+    config: MeasuredConfig,
+    *,
+    health: "HealthCheck" = list,
+    readiness: "HealthCheck" = list,
 ) -> tuple[int, Callable[[], None]] | None:
     """Serve the metrics of `collector`, and the health checks, at the port of `config`.
 
@@ -606,8 +610,8 @@ def serve_metrics(
             "Metrics are not served: prometheus-client is missing. %s", install_extra("server")
         )
         return None
-    from sluicemq.net.wsgi import expose  # noqa: PLC0415 - few brokers of tests serve metrics
+    from sluicemq.net.wsgi import serve_probes  # noqa: PLC0415 - few brokers of tests serve metrics
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    return expose(config, health, readiness, make_wsgi_app(registry))
+    return serve_probes(config, health, readiness, make_wsgi_app(registry))

@@ -299,7 +299,7 @@ class Offsets:
         self.document.changed = True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
-            self.version = self.version.next(self._clock.now_ms())
+            self.version = self.version.incremented(self._clock.now_ms())
 
     def clamp_to_queue_ends(self, end_of: Callable[[str, int], int | None]) -> None:
         """Set offsets that are beyond the end of their queue to the end.

@@ -53,7 +53,7 @@ from sluicemq.model.topic import (
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
-from sluicemq.net.work.background import quick_switches
+from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.wire import bodies, tables
 from sluicemq.wire import registration as registered
 from sluicemq.wire.codes import RequestCode
@@ -483,7 +483,7 @@ class Announcements:
             if server.is_registered and not server.failures:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self.pool.get(server.address)
-                    channel.oneway(self.registration.make_heartbeat())
+                    channel.send_oneway(self.registration.make_heartbeat())
 
     async def unregister(self) -> None:
         """Unregister from the name servers with which the broker is registered.
@@ -538,7 +538,7 @@ class Announcements:
         try:
             make_request = self.registration.prepare_registration(server)
             channel = await self.pool.get(server.address)
-            with quick_switches():
+            with fast_thread_switching():
                 request = await self._in_executor(make_request)
             answer = await channel.call(request, REGISTER_WAIT_S)
             if answer.code != 0:

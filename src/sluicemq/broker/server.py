@@ -54,14 +54,14 @@ from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
 from sluicemq.files.overlay import overlay
-from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
+from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, format_address
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.net.accept import Kept, warn_of_protection
+from sluicemq.net.accept import ListeningSockets, log_protected_mode
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import ServerLimits, Shares
-from sluicemq.net.network import SOCKETS, Listener, Network, secured
-from sluicemq.net.tls import broker_tls
-from sluicemq.net.work.background import in_executor, quick_switches
+from sluicemq.net.limits import FairScheduler, ServerLimits
+from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
+from sluicemq.net.tls import broker_client_tls
+from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
@@ -102,7 +102,7 @@ class Broker:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
-        network: Network = SOCKETS,
+        network: Network = SOCKET_NETWORK,
         executor: Executor | None = None,
         stretch_pause: Callable[[float], float] = float,
         read_only: bool = False,
@@ -111,7 +111,7 @@ class Broker:
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
         incarnation: Incarnation | None = None,
-        shares: Shares | None = None,
+        shares: FairScheduler | None = None,
     ) -> None:
         """Create a broker that is not started yet.
 
@@ -155,7 +155,7 @@ class Broker:
         self._clock = clock
         self._files = files
         self._incarnation = incarnation or Incarnation(files, store_config.root)
-        self._network = network = secured(network, broker_tls(config), config)
+        self._network = network = with_tls(network, broker_client_tls(config), config)
         self._stretch_pause = stretch_pause
         # A new thread inherits the priority of the loop's thread, which may be low at that moment.
         restore_priority = partial(priority().lower, is_low=False)
@@ -225,7 +225,11 @@ class Broker:
         Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
         start; then the broker is closed.
         """
-        kept = {port: sock for server in self._servers for port, sock in server.keep().items()}
+        kept = {
+            port: sock
+            for server in self._servers
+            for port, sock in server.duplicate_sockets().items()
+        }
         try:
             await self._end_role()
             self.term = term
@@ -316,7 +320,7 @@ class Broker:
                 self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
         return store, files, confirmed, mirror
 
-    async def _open(self, kept: Kept) -> None:
+    async def _open(self, kept: ListeningSockets) -> None:
         """Open the broker in the role of `self.term`. `kept` are listening sockets to reuse."""
         self._loop = loop = asyncio.get_running_loop()
         self.settings.clear_listeners()
@@ -342,7 +346,7 @@ class Broker:
         if not self.settings.is_read_only:
             core.cleaning.look()
 
-        self._make_registration(core, is_address_fixed=advertised.fixed)
+        self._make_registration(core, is_address_fixed=advertised.is_fixed)
         core.replication_side = self.replication_side = self._make_side(core, files, mirror)
         if config.acting_master and not self.settings.is_failover:
             await self._prepare_acting_master(core)
@@ -352,7 +356,7 @@ class Broker:
         await self._listen(core, kept)
         self._report_role(True)
         core.set_host(core.settings.host._replace(port=self.port))
-        self.registration.address = self.address = join(advertised.address, self.port)
+        self.registration.address = self.address = format_address(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
         if isinstance(self.replication_side, MasterSide):
             self._ha_port = await self.replication_side.open(self._ha_port)
@@ -366,7 +370,7 @@ class Broker:
         log.info(
             "Broker %s listens on %s:%d.", config.broker_name, config.listen_address, self.port
         )
-        warn_of_protection(config)
+        log_protected_mode(config)
 
     def _make_core(self, host: Host, files: Files) -> BrokerState:
         """Create the components of the broker, which are not loaded yet."""
@@ -406,8 +410,8 @@ class Broker:
             run_sync=self._run_sync,
             announce=announce,
             look_up=look_up,
-            offload=in_executor(self._executor),
-            compute=in_executor(self._filter_executor, computes=True),
+            offload=offload_to_executor(self._executor),
+            compute=offload_to_executor(self._filter_executor, computes=True),
             in_sync=self.in_sync,
             shares=self._shares,
             steady_clock=self._steady_clock,
@@ -439,7 +443,7 @@ class Broker:
         )
 
     def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        in_executor(self._executor)(self.store.sync, done)
+        offload_to_executor(self._executor)(self.store.sync, done)
 
     def _make_side(
         self, core: BrokerState, files: Files, mirror: Mirror | None
@@ -455,7 +459,7 @@ class Broker:
                 self.epochs,
                 self._network,
                 call_soon=self._loop.call_soon,
-                offload=in_executor(self._executor),
+                offload=offload_to_executor(self._executor),
             )
         if not self.settings.is_slave:
             return None
@@ -504,7 +508,7 @@ class Broker:
         elif not config.skip_pre_online:
             core.intake.elsewhere.left.update(await context.fetch_escaped())
 
-    async def _listen(self, core: BrokerState, kept: Kept) -> None:
+    async def _listen(self, core: BrokerState, kept: ListeningSockets) -> None:
         """Open the port, and the VIP port for old clients. The VIP port may be unavailable.
 
         Raises ConfigurationError if the port cannot be opened.
@@ -516,10 +520,10 @@ class Broker:
         vip_port = port - VIP_PORT_BELOW
         for listen_port in (port, *([vip_port] if vip_port > 0 else ())):
             server = self._network.listener(
-                handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.of(config)
+                handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.from_config(config)
             )
             try:
-                server.kept = kept
+                server.inherited_sockets = kept
                 await server.start(config.listen_address, [listen_port])
                 self._servers.append(server)
             except ConfigurationError as error:
@@ -644,14 +648,16 @@ class Broker:
         """Run the background jobs of the present role until cancelled."""
         supervisor = self._supervisor
         async with asyncio.TaskGroup() as group:
-            group.create_task(supervisor.keep("registration", self._announcements.run))
+            group.create_task(
+                supervisor.retry_until_success("registration", self._announcements.run)
+            )
             for name, period_s, job in self._background_jobs():
                 pause_s = partial(self._pause_s, period_s)
                 group.create_task(supervisor.repeat(name, pause_s, job))
             if isinstance(self.replication_side, SlaveSide):
                 side, pool = self.replication_side, self._announcements.pool
                 for name, begin in side.tasks(self._network, pool).items():
-                    group.create_task(supervisor.keep(name, begin))
+                    group.create_task(supervisor.retry_until_success(name, begin))
 
     def _pause_s(self, period_s: Callable[[], float]) -> float:
         """Return the pause in seconds between two runs of a job."""
@@ -682,7 +688,7 @@ class Broker:
 
             async def check_access_rules() -> None:
                 """Apply edits of the rule files, each as a whole and between two requests."""
-                guard.settle(await self._in_executor(guard.look))
+                guard.apply_checked_files(await self._in_executor(guard.check_files))
                 if isinstance(self.replication_side, MasterSide):
                     await self._in_executor(self.replication_side.look)
 
@@ -768,7 +774,7 @@ class Broker:
 
         `computes` says that the functions compute for long, so Python must switch threads quickly.
         """
-        with quick_switches() if computes else contextlib.nullcontext():
+        with fast_thread_switching() if computes else contextlib.nullcontext():
             try:
                 for step in steps:
                     if callable(step):

@@ -42,15 +42,16 @@ from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import Background, CallLater, Offload, Steps, in_place
+from sluicemq.model.topic import LMQ_PREFIX
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import Background, CallLater, Offload, WorkItem, offload_inline
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
@@ -95,10 +96,10 @@ class BrokerState:
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
         look_up: LookUp = lambda topic, done: done(None),
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
         compute: Offload | None = None,
         in_sync: InSync | None = None,
-        shares: Shares | None = None,
+        shares: FairScheduler | None = None,
         steady_clock: SteadyClock | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -129,13 +130,13 @@ class BrokerState:
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
-        self.guard = Guard.of(files, clock, settings.broker)
+        self.guard = Guard.from_config(files, clock, settings.broker)
         self.access = Access(self.guard)
         self.held_bytes = HeldBytes(settings)
         self.producers = Producers(clock, self.held_bytes)
         self.locks = QueueLocks(files, settings.store.root, clock)
         self.random = Random()
-        self.shares = shares or Shares(clock.monotonic_s, call_soon)
+        self.shares = shares or FairScheduler(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.handle_outcome, call_later, compute)
         self.group_commit = GroupCommit(
             store,
@@ -146,7 +147,7 @@ class BrokerState:
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
         )
-        self.shares.before_turn = self.group_commit.commit
+        self.shares.before_round = self.group_commit.commit
 
         self._make_consumer_components(call_soon, call_later, look_up)
         self._make_store_components(call_soon, call_later, run_sync, unique_ids)
@@ -321,7 +322,7 @@ class BrokerState:
             self._on_topic_removed,
         )
         self.offsets.mark_missing_as_deleted(
-            lambda topic: topic in self.topics or topic.startswith(LIGHT_PREFIX)
+            lambda topic: topic in self.topics or topic.startswith(LMQ_PREFIX)
         )
         for name in [name for name in self.offsets.groups_by_deleted_topic if name in self.topics]:
             self._reset_groups_of_recreated_topic(name)
@@ -473,7 +474,7 @@ class BrokerState:
                 assert not isinstance(answer, Durable), "the last attempt gives no message away"
                 peer.write(answer or b"")
         elif isinstance(outcome, Announced):
-            frame = b"" if command.is_oneway else finish_answer(outcome.answer, command)
+            frame = b"" if command.is_oneway else encode_response_to(outcome.answer, command)
             self._announce(peer, frame)
         elif isinstance(outcome, Postponed):
             self.background.run_request(outcome.steps, command, peer)
@@ -490,11 +491,11 @@ class BrokerState:
         self.polls.disconnect(peer)
         self.questions.disconnected(peer)
         self.background.run_in_background(self._remove_client(peer))
-        self.shares.forget(peer)
+        self.shares.remove(peer)
         if self.steering is not None:
             self.steering.disconnected(peer)
 
-    def _remove_client(self, peer: Peer) -> Steps[None]:
+    def _remove_client(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, in steps: there may be thousands."""
         yield from self.consumers.disconnecting(peer)
         yield from self.producers.disconnecting(peer)

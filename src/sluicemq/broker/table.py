@@ -36,8 +36,8 @@ from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
-from sluicemq.net.dispatch import Dispatcher, Handler, Outcome, Quick, Run
-from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Outcome, RunEngine
+from sluicemq.net.limits import CODES_WITH_MESSAGES
 from sluicemq.wire import headers as h
 from sluicemq.wire import popping as p
 from sluicemq.wire import replicas as r
@@ -332,17 +332,17 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         fast_paths.pop(Code.PULL_MESSAGE, None)
     return Dispatcher(
         handlers,
-        quick=fast_paths,
-        run=_compile(core, fast_paths),
-        deferred=core.handle_outcome,
-        before=core.guard.before if core.guard is not None else None,
-        admit=core.guard.admit if core.guard is not None else None,
-        with_messages=WITH_MESSAGES,
-        shares=core.shares,
+        fast_handlers=fast_paths,
+        run_engine=_compile(core, fast_paths),
+        handle_outcome=core.handle_outcome,
+        authorize=core.guard.refuse_command if core.guard is not None else None,
+        authorize_fast=core.guard.admits_send if core.guard is not None else None,
+        codes_with_messages=CODES_WITH_MESSAGES,
+        scheduler=core.shares,
     )
 
 
-def _compile(core: BrokerState, fast_paths: dict[int, Quick]) -> Run | None:
+def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:
     """Return the entry point of the compiled engine, or None if it cannot be used.
 
     The compiled engine takes over plain sends and pulls, so the fast path of pulls is removed from

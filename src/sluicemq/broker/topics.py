@@ -26,12 +26,28 @@ from sluicemq.engine.state import TopicState
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
+from sluicemq.model.system_names import (
+    BENCHMARK_TOPIC,
+    BROKER_GROUPS,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    TIMER_TOPIC,
+    is_broker_written_topic,
+    is_group_topic,
+    is_rocketmq_system_topic,
+    reply_topic,
+    revive_topic,
+    sync_member_topic,
+)
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
     COMPACTION,
     DEFAULT_TOPIC,
-    DLQ_PREFIX,
     GROUP_LENGTH_MAX,
+    LMQ_PREFIX,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -56,50 +72,10 @@ UNIT_SYS_FLAG: Final = 0x1
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-LIMIT_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-# Clients may not send to these: the broker keeps its own records there (spec/remoting.md §16).
-NOT_FOR_SENDS: Final = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        HALF_TOPIC,
-        OP_TOPIC,
-        LIMIT_TOPIC,
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-_SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
-EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
-SYSTEM_PREFIX: Final = "rmq_sys_"
-LIGHT_PREFIX: Final = "%LMQ%"  # light queues have no topic (spec/store.md §3.1)
 RECORD_BYTES: Final = 91
 """The size of a record without body, topic and properties (spec/store.md §2.1)."""
 REVIVE_QUEUES: Final = 8
 """The number of queues of the revive topic (spec/delivery.md §7)."""
-SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
-
-
-def is_broker_only(name: str) -> bool:
-    """Return whether only the broker itself may write to the topic `name`.
-
-    The records of such a topic decide which messages are delivered, and to which group. The revive
-    topic of POP is not among them, because other brokers hand on records to it; access control
-    keeps accounts away from it.
-    """
-    return name in NOT_FOR_SENDS or name in (TIMER_TOPIC, EPOCH_TOPIC)
 
 
 def _find_fault(kind: str, name: str, length_max: int) -> str | None:
@@ -119,7 +95,7 @@ def find_topic_name_fault(name: str, length_max: int) -> str | None:
     `length_max` is in characters. It does not apply to retry and dead-letter topics, which may have
     RETRY_TOPIC_LENGTH_MAX characters.
     """
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+    if is_group_topic(name):
         length_max = RETRY_TOPIC_LENGTH_MAX
     return _find_fault("topic", name, length_max)
 
@@ -201,7 +177,7 @@ class Table(ABC, Generic[Config, Item]):
             self._bump()
 
     def _bump(self) -> None:
-        self.version = self.version.next(self._clock.now_ms())
+        self.version = self.version.incremented(self._clock.now_ms())
         self.document.changed = True
 
     def put(self, *configs: Config, is_asked: bool = True) -> None:
@@ -245,7 +221,7 @@ class Table(ABC, Generic[Config, Item]):
     def _append_to_journal(
         self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
     ) -> None:
-        version = self.version.next(self._clock.now_ms())
+        version = self.version.incremented(self._clock.now_ms())
         self.document.append_to_journal(version, values, is_asked=is_asked)
         self.version = version
 
@@ -275,7 +251,7 @@ class Topic(TopicState):
 
     def __init__(self, config: TopicConfig) -> None:
         self.name = config.name
-        self.is_forbidden = is_broker_only(config.name)
+        self.is_forbidden = is_broker_written_topic(config.name)
         self.record_bytes = RECORD_BYTES + len(config.name)
         self.messages_in = 0
         self.bytes_in = 0
@@ -306,11 +282,6 @@ class Topic(TopicState):
         )
 
 
-def revive_topic_name(cluster: str) -> str:
-    """Return the name of the topic in which POP stores checkpoints and acknowledgements."""
-    return f"rmq_sys_REVIVE_LOG_{cluster}"
-
-
 def make_no_topic_error(name: str) -> RequestError:
     """Return the error for a consumer that names a topic that does not exist."""
     remark = f"topic[{name}] not exist, apply first please! \n{FAQ}"
@@ -337,19 +308,19 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
 
     cluster, broker = config.cluster_name, config.broker_name
     inherited = READ_WRITE | PERM_INHERIT
-    yield topic("SELF_TEST_TOPIC")
+    yield topic(SELF_TEST_TOPIC)
     if config.auto_create_topic:
         yield topic(DEFAULT_TOPIC, config.default_topic_queues, inherited)
-    yield topic("BenchmarkTest", 1024)
+    yield topic(BENCHMARK_TOPIC, 1024)
     yield topic(cluster, 16, inherited if config.cluster_topic_enable else PERM_INHERIT)
     yield topic(broker, 1, inherited if config.broker_topic_enable else PERM_INHERIT)
-    yield topic("OFFSET_MOVED_EVENT")
+    yield topic(OFFSET_MOVED_TOPIC)
     yield topic(SCHEDULE_TOPIC, 18)
     if config.trace_topic_enable:
         yield topic(config.trace_topic_name)
-    yield topic(f"{cluster}_REPLY_TOPIC")
-    yield topic(revive_topic_name(cluster), REVIVE_QUEUES)
-    yield topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT)
+    yield topic(reply_topic(cluster))
+    yield topic(revive_topic(cluster), REVIVE_QUEUES)
+    yield topic(sync_member_topic(broker), 1, PERM_INHERIT)
     yield topic(HALF_TOPIC)
     yield topic(OP_TOPIC)
     yield topic(TIMER_TOPIC)
@@ -425,7 +396,7 @@ class Topics(Table[TopicConfig, Topic]):
         """
         counts: dict[str, int] = {}
         for name, queue_id in queues:
-            if name not in self.table and not name.startswith(LIGHT_PREFIX):
+            if name not in self.table and not name.startswith(LMQ_PREFIX):
                 counts[name] = max(counts.get(name, 0), queue_id + 1)
         for name, used in counts.items():
             default = 1 if name.startswith(RETRY_PREFIX) else self._queues_default
@@ -490,14 +461,18 @@ class Topics(Table[TopicConfig, Topic]):
                 self._bump()
 
     def is_system(self, name: str) -> bool:
-        """Return whether `name` is the name of a system topic."""
+        """Return whether this broker treats the topic as RocketMQ's `isSystemTopic` does.
+
+        These are the topics that every RocketMQ broker treats so, and the topics of this broker's
+        configuration: of its name, its cluster's name, the cluster's replies, and traces.
+        """
         config = self._settings.broker
-        return (
-            name in _SYSTEM_NAMES
-            or name.startswith(SYSTEM_PREFIX)
-            or name in {config.cluster_name, config.broker_name, config.trace_topic_name}
-            or name == f"{config.cluster_name}_REPLY_TOPIC"
-        )
+        return is_rocketmq_system_topic(name) or name in {
+            config.cluster_name,
+            config.broker_name,
+            config.trace_topic_name,
+            reply_topic(config.cluster_name),
+        }
 
 
 class Groups(Table[GroupConfig, GroupConfig]):
@@ -533,7 +508,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
         saved = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
         self.version, self._unknown = saved.data_version, saved.unknown
         self.forbidden = {group: dict(bits) for group, bits in saved.forbidden.items()}
-        self._load(saved.groups.values(), map(GroupConfig, SYSTEM_GROUPS))
+        self._load(saved.groups.values(), map(GroupConfig, BROKER_GROUPS))
 
     def check_exists(self, name: str) -> None:
         """Raise RequestError (SUBSCRIPTION_GROUP_NOT_EXIST) if the group does not exist."""

@@ -215,11 +215,11 @@ class LocalLink:
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
-            dispatcher.give(command, self.peer)
+            dispatcher.handle_command(command, self.peer)
             answered(command)
             return
         self._waiting[opaque] = answered
-        frame = dispatcher.give(command, self.peer)
+        frame = dispatcher.handle_command(command, self.peer)
         if frame:
             self.received(frame)
 
@@ -227,7 +227,7 @@ class LocalLink:
         """It is not told who else is in its groups: a thousand that come would hear it a million
         times, and receive from all of the broker anyway."""
         peer = Peer(_Carrier(self), remote, local)
-        peer.has_queues = False
+        peer.can_rebalance = False
         return peer
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class LocalLink:
 
     def lost(self) -> None:
         """The broker's side of it is closed."""
-        self.peer.lost()
+        self.peer.connection_lost()
         self._backend.state.on_disconnect(self.peer)
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
@@ -263,6 +263,6 @@ class LocalLink:
         def answer(command: Command) -> None:
             command.opaque = request.opaque
             command.flag |= FLAG_RESPONSE
-            peer.answered(command)
+            peer.handle_response(command)
 
         return answer

@@ -14,13 +14,12 @@ once. An error that another try cannot mend (refused, gone, malformed) is raised
 outage at the start of a job, before it reached anything: there it is a wrong address.
 """
 
-import difflib
 import gc
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,20 +104,6 @@ def ride_out(work: Callable[[], T], timeout_s: float) -> T:
             return work()
         except SluiceError as error:
             outage.pause(error)
-
-
-def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """`Did you mean 'topic'? ` for the nearest of the names, whatever their case; "" when none is
-    near."""
-    by_lower = {one.lower(): one for one in reversed(list(names))}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """`Did you mean 'topic'?`, or the list of all when nothing is near."""
-    listed = list(names)
-    return did_you_mean(name, listed).rstrip() or f"There are: {', '.join(listed)}."
 
 
 # ---- places of a file, and what nobody may read

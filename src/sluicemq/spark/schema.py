@@ -80,7 +80,7 @@ from pyspark.sql.types import (
 
 from sluicemq.errors import ConfigurationError, FilterEvaluationError
 from sluicemq.filter.evaluate import double_of, integer_of, long_of
-from sluicemq.spark.errors import did_you_mean
+from sluicemq.hints import did_you_mean
 from sluicemq.spark.options import Options
 
 SET_FOR_ALL: Final = frozenset({
@@ -184,9 +184,9 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
             fix = "Write a column name, or prop:NAME:TYPE as COLUMN."
             if found is not None:
                 fix = (
-                    f"{did_you_mean(name, _NAMED)}There are {', '.join(_NAMED)};"
+                    f"{did_you_mean(name, _NAMED)} There are {', '.join(_NAMED)};"
                     f" a property is prop:{name}."
-                )
+                ).lstrip()
             raise ConfigurationError(f"{item!r} in the option 'columns' is not a column.", fix=fix)
         kind = (found["type"] or "string").lower()
         kind = _TYPE_ALIASES.get(kind, kind)

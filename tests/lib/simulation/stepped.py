@@ -115,7 +115,7 @@ class SteppedClient:
         self.feed_bytes(b"".join(encode(command) for command in commands))
 
     def feed_bytes(self, data: bytes) -> None:
-        used, answers = self._broker.dispatcher.feed(data, self.peer)
+        used, answers = self._broker.dispatcher.handle_frames(data, self.peer)
         assert used == len(data)
         self._received(answers)
 
@@ -144,7 +144,7 @@ class SteppedClient:
 
     def disconnect(self) -> None:
         """The connection breaks."""
-        self.peer.lost()
+        self.peer.connection_lost()
         self._broker.core.on_disconnect(self.peer)
 
 

@@ -210,7 +210,7 @@ def test_a_kind_of_filter_that_is_none_matches_nothing_and_breaks_nobody(
     wanted = pull_fields("T", 0, consumerGroup="g", sysFlag=0)
     for member in tuple(broker.core.consumers.groups["g"].members):
         assert isinstance(member, Peer)
-        _, answers = broker.dispatcher.feed(
+        _, answers = broker.dispatcher.handle_frames(
             encode(
                 Command(Code.PULL_MESSAGE, {name: str(value) for name, value in wanted.items()})
             ),

@@ -9,9 +9,9 @@ import pytest
 
 from simulation.pops import handles, pop_fields
 from simulation.stepped import SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.config import BrokerConfig
 from sluicemq.files import overwrite_text
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.bodies import (

@@ -16,12 +16,12 @@ from sluicemq.model.ids import Host
 def test_broker_ip1_wins_and_is_fixed() -> None:
     config = BrokerConfig(broker_ip1="10.1.2.3", name_server_addresses=("127.0.0.1:9876",))
     found = choose_advertised_address(config)
-    assert (found.address, found.fixed) == ("10.1.2.3", True)
+    assert (found.address, found.is_fixed) == ("10.1.2.3", True)
 
 
 def test_a_broker_on_loopback_says_loopback() -> None:
     found = choose_advertised_address(BrokerConfig(bind_address="127.0.0.1"))
-    assert (found.address, found.fixed) == ("127.0.0.1", False)
+    assert (found.address, found.is_fixed) == ("127.0.0.1", False)
     assert find_listening_addresses("127.0.0.1") == ["127.0.0.1"]
 
 

@@ -10,9 +10,8 @@ from simulation.popping import Popper, messages_of
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.broker.pop import checkpoints as module
 from sluicemq.broker.pop import popped as popped_module
-from sluicemq.broker.pop.popped import REVIVE_GROUP
-from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.errors import RequestError
+from sluicemq.model.system_names import REVIVE_GROUP, TIMER_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import ResponseCode

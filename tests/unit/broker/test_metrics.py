@@ -163,7 +163,7 @@ def test_in_the_place_of_a_port_in_use_a_free_one_is_taken_and_said(
     found, close = opened
     close()
     assert found not in (0, port)
-    assert f"port {port} is taken: metrics at the free port {found}. " in caplog.text
+    assert f"port {port} is in use: serving metrics on the free port {found}. " in caplog.text
     assert "--metrics-port" in caplog.text
 
 
@@ -172,7 +172,7 @@ def test_without_an_address_of_this_machine_there_are_no_metrics(
 ) -> None:
     config = BrokerConfig(metrics_host="192.0.2.1", metrics_port=0)
     assert serve_metrics(BrokerCollector(lambda: broker.core), config) is None
-    assert "no metrics: port 0 cannot be had" in caplog.text
+    assert "not serving metrics: cannot open port 0" in caplog.text
 
 
 def test_rates_are_differences_of_samples() -> None:
@@ -250,7 +250,7 @@ def test_a_store_that_refuses_all_writes_fails_both_probes_and_the_metric(
 
 
 async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.net.wsgi.STILL_S", -1.0)
+    monkeypatch.setattr("sluicemq.net.wsgi.LOOP_STALL_S", -1.0)
     async with embedded() as mq:
         broker = mq.servers.broker
         broker.core.run_every_second()

@@ -150,7 +150,7 @@ def made() -> SteppedBroker:
 
 def feed(broker: SteppedBroker, client: SteppedClient, request: Command) -> None:
     data = encode(request)
-    used, answers = broker.dispatcher.feed(data, client.peer)
+    used, answers = broker.dispatcher.handle_frames(data, client.peer)
     assert used == len(data)
     client._received(answers)
     broker.settle()

@@ -129,7 +129,7 @@ def test_a_receive_waits_until_something_comes() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
         call = client.call("ReceiveMessage", receive_request())
         await proxy.mq.clock.advance(seconds=2)
-        assert not call.is_over
+        assert not call.is_closed
         await proxy.mq.send(TOPIC, b"1")
         await call.ended
         assert bodies(outcome(call.answers)[1]) == {b"1"}

@@ -41,7 +41,7 @@ class Cluster:
 
     async def create(self, topic: str, bodies: list[bytes], queues: int = 1) -> None:
         await self.mq.admin.create_topic(topic, queues=queues)
-        self.mq.cluster.routes.forget(topic)
+        self.mq.cluster.routes.expire(topic)
         for body in bodies:
             await self.mq.send(topic, body)
 
@@ -179,7 +179,7 @@ async def test_a_stream_whose_topic_is_created_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.spark.sources.identity.PROOF_PERIOD_S", 0.0)
+    monkeypatch.setattr("sluicemq.spark.sources.identity.CHECK_PERIOD_S", 0.0)
 
     def made(**more: str) -> Any:
         return stream.stream_reader(cluster.options(**more), SCHEMA)

@@ -29,7 +29,7 @@ from sluicemq.model.topic import (
     pop_retry_topic,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
@@ -218,8 +218,8 @@ class Metadata:
     def create_topics(self, command: Command, peer: Peer) -> Announced | Postponed:
         """18: nothing changes if one of them cannot be."""
 
-        def steps() -> Steps[Announced]:
-            configs = yield from decoding(_topics_of, command.body)
+        def steps() -> WorkItem[Announced]:
+            configs = yield from decode_body(_topics_of, command.body)
             checked = []
             for number, portion in enumerate(_portions(configs)):
                 if number:
@@ -309,8 +309,8 @@ class Metadata:
     def create_groups(self, command: Command, peer: Peer) -> Announced | Postponed:
         """225: nothing changes if one of them cannot be."""
 
-        def steps() -> Steps[Announced]:
-            configs = yield from decoding(_groups_of, command.body)
+        def steps() -> WorkItem[Announced]:
+            configs = yield from decode_body(_groups_of, command.body)
             checked: list[GroupConfig] = []
             for number, portion in enumerate(_portions(configs)):
                 if number:

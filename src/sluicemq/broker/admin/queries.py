@@ -21,7 +21,7 @@ from sluicemq.errors import RequestError
 from sluicemq.files import memory_bytes
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -193,8 +193,8 @@ class Queries:
     def lock(self, command: Command, peer: Peer) -> Command | Postponed:
         """41."""
 
-        def steps() -> Steps[Command]:
-            data = yield from decoding(bodies.decode_lock_batch, command.body)
+        def steps() -> WorkItem[Command]:
+            data = yield from decode_body(bodies.decode_lock_batch, command.body)
             group = self.consumers.lanes.lock_name(data.group, data.client_id)
             held: list[MessageQueue] = []
             for number, queues in enumerate(_portions(data.queues)):
@@ -210,8 +210,8 @@ class Queries:
     def unlock(self, command: Command, peer: Peer) -> Command | Postponed:
         """42."""
 
-        def steps() -> Steps[Command]:
-            data = yield from decoding(bodies.decode_lock_batch, command.body)
+        def steps() -> WorkItem[Command]:
+            data = yield from decode_body(bodies.decode_lock_batch, command.body)
             group = self.consumers.lanes.lock_name(data.group, data.client_id)
             for number, queues in enumerate(_portions(data.queues)):
                 if number:

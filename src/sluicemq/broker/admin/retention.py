@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import LIGHT_PREFIX, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.retain import LogFile, Step, loss_ms
 from sluicemq.store.store import Store
@@ -195,7 +196,7 @@ class Cleaning:
             for topic, _ in self._store.queues()
             if topic not in self._topics
             and not self._topics.is_system(topic)
-            and not topic.startswith(LIGHT_PREFIX)
+            and not topic.startswith(LMQ_PREFIX)
         }
         if unused:
             self._end_turn()  # deleting commits: who waits for this turn is answered by its own

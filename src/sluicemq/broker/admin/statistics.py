@@ -22,7 +22,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.numbers import natural
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -124,7 +124,7 @@ class Statistics:
     ) -> Postponed:
         """317: a step a group."""
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             listed, behind, in_flight = [], 0, 0
             for group, names in sorted(self.topics_by_group(ordered=header.ordered).items()):
                 found = [self.status.progress(group, [name]) for name in names]
@@ -195,7 +195,7 @@ class Statistics:
         write = self.groups.document.prepare_write()
         assert write is not None, "it has just changed"
 
-        def steps() -> Steps[Announced]:
+        def steps() -> WorkItem[Announced]:
             yield write
             return Announced(answer)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
@@ -332,14 +332,14 @@ class Admin:
             )
             if change.pending:
                 # What the next start would stumble over is refused now.
-                from sluicemq.net.openssl import server_contexts  # noqa: PLC0415
+                from sluicemq.net.openssl import load_server_context  # noqa: PLC0415
 
                 config = change.at_next_start[Part.BROKER]
                 parse_credentials(config.inner_credentials)
-                server_contexts(config)
+                load_server_context(config)
                 if config.acl_enable:
-                    source = Source.of(self.files, config)
-                    source.read(source.texts())
+                    source = RuleSource.from_config(self.files, config)
+                    source.load(source.read_files())
         except ConfigurationError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         path = settings.broker.config_path

@@ -45,7 +45,7 @@ from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Job, Steps
+from sluicemq.net.work.background import Background, Job, WorkItem
 from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -193,7 +193,7 @@ class FilterWatch:
         found = self.consumers.groups.get(group)
         return {*(found.watches if found is not None else ()), *self.filters.table.get(group, ())}
 
-    def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
+    def wanted(self, subscription: Subscription) -> WorkItem[Wanted | None]:
         """Compiled, and kept for a while; None when it does not compile."""
         yield from preparation(subscription.expression, subscription.kind)
         return self._wanted(subscription.kind, subscription.expression)
@@ -202,7 +202,7 @@ class FilterWatch:
 
     def lag(
         self, group: str, topic: str, subscription: Subscription | None
-    ) -> Steps[list[QueueMatches]]:
+    ) -> WorkItem[list[QueueMatches]]:
         """The queues of a topic, for a group with this subscription; for one with lanes see
         `progress`."""
         found: list[QueueMatches] = []
@@ -222,7 +222,7 @@ class FilterWatch:
             yield None
         return found
 
-    def progress(self, group: str, topic: str) -> Steps[list[QueueMatches]]:
+    def progress(self, group: str, topic: str) -> WorkItem[list[QueueMatches]]:
         """The queues of a topic for a group as it is: by its lanes where it has some."""
         made = self.consumers.lanes.table.get(group)
         known = self.topics.get(topic)
@@ -257,7 +257,7 @@ class FilterWatch:
 
     # --- evaluations that failed
 
-    def look(self, group: str, topic: str) -> Steps[None]:
+    def look(self, group: str, topic: str) -> WorkItem[None]:
         """Looks at what the group has fetched through a filter since the last time."""
         delivered = self.delivered.get((topic, group))
         if delivered is None or not delivered.runs:
@@ -305,7 +305,7 @@ class FilterWatch:
             self.matches = {}
             return
 
-        def survey() -> Steps[None]:
+        def survey() -> WorkItem[None]:
             found: dict[Pair, tuple[int, float | None]] = {}
             try:
                 for topic, group in looked:
@@ -345,7 +345,7 @@ class FilterWatch:
         group, expression = header.group, header.expression
         self.groups.check_exists(group)
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             names = self.topics_of(group) | self.offsets.topics_of(group)
             found = []
             for topic in [header.topic] if header.topic else sorted(names):
@@ -407,7 +407,7 @@ class FilterWatch:
         header: TryFilterRequest,
         against: Subscription | None,
         ranges: list[tuple[int, int, int]],
-    ) -> Steps[Command]:
+    ) -> WorkItem[Command]:
         """`ranges`: queue id, first offset, end."""
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation(header.expression, header.kind or TAG)

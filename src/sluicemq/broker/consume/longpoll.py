@@ -30,8 +30,8 @@ from typing import Final
 
 from sluicemq.broker.group_commit import Durable, Parked
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import Steps
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.gather import Judgement
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer
@@ -57,7 +57,7 @@ class LongPolls:
     hold: Callable[[Peer, bytes, bool, bool], None]
     flush: Callable[[], None]
     size_max: int
-    shares: Shares
+    shares: FairScheduler
     popping: int = 0
     """How many of them are pops."""
     # By queue and contest, as dicts: one leaves without a look at 100,000 others that wait there.
@@ -102,7 +102,7 @@ class LongPolls:
                 continue
             if self.shares.has_to_wait(peer):
                 parked.is_attempt_pending = True
-                self.shares.add(peer, partial(self.look, parked, peer))
+                self.shares.schedule_slice(peer, partial(self.look, parked, peer))
             else:
                 begin_s = self.shares.now_s()
                 self._look(parked, peer, self.write)
@@ -124,7 +124,7 @@ class LongPolls:
                 continue
             if self.shares.has_to_wait(peer):
                 parked.is_attempt_pending = True
-                self.shares.add(peer, partial(self.look, parked, peer))
+                self.shares.schedule_slice(peer, partial(self.look, parked, peer))
                 return
             begin_s = self.shares.now_s()
             self._look(parked, peer, self.write)
@@ -174,7 +174,7 @@ class LongPolls:
             else:
                 write(peer, answer or b"")
 
-    def look_on(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> Steps[None]:
+    def look_on(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> WorkItem[None]:
         """What the next look has to know first, and that look."""
         yield None
         if judgement is not None:

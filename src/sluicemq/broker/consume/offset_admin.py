@@ -26,7 +26,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -145,7 +145,9 @@ class OffsetAdmin:
             )
         )
         for member in tuple(group.members):
-            member.notify(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
+            member.send_oneway(
+                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body)
+            )
         return Command(
             ResponseCode.SUCCESS,
             body=bodies.encode_queue_offsets(found),
@@ -249,7 +251,7 @@ class OffsetAdmin:
                 bodies.QueueUnits(low, high, found, wanted, filter_text)
             )
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             return Command(ResponseCode.SUCCESS, body=(yield encoded))
 
         return Postponed(steps())

@@ -33,7 +33,7 @@ import orjson
 
 from sluicemq import engine
 from sluicemq.broker.background import retry_after
-from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers
+from sluicemq.broker.consume.clients import STRICT, ConsumerGroup, Consumers
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
 from sluicemq.broker.consume.filters import RequestFilters, Watch
 from sluicemq.broker.consume.longpoll import LongPolls
@@ -56,8 +56,8 @@ from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
-from sluicemq.net.dispatch import Peer, Run
-from sluicemq.net.limits import Shares
+from sluicemq.net.dispatch import Peer, RunEngine
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background
 from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
 from sluicemq.store.log import LOST_CODE
@@ -67,7 +67,7 @@ from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_answer
-from sluicemq.wire.headers import PullMessageRequest, PullMessageResponse
+from sluicemq.wire.headers import CLIENT_ID_FIELD, PullMessageRequest, PullMessageResponse
 
 ANY_SPAN: Final = "sluiceAnySpan"
 LOOK: Final = "sluiceLook"
@@ -181,7 +181,7 @@ class Pull:
     background: Background
     delivered: Deliveries
     filters: RequestFilters
-    shares: Shares
+    shares: FairScheduler
     call_later: Callable[[float, Callable[[], None]], object] | None = None
     """The loop's. Without it no pull is held (`_held_back`)."""
     has_master: Callable[[], bool] = lambda: False
@@ -229,7 +229,7 @@ class Pull:
         pieces = self._found(reading, command.opaque, result)
         if result.size_bytes < PIECES_BYTES_MIN:
             return b"".join(pieces)
-        peer.write_pieces(pieces)
+        peer.write_buffers(pieces)
         return None
 
     def _looked_at(self, reading: Reading, command: Command) -> bytes | Command:
@@ -290,7 +290,7 @@ class Pull:
             if result.size_bytes < PIECES_BYTES_MIN:
                 answer = b"".join(pieces)
             else:
-                peer.write_pieces(pieces)
+                peer.write_buffers(pieces)
         elif (
             _is_stuck(reading, result)
             or (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND
@@ -301,7 +301,7 @@ class Pull:
         shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
         return answer
 
-    def compile(self, sends: Callable[..., int]) -> Run:
+    def compile(self, sends: Callable[..., int]) -> RunEngine:
         """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
         if engine.pulls is None:
             return lambda data, position, peer, shares: sends(data, position, peer)
@@ -523,7 +523,7 @@ class Pull:
         """
         member = group.find(reading.peer, reading.fields)
         if member is None:
-            client_id = reading.fields.get(CLIENT_FIELD)
+            client_id = reading.fields.get(CLIENT_ID_FIELD)
             contracts = self.consumers.contracts
             refused = contracts.why_refused(reading.group, reading.peer, client_id)
             raise _unknown_subscription(f": {refused or 'no heartbeat of it has come yet'}")

@@ -50,12 +50,13 @@ from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, run_or_postpone
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import EPOCH_TOPIC, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
+from sluicemq.model.system_names import EPOCH_TOPIC, STAGING_TOPIC
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.store.identity import FileVerdict
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
@@ -476,8 +477,8 @@ class Epochs:
         thread."""
         account = self._access.account  # of this request: other requests come meanwhile
 
-        def steps() -> Steps[Command | Announced]:
-            ranges = yield from decoding(_ranges_of, command.body)
+        def steps() -> WorkItem[Command | Announced]:
+            ranges = yield from decode_body(_ranges_of, command.body)
             return self._decided(account, header, ranges)
 
         return run_or_postpone(steps())
@@ -487,7 +488,7 @@ class Epochs:
     ) -> Command | Announced:
         before, count = self._topics.version, staging.STAGING_QUEUES
         self._topics.ensure(EPOCH_TOPIC, 1)
-        topic = self._topics.ensure(staging.STAGING_TOPIC, count)
+        topic = self._topics.ensure(STAGING_TOPIC, count)
         if topic.queues < count:  # one that was found in the store alone may have fewer
             self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
         answer = self._answer(account, header, ranges)
@@ -541,7 +542,7 @@ class Epochs:
             broker=self._settings.broker.broker_name,
             messages=known.total if known is not None else 0,
             published=known.published if known is not None else 0,
-            staging_topic=staging.STAGING_TOPIC,
+            staging_topic=STAGING_TOPIC,
             staging_queues=staging.STAGING_QUEUES,
         )
         return Command(ResponseCode.SUCCESS, encoded(fields), language=SERVER_LANGUAGE)

@@ -35,7 +35,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import SQL92, TAG
-from sluicemq.net.work.background import Offload, in_place
+from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 
@@ -302,7 +302,7 @@ class Lanes:
         clock: Clock,
         look_again: Callable[[str, int], None],
         call_soon: Callable[[Callable[[], None]], object],
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
     ) -> None:
         self.table: dict[str, GroupLanes] = {}
         self.offsets = offsets

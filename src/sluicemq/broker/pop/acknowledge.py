@@ -26,7 +26,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_origin, pop_topic
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Steps, decoding
+from sluicemq.net.work.background import Background, WorkItem, decode_body
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -78,8 +78,8 @@ class Acknowledge:
     def many(self, command: Command, peer: Peer) -> Any:
         """200151: those whose queue or message is not there are passed over."""
 
-        def steps() -> Steps[Any]:
-            acks = (yield from decoding(decode_pop_acks, command.body)) if command.body else []
+        def steps() -> WorkItem[Any]:
+            acks = (yield from decode_body(decode_pop_acks, command.body)) if command.body else []
             if not acks:
                 return Command(ResponseCode.NO_MESSAGE)
             return (yield from self._acknowledge_all(acks, command))
@@ -127,7 +127,7 @@ class Acknowledge:
             self.checkpoints.acknowledge(group, topic, handle, offsets)
         self.delivered[pop_origin(topic, group), group].acknowledged += len(offsets)
 
-    def _acknowledge_all(self, acks: list[PopAck], command: Command) -> Steps[Any]:
+    def _acknowledge_all(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
         """The answer waits for the last ones' turn; those of the others must have been good.
         Raises RequestError."""
         failures, refusal = self.group_commit.failed_commit_count, None
@@ -199,7 +199,7 @@ class InFlight:
         """900134: ours. Those that come again soonest are not first: the order is that of pops."""
         self.groups.check_exists(header.group)
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             found: list[bodies.InFlightMessage] = []
             for number, one in enumerate(self._all(header)):
                 if one is not None:

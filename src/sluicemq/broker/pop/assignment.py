@@ -48,8 +48,8 @@ from sluicemq.model.topic import (
     allocate_circle,
     read_queues,
 )
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -170,7 +170,7 @@ class Assignments:
             return self._answer(asked, queues, command, peer)
 
         def found(queues: Queues | None) -> None:
-            peer.write(finish_answer(self._answer(asked, queues, command, peer), command))
+            peer.write(encode_response_to(self._answer(asked, queues, command, peer), command))
 
         waiting = self._waiting.setdefault(asked.topic, [])
         waiting.append(found)
@@ -244,7 +244,7 @@ class Assignments:
         self._modes.setdefault(mode.topic, {})[mode.group] = mode
         self.document.changed = True
 
-        def steps() -> Steps[Announced]:
+        def steps() -> WorkItem[Announced]:
             write = self.document.prepare_write()
             if write is not None:
                 yield write

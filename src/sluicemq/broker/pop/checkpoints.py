@@ -32,19 +32,10 @@ from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.popped import (
-    NEXT,
-    REVIVE_GROUP,
-    Popped,
-    PoppedTable,
-    Queue,
-    Saved,
-    Start,
-    decode_record,
-)
+from sluicemq.broker.pop.popped import NEXT, Popped, PoppedTable, Queue, Saved, Start, decode_record
 from sluicemq.broker.produce.intake import Draft, Intake, Record, Stored, read_record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import REVIVE_QUEUES, TIMER_TOPIC, Topics, revive_topic_name
+from sluicemq.broker.topics import REVIVE_QUEUES, Topics
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
@@ -56,6 +47,7 @@ from sluicemq.model.message import (
     TIMER_PROPERTIES,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import REVIVE_GROUP, TIMER_TOPIC, revive_topic
 from sluicemq.model.topic import POP_NORMAL, pop_kind, pop_retry_topic
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
@@ -106,7 +98,7 @@ class Checkpoints:
         self._group_commit = group_commit
         self._delayed = delayed
         self._clock = clock
-        self.topic = revive_topic_name(settings.broker.cluster_name)
+        self.topic = revive_topic(settings.broker.cluster_name)
         self.table = PoppedTable()
         self._pending: dict[Queue, deque[Pending]] = {}
         self._progress: dict[int, Progress] = {}

@@ -49,7 +49,7 @@ from sluicemq.model.topic import (
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Steps
+from sluicemq.net.work.background import Background, WorkItem
 from sluicemq.record.codec import (
     as_text,
     decode_properties,
@@ -520,7 +520,7 @@ class Pop:
             return now_ms + poll_ms
         return min(born_time_ms + self.clock.lead_ms, now_ms) + poll_ms
 
-    def _go_on(self, popping: Popping, found: Look) -> Steps[Any]:
+    def _go_on(self, popping: Popping, found: Look) -> WorkItem[Any]:
         """Looks on, as long as it may wait. Its outcome."""
         while found.is_unfinished:
             job = found.judgement

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
+from sluicemq.broker.topics import Topic
 from sluicemq.clock import STEP_MS
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
 from sluicemq.model.bodies import Buffer
@@ -45,6 +45,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.properties import ACTED_ON_SEND, REFUSED_IN_BATCH, remove_on_send
+from sluicemq.model.system_names import STAGING_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from sluicemq.numbers import natural
 from sluicemq.record import codec as text
@@ -54,7 +55,6 @@ from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.staging import STAGING_TOPIC
 
 if TYPE_CHECKING:
     from sluicemq.record import batch_columns
@@ -516,7 +516,7 @@ class Redelivery:
             log.error("a message that is due says not where it belongs: it is passed over")
             return None
         topic = topic_name(name)
-        if topic in NOT_FOR_SENDS:
+        if is_send_forbidden_topic(topic):
             log.error("a message that is due belongs to %s: it is passed over", topic)
             return None
         gate = self.gates.get(topic)

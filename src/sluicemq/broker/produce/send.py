@@ -60,13 +60,11 @@ from sluicemq.broker.produce.intake import (
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import (
     FAQ,
-    HALF_TOPIC,
     UNIT_SYS_FLAG,
     Groups,
     Topic,
     Topics,
     find_topic_name_fault,
-    is_broker_only,
 )
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
@@ -84,9 +82,10 @@ from sluicemq.model.message import (
     WAIT,
 )
 from sluicemq.model.properties import ACTED_ON_SEND, forget_origin
+from sluicemq.model.system_names import HALF_TOPIC, is_broker_written_topic
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -156,7 +155,7 @@ class Retries:
             remark = f"the message was not sent back: {error}"
             raise RequestError(code_of(error), remark) from error
         answer = Command(ResponseCode.SUCCESS)
-        frame = b"" if command.is_oneway else finish_answer(answer, command)
+        frame = b"" if command.is_oneway else encode_response_to(answer, command)
         return Durable(frame, creates_topic=len(self.topics) > topic_count)
 
     def _store_copy(self, header: SendBackRequest, version: int, lane: str) -> None:
@@ -426,7 +425,7 @@ class Send:
             for name, value in self._added.items():
                 properties.setdefault(name, value)
             if "UNIQ_KEY" not in properties:
-                properties["UNIQ_KEY"] = self._unique_ids.next()
+                properties["UNIQ_KEY"] = self._unique_ids.make_id()
             draft = Draft(
                 topic.name, queue_id, command.body, properties, header.born_time_ms,
                 peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
@@ -462,7 +461,7 @@ class Send:
 
     def _batch_in_steps(
         self, header: SendMessageRequest, command: Command, peer: Peer
-    ) -> Steps[Durable | Command]:
+    ) -> WorkItem[Durable | Command]:
         try:
             if header.topic.startswith(RETRY_PREFIX):
                 what = "batch request does not support retry group"
@@ -510,7 +509,7 @@ class Send:
     def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
         """The topic of a send, created where that is allowed. Raises RequestError."""
         name = header.topic
-        if is_broker_only(name):
+        if is_broker_written_topic(name):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )

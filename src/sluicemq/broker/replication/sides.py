@@ -36,7 +36,7 @@ from sluicemq.files.machine import priority
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
-from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.net.work.background import Offload
 from sluicemq.store.follow import Following
 from sluicemq.store.store import Store
@@ -138,7 +138,9 @@ class MasterSide:
         config = self._settings.broker
         port = config.listen_port + 1 if config.listen_port else 0
         port = before or (port if config.ha_port is None else config.ha_port)
-        listener = self._network.stream_listener(self._accept, limits=ServerLimits.of(config))
+        listener = self._network.stream_listener(
+            self._accept, limits=ServerLimits.from_config(config)
+        )
         try:
             await listener.start(config.listen_address, [port])
         except ConfigurationError as error:
@@ -149,7 +151,7 @@ class MasterSide:
         self._listener = listener
         return listener.ports[0]
 
-    def _accept(self, stream: Stream) -> StreamUser:
+    def _accept(self, stream: ByteStream) -> StreamProtocol:
         self._core.group_commit.on_commit = self.feeds.grown
         is_named = bool(self._settings.broker.ha_peers)
         return Doorkeeper(stream, self.feeds.accept, b"" if is_named else self._ticket)

@@ -41,12 +41,11 @@ from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Draft, Intake, Record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
     COPY_BYTES_MAX,
     FIRST_OFFSET,
-    GROUP,
     OP_PROPERTIES,
     OP_TAG_CODE,
     OpenTransaction,
@@ -70,6 +69,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_text, encode_record
@@ -145,7 +145,7 @@ class CheckBack:
             return
         transaction.asked = member.peer
         self.sent += 1
-        member.peer.notify(question(transaction, record, self._broker_name))
+        member.peer.send_oneway(question(transaction, record, self._broker_name))
 
     def overdue(self, transaction: OpenTransaction, record: Record) -> None:
         """The next check is due: has the last one been answered?"""
@@ -153,7 +153,7 @@ class CheckBack:
         if peer is None or peer.closed:
             return
         self.unanswered += 1
-        peer.labels[_UNANSWERED] = _unanswered(peer) + 1
+        peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
         group = record.text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
@@ -168,13 +168,13 @@ class CheckBack:
 
     def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
         """A client has answered a check."""
-        peer.labels.pop(_UNANSWERED, None)
+        peer.attributes.pop(_UNANSWERED, None)
         if transaction is not None:
             transaction.asked = None
 
 
 def _unanswered(peer: Peer) -> int:
-    return int(peer.labels.get(_UNANSWERED, 0))
+    return int(peer.attributes.get(_UNANSWERED, 0))
 
 
 def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
@@ -277,7 +277,7 @@ class Transactions:
             return
         last = self.reader.last()
         if last is not None and (
-            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == LIMIT_TOPIC
+            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
         ):
             found = table.find(*identity(last))
             if found is not None:  # the last record of the log is a message whose op is missing
@@ -296,7 +296,7 @@ class Transactions:
         start, end = self._store.queue_offsets(topic, 0)
         if self._offsets.document.is_doubtful:  # all ops are there: the queues say what is open
             return start
-        known = self._offsets.committed(GROUP, topic, 0)
+        known = self._offsets.committed(TRANSACTION_GROUP, topic, 0)
         if known > end:
             log.error(
                 "the offset %d of %s is behind its end %d: it begins there", known, topic, end
@@ -453,8 +453,8 @@ class Transactions:
             if has_moved:
                 progress.advance(low[topic], self._store.written_offset)
             safe = progress.durable_value(self._store.synced_offset)
-            if safe > max(self._offsets.committed(GROUP, topic, 0), 0):
-                self._offsets.commit(GROUP, topic, 0, safe)
+            if safe > max(self._offsets.committed(TRANSACTION_GROUP, topic, 0), 0):
+                self._offsets.commit(TRANSACTION_GROUP, topic, 0, safe)
 
     # ------------------------------------------------------------------------ what time demands
 
@@ -500,8 +500,8 @@ class Transactions:
         age_ms = self._clock.now_ms() - transaction.began_ms
         kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
         if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
-            self._topics.ensure(LIMIT_TOPIC, 1)
-            self._intake.append(draft_of(record, LIMIT_TOPIC, 0, properties_of(record)))
+            self._topics.ensure(CHECK_MAX_TOPIC, 1)
+            self._intake.append(draft_of(record, CHECK_MAX_TOPIC, 0, properties_of(record)))
             self._giving_up[transaction.offset] = GivenUp(
                 record.text(UNIQ_KEY), record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
                 transaction.checks, age_ms,
@@ -516,7 +516,7 @@ class Transactions:
             "transaction %s of producer group %s for topic %s is given up after %d checks in "
             "%.0f s: its message is kept in %s",
             known.unique_id, known.group, known.topic, known.checks, known.age_ms / 1000,
-            LIMIT_TOPIC,
+            CHECK_MAX_TOPIC,
         )  # fmt: skip
         for listener in self.on_given_up:
             try:

@@ -23,7 +23,6 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.broker.waiting.logged_deliveries import CHUNK, Due, LoggedDeliveries
 from sluicemq.broker.waiting.rewrite import DelayRewrite
@@ -32,7 +31,8 @@ from sluicemq.clock import SteadyClock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
-from sluicemq.net.work.background import Alarm, CallLater
+from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
+from sluicemq.net.work.background import CallLater, TimerHandle
 from sluicemq.store.identity import FileVerdict
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
@@ -553,7 +553,7 @@ class Delayed:
         )  # fmt: skip
         self.parts: list[Part] = [self.levels, self.timers]
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
-        self._alarm: Alarm | None = None
+        self._alarm: TimerHandle | None = None
         self._alarm_s = 0.0
 
         def level_arrived(queue_id: int) -> None:

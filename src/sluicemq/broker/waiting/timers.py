@@ -41,6 +41,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
@@ -50,7 +51,6 @@ from sluicemq.store.timers.placing import (
     DELETES,
     REAL_TOPIC,
     TIMER_DELETES,
-    TIMER_TOPIC,
     Placing,
     recall_key,
     slot_of,

@@ -47,12 +47,12 @@ from pyspark.sql.types import StructType
 
 from sluicemq.client.admin.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core import requests
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
+from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
     ConfigurationError,
@@ -63,7 +63,8 @@ from sluicemq.errors import (
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
+from sluicemq.model.system_names import TOOLS_GROUP, is_group_topic, is_system_topic
+from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 from sluicemq.record.codec import decode_records
 from sluicemq.spark.filters import Pushed
@@ -86,11 +87,6 @@ PROBE_SELECTOR = "SluiceProbe IS NULL"
 KEYS_MAX: Final = 32
 GAP_MAX: Final = 4_096
 """Candidates so near to one another are read in one range: a task costs more than the messages."""
-_SYSTEM: Final = frozenset({
-    "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
-    "CHECKPOINT_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
-})  # fmt: skip
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 logger = logging.getLogger(__name__)
 
 Offsets = dict[MessageQueue, int]
@@ -124,22 +120,25 @@ class Topics:
         if self.pattern is None:
             return self.names
         info = admin.cluster_info()
-        own = {*info.brokers, *info.clusters}
-        return self.matching(admin.topics(), own, may_be_none=may_be_none)
+        own_names = {*info.brokers, *info.clusters}
+        return self.matching(admin.topics(), own_names, may_be_none=may_be_none)
 
     def matching(
-        self, topics: Iterable[str], own: Set[str] = frozenset(), *, may_be_none: bool = False
+        self, topics: Iterable[str], own_names: Set[str] = frozenset(), *, may_be_none: bool = False
     ) -> Sequence[str]:
-        """Those of `topics` that the pattern finds; `own` are names that a cluster made. Raises
-        ConfigurationError when there is none, unless that `may_be_none`."""
-        own_ones = (self.pattern or "").startswith("%")  # of groups: retries and dead letters
+        """Return those of `topics` that the pattern matches, without system topics.
+
+        `own_names` are the names of the clusters and brokers (`is_system_topic`). Retry and
+        dead-letter topics match only a pattern that begins with "%". Raises ConfigurationError if
+        no topic matches, unless `may_be_none`.
+        """
+        with_group_topics = (self.pattern or "").startswith("%")
         names = [
-            one for one in topics
-            if one not in _SYSTEM | own and (
-                own_ones if one.startswith((RETRY_PREFIX, DLQ_PREFIX))
-                else not one.startswith(_SYSTEM_PREFIXES) and not one.endswith("_REPLY_TOPIC")
-            )
-        ]  # fmt: skip
+            name
+            for name in topics
+            if (with_group_topics or not is_group_topic(name))
+            and not is_system_topic(name, own_names)
+        ]
         matching = [name for name in names if self.has(name)]
         if not matching and not may_be_none:
             raise ConfigurationError(
@@ -257,7 +256,7 @@ def newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
     for queue, offsets in ranges.items():
         reader = BulkReader(
             addresses[queue.broker], queue.topic, queue.queue_id, offsets.start, offsets.stop,
-            broker=queue.broker, group=options["group"] or READ_GROUP,
+            broker=queue.broker, group=options["group"] or TOOLS_GROUP,
             credentials=options.credentials, tls=options.tls or False,
             timeout_s=options["timeoutMs"] / 1000,
         )  # fmt: skip
@@ -393,7 +392,7 @@ def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
     return {
         broker: address
         for route in map(admin.route, topics)
-        for broker, address in read_addresses(route).items()
+        for broker, address in find_read_addresses(route).items()
     }
 
 
@@ -497,7 +496,7 @@ class ReadPlan:
     columns: tuple[Column, ...]
     subscription: Subscription | None
     tags: frozenset[str] | None = None
-    group: str = READ_GROUP
+    group: str = TOOLS_GROUP
     body: BodyFormat | None = None
     bad_body: str = "null"
     body_bytes_max: int = BODY_BYTES_MAX
@@ -549,7 +548,7 @@ def read_plan(options: Options, schema: StructType) -> ReadPlan:
     """How executors read from brokers; without a subscription yet. Raises ConfigurationError."""
     return replace(
         decoding_plan(options, schema),
-        group=options["group"] or READ_GROUP,
+        group=options["group"] or TOOLS_GROUP,
         credentials=options.credentials,
         tls=options.tls,
         batch_bytes=options["batchBytes"],

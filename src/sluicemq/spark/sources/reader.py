@@ -49,8 +49,8 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.names import signed
-from sluicemq.client.core.requests import expect_success, number
+from sluicemq.client.core.names import sign_request
+from sluicemq.client.core.requests import expect_success, int_field
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import (
     ConfigurationError,
@@ -64,12 +64,14 @@ from sluicemq.errors import (
 )
 from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import TAG
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
 from sluicemq.record.codec import decode_record
-from sluicemq.spark.errors import Outage, did_you_mean, keep_imports, ride_out
+from sluicemq.spark.errors import Outage, keep_imports, ride_out
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import ERROR, FAIL, NUMBERS, RAW, TEXT, BodyFormat
 from sluicemq.spark.sources.identity import NO_QUEUE, check_part, range_to_read
@@ -236,8 +238,8 @@ def _first_stored(plan: ReadPlan, partition: RangePartition) -> int:
     assert partition.queue is not None
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
-        answer = channel.call(signed(requests.offset_min(partition.queue), plan.credentials))
-        return number(expect_success(answer, partition.address), "offset")
+        answer = channel.call(sign_request(requests.offset_min(partition.queue), plan.credentials))
+        return int_field(expect_success(answer, partition.address), "offset")
     finally:
         channel.close()
 
@@ -305,7 +307,6 @@ def _short(reason: str) -> str:
 
 _NAMES_SHOWN: Final = 20
 _SKIP: Final = "Set failOnDataLoss=false to read what is left."
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,8 +367,8 @@ class StorePlace:
                 more = " …" if len(there) > _NAMES_SHOWN else ""
                 raise ConfigurationError(
                     f"the store in {self.root} has no topic {topic!r}.",
-                    fix=f"{did_you_mean(topic, sorted(there), cutoff=0.5)}There are:"
-                    f" {listed}{more}.",
+                    fix=f"{did_you_mean(topic, sorted(there), cutoff=0.5)} There are:"
+                    f" {listed}{more}.".lstrip(),
                 )
         return list(wanted.names)
 
@@ -471,7 +472,7 @@ def read_part(
     subscription = plan.subscription
     # Units of delayed messages hold times where others have the code of their tag (spec/store.md
     # §3): of those the decoder alone compares tags.
-    if subscription is not None and queue.topic == _SCHEDULE_TOPIC and subscription.kind == TAG:
+    if subscription is not None and queue.topic == SCHEDULE_TOPIC and subscription.kind == TAG:
         subscription = subscription if plan.tags is None else None
     wanted = None if subscription is None else make_filter(subscription)
     reader = place.open(frozenset({queue.topic}), queue.queue_id)

@@ -83,7 +83,7 @@ class Stage:
         """The numbers of all requests that are answered by now."""
         self.opaque += 1
         data = encode(Command(code, {}, opaque=self.opaque))
-        used, answers = self.broker.dispatcher.feed(data, self.peer)
+        used, answers = self.broker.dispatcher.handle_frames(data, self.peer)
         assert used == len(data)
         self.peer.write(answers)
         return [answer.opaque for answer in self.carrier.answers]
