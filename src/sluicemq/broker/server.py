@@ -111,7 +111,7 @@ class Broker:
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
         incarnation: Incarnation | None = None,
-        shares: FairScheduler | None = None,
+        scheduler: FairScheduler | None = None,
     ) -> None:
         """Create a broker that is not started yet.
 
@@ -120,7 +120,7 @@ class Broker:
           usual pause. Under virtual time, months may pass with nothing to do.
         - `read_only` says that the store is a copy that must not change; see `admin/readonly.py`.
         - `incarnation` is that of the store's directory.
-        - `shares` are those of other servers on the same event loop.
+        - `scheduler` shares the loop with other servers of the process.
 
         With sluiceConsensus: `term` says which replica is the master (None: none yet). `claim`
         identifies this replica. `propose` is called with the ids of another in-sync set;
@@ -168,7 +168,7 @@ class Broker:
         )
         self._executor_jobs: set[asyncio.Future[Any]] = set()  # the end of a role waits for them
         self._servers: list[Listener] = []
-        self._shares = shares
+        self._scheduler = scheduler
         self._store: Store | None = None  # while it is open
         self._store_failure: OSError | None = None  # the failure that was logged
         self._ha_port = 0
@@ -413,11 +413,11 @@ class Broker:
             offload=offload_to_executor(self._executor),
             compute=offload_to_executor(self._filter_executor, computes=True),
             in_sync=self.in_sync,
-            shares=self._shares,
+            scheduler=self._scheduler,
             steady_clock=self._steady_clock,
             supervisor=self._supervisor,
         )
-        self._shares = self.core.shares
+        self._scheduler = self.core.scheduler
         self.core.steering = self._steering
         return self.core
 
@@ -487,12 +487,10 @@ class Broker:
 
         On a master, ask the slaves instead which messages they have delivered while it was down.
         """
-        from sluicemq.broker.acting_master import (  # noqa: PLC0415 - few brokers need it
-            ActingMasterContext,
-        )
+        from sluicemq.broker import acting_master  # noqa: PLC0415 - few brokers need it
 
         config, announcements = self.settings.broker, self._announcements
-        context = ActingMasterContext(
+        context = acting_master.ActingMasterContext(
             core=core,
             files=self._files,
             pool=announcements.pool,
@@ -646,17 +644,15 @@ class Broker:
 
     async def _run_background_jobs(self) -> None:
         """Run the background jobs of the present role until cancelled."""
-        supervisor = self._supervisor
+        supervisor, announcements = self._supervisor, self._announcements
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                supervisor.retry_until_success("registration", self._announcements.run)
-            )
+            group.create_task(supervisor.retry_until_success("registration", announcements.run))
             for name, period_s, job in self._background_jobs():
                 pause_s = partial(self._pause_s, period_s)
                 group.create_task(supervisor.repeat(name, pause_s, job))
             if isinstance(self.replication_side, SlaveSide):
-                side, pool = self.replication_side, self._announcements.pool
-                for name, begin in side.tasks(self._network, pool).items():
+                side = self.replication_side
+                for name, begin in side.tasks(self._network, announcements.pool).items():
                     group.create_task(supervisor.retry_until_success(name, begin))
 
     def _pause_s(self, period_s: Callable[[], float]) -> float:

@@ -338,7 +338,7 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         authorize=core.guard.refuse_command if core.guard is not None else None,
         authorize_fast=core.guard.admits_send if core.guard is not None else None,
         codes_with_messages=CODES_WITH_MESSAGES,
-        scheduler=core.shares,
+        scheduler=core.scheduler,
     )
 
 
