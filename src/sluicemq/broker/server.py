@@ -225,7 +225,7 @@ class Broker:
         Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
         start; then the broker is closed.
         """
-        kept = {
+        sockets = {
             port: sock
             for server in self._servers
             for port, sock in server.duplicate_sockets().items()
@@ -233,10 +233,10 @@ class Broker:
         try:
             await self._end_role()
             self.term = term
-            await self._open(kept)
+            await self._open(sockets)
         except BaseException:
             await self._abort()
-            for sock in kept.values():
+            for sock in sockets.values():
                 sock.close()
             raise
 
@@ -320,8 +320,8 @@ class Broker:
                 self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
         return store, files, confirmed, mirror
 
-    async def _open(self, kept: ListeningSockets) -> None:
-        """Open the broker in the role of `self.term`. `kept` are listening sockets to reuse."""
+    async def _open(self, sockets: ListeningSockets) -> None:
+        """Open the broker in the role of `self.term`. `sockets` are listening sockets to reuse."""
         self._loop = loop = asyncio.get_running_loop()
         self.settings.clear_listeners()
         if self.settings.is_failover:
@@ -353,7 +353,7 @@ class Broker:
         if isinstance(self.replication_side, MasterSide):
             self._announcements.wait_for_replicas = self.replication_side.kept
 
-        await self._listen(core, kept)
+        await self._listen(core, sockets)
         self._report_role(True)
         core.set_host(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = format_address(advertised.address, self.port)
@@ -506,7 +506,7 @@ class Broker:
         elif not config.skip_pre_online:
             core.intake.elsewhere.left.update(await context.fetch_escaped())
 
-    async def _listen(self, core: BrokerState, kept: ListeningSockets) -> None:
+    async def _listen(self, core: BrokerState, sockets: ListeningSockets) -> None:
         """Open the port, and the VIP port for old clients. The VIP port may be unavailable.
 
         Raises ConfigurationError if the port cannot be opened.
@@ -514,14 +514,14 @@ class Broker:
         config, handlers = self.settings.broker, make_dispatcher(core)
         self.on_opening(handlers)
         self._servers = []
-        port = next(iter(kept), config.listen_port)
+        port = next(iter(sockets), config.listen_port)
         vip_port = port - VIP_PORT_BELOW
         for listen_port in (port, *([vip_port] if vip_port > 0 else ())):
             server = self._network.listener(
                 handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.from_config(config)
             )
             try:
-                server.inherited_sockets = kept
+                server.inherited_sockets = sockets
                 await server.start(config.listen_address, [listen_port])
                 self._servers.append(server)
             except ConfigurationError as error:
