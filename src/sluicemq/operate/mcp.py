@@ -16,6 +16,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from sluicemq import __version__
+from sluicemq.client.admin.diagnose.findings import Finding, MessageExplained
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import Clock
 from sluicemq.errors import SluiceError
@@ -65,9 +66,9 @@ class Tools:
         return plain(
             {
                 "healthy": found.is_healthy,
-                "cause": found.cause,
-                "also": found.also,
-                "notes": found.notes,
+                "cause": None if found.cause is None else doctor_record(found.cause),
+                "also": [doctor_record(one) for one in found.also],
+                "notes": [doctor_record(one) for one in found.notes],
             }
         )
 
@@ -107,7 +108,13 @@ class Tools:
 
     def explain_group(self, group: str) -> Any:
         """Why a consumer group is idle or behind."""
-        return plain(self._ask(lambda it: it.explain_group(group)))
+        explained = self._ask(lambda it: it.explain_group(group))
+        return {
+            "group": explained.group,
+            "findings": [explain_record(one) for one in explained.findings],
+            "lag": explained.lag,
+            "matching": explained.matching,
+        }
 
     def explain_message(
         self, message_id: str, group: str | None = None, topic: str | None = None
@@ -119,7 +126,10 @@ class Tools:
             about, found = admin.explain_message(
                 message_id, group=group, topic=topic, anywhere=False
             )
-            return {"message": told(about.message), "groups": found}
+            return {
+                "message": told(about.message),
+                "groups": [message_record(one) for one in found],
+            }
 
         return plain(self._ask(ask))
 
@@ -176,6 +186,36 @@ class Tools:
                 return question(admin)
         except SluiceError as error:
             raise ToolError(str(error)) from error
+
+
+def doctor_record(finding: Finding) -> dict[str, Any]:
+    """Return a finding of the tool `doctor` as JSON."""
+    return {
+        "code": str(finding.code),
+        "what": finding.what,
+        "fix": finding.fix,
+        "is_note": finding.is_note,
+    }
+
+
+def explain_record(finding: Finding) -> dict[str, Any]:
+    """Return a finding of the tools `explain_group` and `explain_message` as JSON.
+
+    These tools write codes with underscores, and "instead" for the fix, other than `doctor`.
+    """
+    return {"code": plain(finding.code), "what": finding.what, "instead": finding.fix}
+
+
+def message_record(explained: MessageExplained) -> dict[str, Any]:
+    """Return what happened to a message in a group as JSON."""
+    return {
+        "group": explained.group,
+        "fate": plain(explained.fate),
+        "findings": [explain_record(one) for one in explained.findings],
+        "times": explained.times,
+        "verdict": plain(explained.verdict),
+        "owner": explained.owner,
+    }
 
 
 TOOLS: Final = tuple(name for name in vars(Tools) if not name.startswith("_"))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sluicemq.client.admin.rules import Code, Fate, GroupExplained, MessageExplained
+from sluicemq.client.admin.diagnose.findings import Code, Fate, GroupExplained, MessageExplained
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import NAME_SERVERS
 from sluicemq.errors import MessageNotFoundError
@@ -174,7 +174,7 @@ async def test_the_topic_has_no_route(mq: EmbeddedSluice) -> None:
         assert codes(await mq.admin.explain_group("G"))[0] is Code.NO_ROUTE
     await forget(mq, "T")
     found_now, _ = await mq.admin.explain_message(message_id, group="G", topic="T")
-    assert found_now.routed is None or "broker-a" not in found_now.routed
+    assert found_now.readable_brokers is None or "broker-a" not in found_now.readable_brokers
 
 
 async def test_a_consumer_that_does_not_acknowledge(mq: EmbeddedSluice) -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicemq.cli import main
-from sluicemq.client.admin.rules import Code, Fate
+from sluicemq.client.admin.diagnose.findings import Code, Fate
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import expect_success, fields_of, heartbeat, request, unregister

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.client.admin.explain import GroupSubscriptions
+from sluicemq.client.admin.diagnose.message_rules import verdict_on
 from sluicemq.client.admin.messages import read_range
-from sluicemq.client.admin.rules import verdict_on
+from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.client.admin.topics import offset_by_time, offsets, queues
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory
@@ -287,10 +287,10 @@ def wanted_of(
 ) -> dict[str, tuple[Subscription, ...]] | None:
     """Topic -> what the group wants of it now, with the tags, which brokers do not tell; None when
     that is not known."""
-    if not found.is_online and not found.kept:
+    if not found.is_online and not found.remembered:
         return None
     return {
-        topic: tuple(subscribe(topic, one.expression, one.kind) for one in found.wanted(topic))
+        topic: tuple(subscribe(topic, one.expression, one.kind) for one in found.all_of(topic))
         for topic in topics
     }
 

@@ -632,34 +632,3 @@ def record_about(record: TraceRecord, wanted: str, place: str | None) -> TraceRe
         return None
     own = places[index] if index < len(places) else None
     return replace(record, message_id=wanted, offset_message_id=own)
-
-
-# --------------------------------------------------------------------- facts of its fate
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """A stored message and its queue, which holds [offset_min, offset_max). `routed` are the
-    brokers on which clients find its topic to read, None without a route."""
-
-    message: StoredMessage
-    offset_min: int
-    offset_max: int
-    routed: frozenset[str] | None
-
-    @property
-    def queue(self) -> MessageQueue:
-        return MessageQueue(self.message.topic, self.message.broker, self.message.queue_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a message in a group's retry topic or on its way there. `is_past`: the group's
-    offset is beyond it; `due_ms`: until when it waits, None when it does not or is not known;
-    `held`: it is popped; `is_popped`: so was the message before."""
-
-    times: int
-    is_past: bool
-    due_ms: int | None = None
-    held: bodies.InFlightMessage | None = None
-    is_popped: bool = False

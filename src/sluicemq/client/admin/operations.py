@@ -10,9 +10,11 @@ from sluicemq.client.admin import (
     clients,
     definitions,
     explain,
+    filter_trials,
     letters,
     messages,
     servers,
+    subscriptions,
 )
 from sluicemq.client.admin import groups as group_talks
 from sluicemq.client.admin import replicas as replica_talks
@@ -69,7 +71,7 @@ class AdminOperations:
 
     lag: Final = operation(group_talks.lag)
     matching: Final = operation(group_talks.matching)
-    try_filter: Final = operation(explain.try_filter)
+    try_filter: Final = operation(filter_trials.try_filter)
 
     message_by_id: Final = operation(messages.message_by_id)
     messages_by_key: Final = operation(messages.messages_by_key)
@@ -84,7 +86,7 @@ class AdminOperations:
     trace: Final = operation(messages.trace)
     explain_message: Final = operation(explain.explain_message)
     explain_group: Final = operation(explain.explain_group)
-    subscriptions: Final = operation(explain.subscriptions)
+    subscriptions: Final = operation(subscriptions.subscriptions)
     dead_letters: Final = operation(letters.dead_letters)
 
     known_route: Final = operation(definitions.known_route)
