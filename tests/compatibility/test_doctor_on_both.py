@@ -55,7 +55,7 @@ async def test_doctor_finds_the_same_on_both(kind: str, cluster: Callable[[str],
         await mq.consumer(f"{group}-sql", take).subscribe(topic, where="price > 9").start()
         found = await becomes("filter-matches-nothing", names, group=f"{group}-sql")
         assert found.cause
-        assert "price > 9 is true of none" in found.cause.what
+        assert "price > 9 is true for none" in found.cause.what
         await becomes("wrong-type", names, topic=topic, type="fifo")
         later = await mq.send(topic, b"later", delay_level=18)
         await becomes("message-delayed", names, message_id=later.message_id)

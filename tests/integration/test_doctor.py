@@ -205,7 +205,7 @@ async def test_no_route_info_of_this_topic(mq: EmbeddedSluice, tmp_path: Path) -
     found = await examine(names, topic="ordres")
     assert found.cause
     assert found.cause.code == "topic-not-sent-to"
-    assert "Is orders meant?" in found.cause.what
+    assert "Did you mean orders?" in found.cause.what
     assert await cause(names, topic="orders", type="fifo") == "wrong-type"
     async with name_server(tmp_path) as empty:
         both = f"{names};127.0.0.1:{empty.port}"

@@ -27,13 +27,11 @@ from sluicemq.cli.output import (
 from sluicemq.cli.servers.serve import print_proxy_clients
 from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
+from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
 from sluicemq.client.admin.groups import (
-    EARLIEST_MS,
-    LATEST_MS,
     ConsumerClient,
     GroupContract,
     GroupReport,
-    OffsetChange,
     QueueLag,
 )
 from sluicemq.client.sync.admin import Admin

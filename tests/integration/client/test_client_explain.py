@@ -127,7 +127,7 @@ async def test_the_offset_is_past_the_message(mq: EmbeddedSluice) -> None:
     found = await explained(mq, message_id)
     assert (found.fate, codes(found)) == (Fate.CONSUMED, [Code.OFFSET_PAST])
     assert found.cause is not None
-    assert "no trace tells" in found.cause.what
+    assert "No trace shows" in found.cause.what
 
 
 async def test_a_retry_is_pending_and_ends_as_a_dead_letter(mq: EmbeddedSluice) -> None:
@@ -146,7 +146,7 @@ async def test_a_retry_is_pending_and_ends_as_a_dead_letter(mq: EmbeddedSluice) 
         assert codes(found) == [Code.RETRY_PENDING]
         assert found.times == 1
         assert found.cause is not None
-        assert "comes again in" in found.cause.what
+        assert "will be delivered in" in found.cause.what
 
 
 async def test_a_dead_letter(mq: EmbeddedSluice) -> None:

@@ -216,7 +216,7 @@ async def test_commands_show_the_stored_bytes_and_why(mq: EmbeddedSluice) -> Non
     assert why in await run("message", "query", "-t", "t", "-k", "k", *at, "--json")
     explained = await run("explain", "message", BAD_ID, "-t", "t", "-g", "g", *at)
     assert "body     The body of message BAD0 cannot be decoded" in explained
-    assert "body-undecodable: Its body cannot be decoded" in explained
+    assert "body-undecodable: The body of the message cannot be decoded" in explained
     listed = await run("explain", "message", BAD_ID, "-t", "t", *at, "--json")
     assert why in json.loads(listed)["message"]["body_error"]
 

@@ -184,7 +184,7 @@ def test_idle_members_are_named_with_the_reason():
 def test_masters_of_an_unknown_cluster_name_the_known_ones():
     info = ClusterInfo({data.broker: data for data in ROUTE.brokers}, {"c1": ("a", "b")})
     assert masters_of(info) == masters_of(info, "c1") == {"b": "b:1"}
-    with pytest.raises(ConfigurationError, match="knows: c1"):
+    with pytest.raises(ConfigurationError, match="Use one of: c1"):
         masters_of(info, "c2")
 
 

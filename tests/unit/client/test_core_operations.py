@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.client.admin.groups import OffsetChange
+from sluicemq.client.admin.group_offsets import OffsetChange
 from sluicemq.client.core.consuming import Counts
 from sluicemq.client.core.messages import prepare
 from sluicemq.client.core.replies import as_request, pushed_reply, reply_command

@@ -41,9 +41,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BrokerTrial:
-    """An expression tried on one broker: `report` is `filter.lab.Report` as a mapping, with the
-    match rate and each condition's selectivity. Samples name a queue and an offset; `messages` are
-    their properties by both. `stored`: messages in that time, of which `rows` were looked at."""
+    """The result of trying an expression on the messages of one broker.
+
+    `report` is a `filter.lab.Report` as a mapping, with the match rate and the selectivity of each
+    condition. `stored` is the number of messages in the range of time; the report covers `rows` of
+    them. The samples in the report name a queue id and an offset, and `messages` contains the
+    properties of these messages by (queue id, offset). `is_read_here` is True if the broker does
+    not try filters, so that its messages were read.
+    """
 
     broker: str
     stored: int
@@ -53,6 +58,7 @@ class BrokerTrial:
 
     @property
     def rows(self) -> int:
+        """The number of messages on which the expression was tried."""
         return int(self.report["rows"])
 
 
@@ -68,12 +74,17 @@ def try_filter(
     count_max: int | None = None,
     progress: Progress | None = None,
 ) -> Conversation[list[BrokerTrial]]:
-    """What an expression would do to messages stored from `begin_ms` to `end_ms`, by broker:
-    nothing is consumed. With `group` beside what that one wants now.
+    """Try an expression on messages stored from `begin_ms` to `end_ms`.
 
-    At most `count_max` messages are looked at, the newest of each queue; a RocketMQ broker's
-    are read here, and `progress(read, of)` is called. Raises FilterSyntaxError,
-    ConfigurationError, RouteNotFoundError.
+    Return one trial per broker.
+
+    None as a time means no limit. With `group`, the reports also contain the difference from the
+    group's present filter. At most `count_max` messages are tried, the newest of each queue; by
+    default `ROWS_MAX`, and `PULLED_MAX` on a RocketMQ broker. While messages of a RocketMQ broker
+    are read, `progress(read, total)` is called.
+
+    Raises FilterSyntaxError for an invalid expression, ConfigurationError if the filter of `group`
+    is unknown, RouteNotFoundError if the topic does not exist.
     """
     wanted = subscribe(topic, expression, kind)
     check_subscription(wanted)
@@ -96,24 +107,25 @@ def try_filter(
             continue
         against = None
         if group is not None:
-            asked = yield Call(address, requests.consumer_connections(group=group))
-            if asked.code == SUCCESS:
-                against = bodies.decode_consumer_connections(asked.body).subscriptions.get(topic)
+            connections = yield Call(address, requests.consumer_connections(group=group))
+            if connections.code == SUCCESS:
+                connected = bodies.decode_consumer_connections(connections.body)
+                against = connected.subscriptions.get(topic)
             if against is None:
                 raise ConfigurationError(
-                    f"what the group {group} wants of {topic} is not known: no member is online "
+                    f"the filter of the group {group} for {topic} is unknown: no member is online "
                     "there.",
                     fix=_NO_MEMBER_FIX,
                 )
         limit = count_max or PULLED_MAX
-        times = begin_ms or 0, end_ms
-        trial = _try_here(directory, broker, wanted, against, times, limit, progress)
+        time_range = begin_ms or 0, end_ms
+        trial = _try_here(directory, broker, wanted, against, time_range, limit, progress)
         found.append((yield from trial))
     return found
 
 
 def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
-    """The shares follow from the counts."""
+    """Add the shares that follow from the counts to a report, and return it."""
     report["match_rate"] = report["matched"] / report["rows"] if report["rows"] else 0.0
     for atom in report["atoms"]:
         count = sum(atom[name] for name in ("true", "false", "null", "error"))
@@ -126,28 +138,23 @@ def _try_here(
     broker: str,
     wanted: Subscription,
     against: Subscription | None,
-    times: tuple[int, int | None],
+    time_range: tuple[int, int | None],
     count_max: int,
     progress: Progress | None,
 ) -> Conversation[BrokerTrial]:
-    """Reads the messages from a broker that does not try filters."""
+    """Read the messages of a broker that does not try filters, and try the expression on them.
+
+    `against` is the present subscription of the group to compare with, None without a group.
+    `time_range` is (first, last) in milliseconds; None as the last time means no limit.
+    """
     try:
-        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
+        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - imports NumPy
     except ImportError:
         raise ConfigurationError(
-            "a trial on a RocketMQ broker is counted here, and NumPy is missing.",
+            "trying a filter on a RocketMQ broker requires NumPy, which is not installed.",
             fix=install_extra("server"),
         ) from None
-    ranges: list[tuple[MessageQueue, int, int]] = []
-    begin_ms, end_ms = times
-    for queue in (yield from queues(directory, wanted.topic)):
-        if queue.broker == broker:
-            low, high = yield from offsets(directory, queue)
-            if begin_ms:
-                low = yield from offset_by_time(directory, queue, begin_ms)
-            if end_ms is not None:
-                high = yield from offset_by_time(directory, queue, end_ms + 1)
-            ranges.append((queue, low, max(low, high)))
+    ranges = yield from _stored_ranges(directory, wanted.topic, broker, time_range)
     stored = sum(high - low for _, low, high in ranges)
     trial = Trial(wanted, against)
     messages: dict[tuple[int, int], Mapping[str, str]] = {}
@@ -158,19 +165,39 @@ def _try_here(
         rows, first = [message.properties for message in page], page[0]
         trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
         messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
-        report = trial.report()  # only what it shows is kept
+        report = trial.report()  # keep only the messages that it shows
         samples = [*report.samples, *(cause.sample for cause in report.causes)]
         if report.difference is not None:
             samples += [*report.difference.samples_here, *report.difference.samples_there]
-        places = {(int(str(sample.source)), sample.offset) for sample in samples}
-        messages = {place: messages[place] for place in places if place in messages}
+        keys = {(int(str(sample.source)), sample.offset) for sample in samples}
+        messages = {key: messages[key] for key in keys if key in messages}
         done += len(page)
         if progress is not None:
             progress(done, min(stored, count_max))
         return True
 
     for queue, start, high in ranges:
-        low = start if stored <= count_max else high - max((high - start) * count_max // stored, 1)
+        low = start
+        if stored > count_max:  # each queue gets its share of the limit
+            low = high - max((high - start) * count_max // stored, 1)
         yield from read_range(directory, queue, low, high, take)
     report = orjson.loads(orjson.dumps(trial.report(), default=str))
     return BrokerTrial(broker, stored, _with_shares(report), messages, is_read_here=True)
+
+
+def _stored_ranges(
+    directory: Directory, topic: str, broker: str, time_range: tuple[int, int | None]
+) -> Conversation[list[tuple[MessageQueue, int, int]]]:
+    """Return (queue, first offset, end offset) of a broker's queues in a range of time."""
+    begin_ms, end_ms = time_range
+    ranges = []
+    for queue in (yield from queues(directory, topic)):
+        if queue.broker != broker:
+            continue
+        low, high = yield from offsets(directory, queue)
+        if begin_ms:
+            low = yield from offset_by_time(directory, queue, begin_ms)
+        if end_ms is not None:
+            high = yield from offset_by_time(directory, queue, end_ms + 1)
+        ranges.append((queue, low, max(low, high)))
+    return ranges
