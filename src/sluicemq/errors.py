@@ -445,8 +445,8 @@ class MessageNotFoundError(ClientError):
     Then: nothing was changed.
     Fix: name its topic; it may be deleted already, or the id be of another cluster.
 
-        no message has the id 7F00 in orders. It may be deleted already, or the id is of another
-        cluster.
+        no message has the id 7F00 in orders. Check the id and the cluster. The message may have
+        been deleted.
     """
 
 

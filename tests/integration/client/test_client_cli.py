@@ -314,7 +314,7 @@ def test_what_cannot_be_found_is_said_with_its_cure(sluice):
     result = sluice("message", "query", "-t", "nowhere", "-k", "k")
     assert (result.exit_code, "nowhere" in result.stderr) == (1, True)
     result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "9", "--end", "8")
-    assert (result.exit_code, "Exchange them" in result.stderr) == (1, True)
+    assert (result.exit_code, "Exchange the two times" in result.stderr) == (1, True)
 
 
 def test_a_topic_of_strict_order_says_what_the_name_server_lacks(sluice, cluster):
