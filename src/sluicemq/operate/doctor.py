@@ -188,10 +188,10 @@ class Walk:
         return None
 
     def add_refusal(self, address: str, remark: str, what: str) -> None:
-        """Record that the server at `address` refused to tell `what`.
+        """Record that the server at `address` refused a request for `what`.
 
-        A refusal of a request that only administrators may send is no problem of a client: it is
-        recorded as unseen.
+        Clients do not need requests that only administrators may send. Their refusal is recorded in
+        `unseen`, not in `denied`.
         """
         if _ADMIN_ONLY in remark:
             self.unseen.append(f"{what}: {remark}.")
@@ -568,7 +568,7 @@ def _with_lag(broker: BrokerFacts, log_ends: dict[str, float]) -> BrokerFacts:
 
 
 def clock_ahead_ms(counters: dict[str, str], now_ms: int) -> int | None:
-    """Return by how much a broker's clock is ahead of ours, exact to half a second.
+    """Return by how much a broker's clock is ahead of this machine's, exact to half a second.
 
     The counters `bootTimestamp` and `runtime` are the time at which the broker opened its store,
     and for how long it has been open (spec/admin.md §3). Return None if the broker does not report

@@ -86,11 +86,11 @@ def try_filter(
     Raises FilterSyntaxError for an invalid expression, ConfigurationError if the filter of `group`
     is unknown, RouteNotFoundError if the topic does not exist.
     """
-    wanted = subscribe(topic, expression, kind)
-    check_subscription(wanted)
+    subscription = subscribe(topic, expression, kind)
+    check_subscription(subscription)
     found = []
     for broker, address in (yield from masters_of_topic(directory, topic)).items():
-        command = requests.try_filter(wanted, group, begin_ms, end_ms, count_max or ROWS_MAX)
+        command = requests.try_filter(subscription, group, begin_ms, end_ms, count_max or ROWS_MAX)
         answer = yield Call(address, command)
         if answer.code == SUBSCRIPTION_PARSE_FAILED:
             raise FilterSyntaxError(answer.remark or "")
@@ -119,7 +119,7 @@ def try_filter(
                 )
         limit = count_max or PULLED_MAX
         time_range = begin_ms or 0, end_ms
-        trial = _try_here(directory, broker, wanted, against, time_range, limit, progress)
+        trial = _try_here(directory, broker, subscription, against, time_range, limit, progress)
         found.append((yield from trial))
     return found
 
@@ -136,7 +136,7 @@ def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
 def _try_here(
     directory: Directory,
     broker: str,
-    wanted: Subscription,
+    subscription: Subscription,
     against: Subscription | None,
     time_range: tuple[int, int | None],
     count_max: int,
@@ -154,9 +154,9 @@ def _try_here(
             "trying a filter on a RocketMQ broker requires NumPy, which is not installed.",
             fix=install_extra("server"),
         ) from None
-    ranges = yield from _stored_ranges(directory, wanted.topic, broker, time_range)
+    ranges = yield from _stored_ranges(directory, subscription.topic, broker, time_range)
     stored = sum(high - low for _, low, high in ranges)
-    trial = Trial(wanted, against)
+    trial = Trial(subscription, against)
     messages: dict[tuple[int, int], Mapping[str, str]] = {}
     done = 0
 

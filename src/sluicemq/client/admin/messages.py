@@ -537,20 +537,20 @@ def trace(
     a message whose topic no trace contains. Raises MessageNotFoundError if there is no trace,
     RouteNotFoundError if the trace topic does not exist.
     """
-    wanted = message_id.strip()
-    traces = yield from _traces(directory, wanted, trace_topic)
+    known_id = message_id.strip()
+    traces = yield from _traces(directory, known_id, trace_topic)
     stored = None
     if not traces:
-        stored = yield from _stored(directory, wanted, None, anywhere)
-        if stored is not None and stored.message_id != wanted:
-            wanted = stored.message_id
-            traces = yield from _traces(directory, wanted, trace_topic)
-    records, unread = _records(traces, wanted, None)
+        stored = yield from _stored(directory, known_id, None, anywhere)
+        if stored is not None and stored.message_id != known_id:
+            known_id = stored.message_id
+            traces = yield from _traces(directory, known_id, trace_topic)
+    records, unread = _records(traces, known_id, None)
     if not any(isinstance(record, Published) for record in records):
-        stored = stored or (yield from _stored(directory, wanted, None, anywhere))
+        stored = stored or (yield from _stored(directory, known_id, None, anywhere))
         if stored is not None:
             late = yield from _batch_traces(directory, stored, trace_topic)
-            records += _records(late, wanted, stored.offset_message_id)[0]
+            records += _records(late, known_id, stored.offset_message_id)[0]
     if not records:
         where = f", though the message is in {stored.topic!r}" if stored is not None else ""
         raise MessageNotFoundError(
@@ -560,8 +560,8 @@ def trace(
         )
     if stored is None:
         topic = next((r.topic for r in records if isinstance(r, Published | Ended)), None)
-        stored = yield from _stored(directory, wanted, topic, anywhere)
-    found = timeline(wanted, records, stored, unread)
+        stored = yield from _stored(directory, known_id, topic, anywhere)
+    found = timeline(known_id, records, stored, unread)
     if stored is not None:
         known = {group.group for group in found.groups}
         found.groups.extend((yield from _untraced_groups(directory, stored, known)))

@@ -2,7 +2,7 @@
 
 Name servers know which replicas are registered. Each replica is asked for its state (900302), and
 the master's answer counts for its slaves. A RocketMQ broker does not support the request and is
-reported with what the routes say. A replica that is in the in-sync set, but that nobody can reach,
+reported with what the routes contain. A replica that is in the in-sync set, but cannot be reached,
 has the role "gone".
 """
 
@@ -45,8 +45,8 @@ def replicas(directory: Directory) -> Conversation[list[Status]]:
                 row |= {"role": GONE, "state": f"unreachable: {error.fact}"}
             else:
                 if answer.code == SUCCESS:
-                    row["said"] = said = fastjson.loads(answer.body)
-                    row |= {name: said.get(name) for name in REPORTED_FIELDS}
+                    row["said"] = status = fastjson.loads(answer.body)
+                    row |= {name: status.get(name) for name in REPORTED_FIELDS}
             rows.append(row)
         found += sorted(_completed(rows), key=lambda row: (row["role"] != MASTER, row["id"]))
     return found
@@ -74,10 +74,10 @@ def _completed(rows: list[Status]) -> list[Status]:
     several replicas think that they are master, and any replica if none does. Replicas of the
     in-sync set that are not registered are added as gone.
     """
-    ours = [row for row in rows if row["said"]]
-    if not ours:
+    answered = [row for row in rows if row["said"]]
+    if not answered:
         return rows
-    master = max(ours, key=lambda row: (row["role"] == MASTER, row["epoch"] or 0))
+    master = max(answered, key=lambda row: (row["role"] == MASTER, row["epoch"] or 0))
     in_sync = master["said"].get("inSync")
     slaves = {one["id"]: one for one in master["said"].get("slaves", ()) if one.get("id")}
     for row in rows:
@@ -98,18 +98,18 @@ def _broker_of(rows: list[Status], broker: str | None) -> tuple[str, list[Status
     `broker` may be None if there is only one. Raises ConfigurationError if it does not exist, or if
     there are several brokers and none is named.
     """
-    ours: dict[str, list[Status]] = {}
+    by_broker: dict[str, list[Status]] = {}
     for row in rows:
-        ours.setdefault(row["broker"], []).append(row)
-    if broker is None and len(ours) == 1:
-        broker = next(iter(ours))
-    if broker is None or broker not in ours:
+        by_broker.setdefault(row["broker"], []).append(row)
+    if broker is None and len(by_broker) == 1:
+        broker = next(iter(by_broker))
+    if broker is None or broker not in by_broker:
         what = f"the broker {broker!r} does not exist"
         if broker is None:
             what = "there are several brokers"
-        names = ", ".join(ours) or "none"
+        names = ", ".join(by_broker) or "none"
         raise ConfigurationError(f"{what}.", fix=f"Name one of them with --broker: {names}.")
-    return broker, ours[broker]
+    return broker, by_broker[broker]
 
 
 def switch_master(
@@ -144,10 +144,10 @@ def elect_master(
     name, rows = _broker_of((yield from replicas(directory)), broker)
     chosen = next((row for row in rows if row["id"] == broker_id and row["said"]), None)
     if chosen is None:
-        living = ", ".join(str(row["id"]) for row in rows if row["said"])
+        responding = ", ".join(str(row["id"]) for row in rows if row["said"])
         raise ConfigurationError(
             f"broker {name} has no replica {broker_id} that responds.",
-            fix=f"Use one of: {living or 'none'}.",
+            fix=f"Use one of: {responding or 'none'}.",
         )
     expect_success((yield Call(chosen["address"], requests.elect_master())), chosen["address"])
     return chosen

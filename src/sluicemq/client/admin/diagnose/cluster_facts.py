@@ -90,7 +90,7 @@ class BrokerFacts(ServerFacts):
     broker answered to GET_BROKER_RUNTIME_INFO (28) and GET_BROKER_CONFIG (26). `topic` is its
     configuration of the topic. `lag_bytes` is how far its log is behind that of its master.
     `vip_reach` is what was found at its VIP port, two below its port. `clock_ahead_ms` is by how
-    much its clock is ahead of ours.
+    much its clock is ahead of this machine's.
 
     `replica` contains the broker's row of `Admin.replicas` (inSync, role, state) and what it
     reports itself: inSyncSize, and for a slave isLinked and master.

@@ -151,7 +151,7 @@ class Finding:
 
     @property
     def is_note(self) -> bool:
-        """Whether the finding tells an operator something without anything being wrong."""
+        """Whether nothing is wrong, but an operator should know the fact."""
         return self.severity is Severity.NOTE
 
     @property

@@ -32,12 +32,13 @@ _NAME_SERVERS = "PROP_NAMESERVER_ADDR"
 class MemberFacts:
     """A member of a consumer group that is online.
 
-    `subscriptions` by topic and `queues` are what the member itself reported (GET_CONSUMER_RUNNING_
-    INFO (307)). Both are None if it did not answer. `queues` is also None for a member that may
-    read any queue: a client of a proxy, or a member of a group that pops.
+    `info` is what the member itself reported in response to GET_CONSUMER_RUNNING_INFO (307).
+    `subscriptions` by topic and `queues` are parts of it. All three are None if the member did not
+    answer. `queues` is also None for a member that may read any queue: a client of a proxy, or a
+    member of a group that pops.
 
     `is_mute` is True if the request to the member timed out. `clock_ahead_ms` is by how much its
-    clock is ahead of ours, at least.
+    clock is ahead of this machine's, at least.
     """
 
     client_id: str
@@ -99,8 +100,8 @@ class GroupFacts:
 
     `config` is None if no broker knows the group. `subscriptions` by topic is the brokers' view: a
     broker keeps one subscription per group and topic, that of the newest heartbeat.
-    `readable_brokers` contains, by topic, the brokers from which clients can read it, None for a
-    topic without a route.
+    `readable_brokers` contains, by topic, the brokers from which clients can read the topic, None
+    for a topic without a route.
     """
 
     name: str

@@ -267,7 +267,8 @@ def _without_master(facts: ClusterFacts) -> Iterator[Values]:
 def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the clocks that are wrong.
 
-    If the clocks of several brokers, and of all, differ from ours by the same time, ours is wrong.
+    If there are several brokers, and the clocks of all differ from this machine's by the same time,
+    the clock of this machine is wrong.
     """
     ahead = [broker.clock_ahead_ms for broker in facts.brokers if broker.clock_ahead_ms is not None]
     wrong = [ms for ms in ahead if abs(ms) > SKEW_MS]
