@@ -7,7 +7,7 @@ group, which a broker creates when the first member of the group connects.
 from collections.abc import Mapping
 from typing import Any
 
-from sluicemq.client.admin.definitions import known_route
+from sluicemq.client.admin.definitions import current_route
 from sluicemq.client.admin.topics import ask_each
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
@@ -25,14 +25,14 @@ def group_route(
     """Return broker name -> address of the brokers that have the retry topic of a group.
 
     If the group has no retry topic, return the brokers of `topic`. Raises TopicNotFoundError if
-    there is no route of either.
+    neither topic has a route.
     """
     try:
-        route = yield from known_route(directory, RETRY_PREFIX + group)
+        route = yield from current_route(directory, RETRY_PREFIX + group)
     except TopicNotFoundError:
         if topic is None:
             raise
-        route = yield from known_route(directory, topic)
+        route = yield from current_route(directory, topic)
     return read_addresses(route)
 
 
@@ -42,7 +42,7 @@ def group_connections(
     """Return the members of a group and its subscriptions, as one broker reports them.
 
     `address` is that of the broker; None means any broker of the group's route. Raises
-    TopicNotFoundError if there is no route, RequestError with the code 206 if the group has no
+    TopicNotFoundError if the group has no route, RequestError with the code 206 if the group has no
     members.
     """
     if address is None:
@@ -58,7 +58,7 @@ def producer_connections(
 
     Raises RequestError if there are none.
     """
-    addresses = read_addresses((yield from known_route(directory, topic)))
+    addresses = read_addresses((yield from current_route(directory, topic)))
     address = next(iter(addresses.values()))
     answer = yield from directory.ask(address, requests.producer_connections(group=group))
     return bodies.decode_producer_connections(answer.body)
@@ -69,7 +69,7 @@ def consume_stats(
 ) -> Conversation[bodies.ConsumeStats]:
     """Return the progress and the rate of a group, over all brokers of its route.
 
-    Raises TopicNotFoundError if there is no route.
+    Raises TopicNotFoundError if the group has no route.
     """
     brokers = yield from group_route(directory, group, topic)
     command = requests.consume_stats(group=group, topic=topic)
@@ -82,7 +82,7 @@ def consume_stats(
     return bodies.ConsumeStats(dict(sorted(queues.items())), rate)
 
 
-def move_group(
+def request_offset_reset(
     directory: Directory,
     group: str,
     topic: str,
@@ -93,14 +93,15 @@ def move_group(
 
     With `place`, which is (address, queue id, offset), only that queue of one broker is reset.
     Otherwise every broker of the topic is asked. A broker that leaves the reset to its consumers
-    does not report offsets while none of them is online. Raises RequestError.
+    does not report offsets while none of them is online. `group_offsets.reset_offsets` commits the
+    offsets in this case. Raises RequestError.
     """
     if place is not None:
         address, queue_id, offset = place
         command = requests.reset_offsets(group, topic, time_ms, queue_id, offset)
         answer = yield from directory.ask(address, command)
         return bodies.decode_queue_offsets(answer.body)
-    brokers = read_addresses((yield from known_route(directory, topic)))
+    brokers = read_addresses((yield from current_route(directory, topic)))
     command = requests.reset_offsets(group, topic, time_ms)
     absent = {int(ResponseCode.CONSUMER_NOT_ONLINE)}
     found: dict[MessageQueue, int] = {}
@@ -109,7 +110,7 @@ def move_group(
     return found
 
 
-def consume_stats_of(
+def consume_stats_at(
     directory: Directory, address: str, *, is_ordered: bool = False
 ) -> Conversation[list[tuple[str, MessageQueue, bodies.QueueProgress]]]:
     """Return (group, queue, progress) of every group at one broker.
@@ -139,7 +140,7 @@ def producers(
     return found
 
 
-def offset_at(
+def offset_by_time_at(
     directory: Directory, address: str, topic: str, queue_id: int, time_ms: int
 ) -> Conversation[int]:
     """Return the first offset of a queue whose message was stored at `time_ms` or later."""

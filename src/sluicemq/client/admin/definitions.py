@@ -12,7 +12,7 @@ from sluicemq.model.topic import GroupConfig, TopicConfig, TopicRoute
 from sluicemq.wire import bodies, tables
 
 
-def known_route(directory: Directory, topic: str) -> Conversation[TopicRoute]:
+def current_route(directory: Directory, topic: str) -> Conversation[TopicRoute]:
     """Return the route of a topic that a name server has now.
 
     Raises TopicNotFoundError with the name server's own remark if it has none.

@@ -168,7 +168,7 @@ def message_by_id(
     """Return the message with an id that its producer or its broker made.
 
     Without `topic`, an id of a producer is searched in all topics of all brokers, unless `anywhere`
-    is False: a server that asks on behalf of others should not send so many requests. Raises
+    is False: a server that asks on behalf of others should not send that many requests. Raises
     MessageNotFoundError.
     """
     text = message_id.strip()
@@ -534,7 +534,7 @@ def trace(
     """Return what happened to a message, as far as clients have traced it.
 
     The id may be that of the producer or of the broker. `anywhere` is that of `message_by_id`, for
-    a message whose topic no trace contains. Raises MessageNotFoundError if there is no trace,
+    a message whose topic no trace contains. Raises MessageNotFoundError if no trace exists,
     RouteNotFoundError if the trace topic does not exist.
     """
     known_id = message_id.strip()

@@ -46,31 +46,35 @@ def change_name_server_settings(
     yield from directory.ask(address, requests.change_settings(changes, of_name_server=True))
 
 
-def put_value(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
-    """Store a value under a namespace and key at every name server."""
+def put_kv_config(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
+    """Set a value of the name servers' key-value configuration, at every name server."""
     for server in directory.name_servers:
         yield from directory.ask(server, requests.put_kv(namespace=namespace, key=key, value=value))
 
 
-def value(directory: Directory, namespace: str, key: str) -> Conversation[str]:
-    """Return a value that a name server stores. Raises RequestError if there is none."""
+def kv_config(directory: Directory, namespace: str, key: str) -> Conversation[str]:
+    """Return a value of the key-value configuration, as one name server has it.
+
+    Raises RequestError if there is none.
+    """
     answer = yield from directory.ask(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
     return (answer.fields or {}).get("value", "")
 
 
-def delete_value(directory: Directory, namespace: str, key: str) -> Conversation[None]:
-    """Delete a value at every name server."""
+def delete_kv_config(directory: Directory, namespace: str, key: str) -> Conversation[None]:
+    """Delete a value of the name servers' key-value configuration."""
     for server in directory.name_servers:
         yield from directory.ask(server, requests.delete_kv(namespace=namespace, key=key))
 
 
-def allow_writing(
+def set_write_permission(
     directory: Directory, server: str, broker: str, *, allowed: bool
 ) -> Conversation[int]:
-    """Set whether producers may send to a broker, at one name server. Return the number of topics.
+    """Allow or forbid producers to send to a broker, at one name server.
 
-    A broker to which sends are not allowed (wipeWritePerm) keeps this state until it is restarted
-    or allowed again.
+    Return the number of topics.
+
+    A forbidden broker (wipeWritePerm) stays forbidden until it is restarted or allowed again.
     """
     if allowed:
         answer = yield from directory.ask(server, requests.add_write_permission(broker=broker))
@@ -95,7 +99,7 @@ def replication_status(directory: Directory, address: str) -> Conversation[dict[
     return found
 
 
-def reset_flushed(directory: Directory, address: str, offset: int) -> Conversation[None]:
+def reset_flushed_position(directory: Directory, address: str, offset: int) -> Conversation[None]:
     """Tell a slave up to which position of the log its master is flushed."""
     yield from directory.ask(address, requests.reset_flushed(offset=offset))
 
@@ -108,7 +112,7 @@ def roll_back_pops(directory: Directory, address: str) -> Conversation[None]:
     yield from directory.ask(address, requests.roll_back_pops())
 
 
-def counted_at(
+def statistic_at(
     directory: Directory, address: str, name: str, key: str
 ) -> Conversation[tuple[float, int]]:
     """Return a statistic of a broker as (count per second, count of one day).
@@ -124,13 +128,13 @@ def counted_at(
     return found["statsMinute"]["tps"], next(filter(None, sums), 0)
 
 
-def counted(
+def statistic(
     directory: Directory, name: str, key: str, topic: str
 ) -> Conversation[tuple[float, int]]:
-    """Return the sum of `counted_at` over all masters of a topic."""
+    """Return the sum of `statistic_at` over all masters of a topic."""
     rate, count = 0.0, 0
     for address in (yield from masters_of_topic(directory, topic)).values():
-        own_rate, own_count = yield from counted_at(directory, address, name, key)
+        own_rate, own_count = yield from statistic_at(directory, address, name, key)
         rate, count = rate + own_rate, count + own_count
     return rate, count
 

@@ -15,7 +15,7 @@ def explain_record(finding: Finding) -> dict[str, str]:
 
 
 def doctor_record(finding: Finding) -> dict[str, str]:
-    """Return a finding as `sluice doctor --json` prints it: code, what, cure."""
+    """Return a finding as `sluice doctor --json` prints it: code, what, "cure"."""
     return {"code": finding.code, "what": finding.what, "cure": finding.fix}
 
 
