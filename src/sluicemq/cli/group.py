@@ -28,10 +28,10 @@ from sluicemq.cli.servers.serve import print_proxy_clients
 from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
 from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.admin.group_report import GroupReport
 from sluicemq.client.admin.groups import (
     ConsumerClient,
     GroupContract,
-    GroupReport,
     QueueLag,
 )
 from sluicemq.client.sync.admin import Admin

@@ -184,7 +184,7 @@ def test_a_group_is_shown_with_its_members_and_lag(sluice, cluster):
     assert "3 members share 2 queues" in text
     assert report["lag"] == 10
     assert "3 members (1 idle), 10 messages behind" in text
-    assert "No member is online" in sluice("group", "show", "g").output
+    assert "No member of g is online" in sluice("group", "show", "g").output
     assert records(sluice("group", "create", "h", "--json")) == [
         {"group": "h", "brokers": ["broker-a"]}
     ]

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluicemq.client.admin.groups import QueueProgress, group_report
+from sluicemq.client.admin.group_report import group_report
+from sluicemq.client.admin.groups import QueueProgress
 from sluicemq.client.admin.topics import masters_of
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
@@ -176,7 +177,7 @@ def test_idle_members_are_named_with_the_reason():
     assert "3 members share 2 queues" in report.members[2].idle_because
     assert "stop 1 members" in report.members[2].idle_because
     assert report.lag == 7
-    assert "No member is online" in group_report("g", [], [], {}).notes[0]
+    assert "No member of g is online" in group_report("g", [], [], {}).notes[0]
     assert "used by two members" in group_report("g", ["m", "m"], [], {"t": queues(2)}).notes[0]
     assert "no offsets yet" in group_report("g", ["m"], [], {}).members[0].idle_because
 

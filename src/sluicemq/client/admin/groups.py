@@ -4,7 +4,7 @@ A SluiceMQ broker counts how many messages match the filters of a group (900131)
 does not know it: its lag includes messages that the filters will drop.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from sluicemq.client.admin.topics import (
     ask_each,
     ask_masters,
     masters,
-    queues,
 )
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
@@ -33,10 +32,8 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     CONTRACT,
     CONTRACTS,
-    RETRY_PREFIX,
     GroupConfig,
     MessageQueue,
-    allocate_average,
 )
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
@@ -261,91 +258,7 @@ def progress_at(
     return [found[queue] for queue in sorted(found)]
 
 
-@dataclass(frozen=True, slots=True)
-class MemberShare:
-    """The queues that a member of a group reads by the average allocation of clients.
-
-    `idle_because` says why the member has no queue, "" if it has one.
-    """
-
-    client_id: str
-    queues: tuple[MessageQueue, ...]
-    idle_because: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReport:
-    """The members and the progress of a group at one moment, with notes about what looks wrong."""
-
-    name: str
-    members: tuple[MemberShare, ...]
-    progress: tuple[QueueProgress, ...]
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def lag(self) -> int:
-        """The number of messages that the group has not consumed."""
-        return sum(item.lag for item in self.progress)
-
-
-def group(directory: Directory, name: str) -> Conversation[GroupReport]:
-    """Return the members of a group with their queues, why some are idle, and the lag per queue.
-
-    Raises ConfigurationError if no broker knows the group.
-    """
-    reached = yield from progress(directory, name)
-    online = yield from members(directory, name)
-    if not reached and not online and name not in (known := (yield from groups(directory))):
-        raise unknown_group(name, known)
-    own: dict[str, list[MessageQueue]] = {}
-    for topic in sorted({item.queue.topic for item in reached}):
-        if not topic.startswith(RETRY_PREFIX):
-            own[topic] = yield from queues(directory, topic)
-    return group_report(name, online, reached, own)
-
-
-def group_report(
-    name: str,
-    members: Sequence[str],
-    progress: Sequence[QueueProgress],
-    queues: Mapping[str, Sequence[MessageQueue]],
-) -> GroupReport:
-    """Return the report on a group, with the queues that each member gets by average allocation.
-
-    `queues` contains the queues of each topic that the group reads.
-    """
-    notes = []
-    if not members:
-        notes.append(
-            "No member is online. Either no consumer is running, or the brokers refused it (its "
-            "log has the reason), or it is connected to other brokers."
-        )
-    missing = [topic for topic, own in queues.items() if not own]
-    notes.extend(f"The topic {topic} has no readable queue." for topic in missing)
-    duplicates = {member for member in members if list(members).count(member) > 1}
-    notes.extend(
-        f"The client id {member} is used by two members, which then read the same queues."
-        for member in sorted(duplicates)
-    )
-    count = max((len(topic_queues) for topic_queues in queues.values()), default=0)
-    if not queues:
-        why = "the group has no offsets yet, so the brokers do not know its topics"
-    elif count < len(members):
-        why = (
-            f"{len(members)} members share {count} queues, and a queue has one reader: "
-            f"give the topic {len(members)} queues, or stop {len(members) - count} members"
-        )
-    else:
-        why = "no queue of its topics is readable"
-    shares = []
-    for member in sorted(members):
-        shared = (allocate_average(member, own, members) for own in queues.values())
-        own_queues = tuple(queue for some in shared for queue in some)
-        shares.append(MemberShare(member, own_queues, "" if own_queues else why))
-    return GroupReport(name, tuple(shares), tuple(progress), tuple(notes))
-
-
-# ------------------------------------------------------------------- what is before a group
+# -------------------------------------------------------------------------------------- lag
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from sluicemq.client.admin import (
     explain,
     filter_trials,
     group_offsets,
+    group_report,
     messages,
     servers,
 )
@@ -62,7 +63,7 @@ class AdminOperations:
     change_contract: Final = operation(group_operations.change_contract)
     members: Final = operation(group_operations.members)
     progress: Final = operation(group_operations.progress)
-    group: Final = operation(group_operations.group)
+    group: Final = operation(group_report.group)
     consumers: Final = operation(group_operations.consumers)
     running_info: Final = operation(group_operations.running_info)
     consume_directly: Final = operation(group_operations.consume_directly)
