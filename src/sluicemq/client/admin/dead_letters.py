@@ -522,5 +522,20 @@ def _as_filters_see_it(row: Mapping[str, Any]) -> StoredMessage:
     named = {TAGS: row["tags"], KEYS: row["keys"], UNIQ_KEY: row["new_id"], "WAIT": "true"}
     properties = {**row["properties"], **{name: text for name, text in named.items() if text}}
     return StoredMessage(
-        row["read_as"], 0, 0, 0, 0, b"", properties, 0, 0, 0, _NO_HOST, 0, _NO_HOST, 0, 0, 0
+        topic=row["read_as"],
+        queue_id=0,
+        queue_offset=0,
+        physical_offset=0,
+        size_bytes=0,
+        raw_body=b"",
+        properties=properties,
+        flag=0,
+        sys_flag=0,
+        born_time_ms=0,
+        born_host=_NO_HOST,
+        store_time_ms=0,
+        store_host=_NO_HOST,
+        reconsume_times=0,
+        prepared_offset=0,
+        body_crc=0,
     )

@@ -130,11 +130,11 @@ def contract(directory: Directory, group: str) -> Conversation[list[GroupContrac
             GroupContract(
                 broker,
                 known["contract"],
-                tuple(known["lanes"]),
-                known["refused"],
-                known["unmatched"],
-                tuple(known.get("forgotten", ())),
-                {topic: (kind, text) for topic, kind, text in known.get("pops", ())},
+                lanes=tuple(known["lanes"]),
+                refused=known["refused"],
+                unmatched=known["unmatched"],
+                forgotten=tuple(known.get("forgotten", ())),
+                pops={topic: (kind, text) for topic, kind, text in known.get("pops", ())},
             )
         )
     return found

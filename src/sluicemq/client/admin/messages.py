@@ -507,12 +507,22 @@ def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, F
         case Published() as r:
             detail = f"{r.kind.name.lower()}, {r.body_length} bytes"
             result = "success" if r.success else "failed"
-            return Step(r.time_ms, "send", r.group, result, r.cost_ms, None, r.store_host, detail)
+            return Step(
+                r.time_ms,
+                "send",
+                r.group,
+                result,
+                cost_ms=r.cost_ms,
+                place=r.store_host,
+                detail=detail,
+            )
         case Taken() as r:
             end = ends.get(r.request_id)
             outcome = end.outcome.name.lower() if end is not None else None
             cost_ms = end.cost_ms if end is not None else None
-            return Step(r.time_ms, "deliver", r.group, outcome, cost_ms, r.retry_times)
+            return Step(
+                r.time_ms, "deliver", r.group, outcome, cost_ms=cost_ms, round=r.retry_times
+            )
         case Ended() as r:
             why = "after a check" if r.from_check else None
             state = (r.state or "").lower()

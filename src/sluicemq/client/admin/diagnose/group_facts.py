@@ -180,7 +180,10 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupTopicFacts:
-    """A consumer group in one of its topics."""
+    """A consumer group in one of its topics.
+
+    `has_lanes` is True if its members subscribe the topic in lanes.
+    """
 
     group: GroupFacts
     topic: str
