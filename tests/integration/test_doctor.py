@@ -21,6 +21,7 @@ from certificates import Authority
 from histories.namespaces import available, run
 from sluicemq import Message, SendStatus
 from sluicemq.cli import main
+from sluicemq.client.admin.diagnose import server_rules
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import fields_of, request
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
@@ -31,7 +32,6 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.nameserver.routes import all_at_once
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.tls import Tls
-from sluicemq.operate import causes
 from sluicemq.operate.doctor import Diagnosis, diagnose
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -368,7 +368,7 @@ async def test_what_is_wrong_with_replicas(monkeypatch: pytest.MonkeyPatch) -> N
         await becomes_healthy(names, topic="T", group="G")
         await servers.start_broker("slave", haMasterAddress="127.0.0.1:1", **SLAVE)
         await becomes("replica-cut-off", names, topic="T", group="G")
-        monkeypatch.setattr(causes, "BEHIND_BYTES", 1 << 20)
+        monkeypatch.setattr(server_rules, "LAG_BYTES", 1 << 20)
         await mq.send("T", os.urandom(2 << 20))
         found = await examine(names, topic="T", group="G")
         assert found.cause
