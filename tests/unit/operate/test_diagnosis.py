@@ -25,7 +25,13 @@ from sluicemq.client.admin.diagnose.findings import (
     Severity,
 )
 from sluicemq.client.admin.diagnose.group_facts import FilterFacts, GroupFacts, MemberFacts
-from sluicemq.client.admin.diagnose.table import CLUSTER_RULES, EXPLAIN_RULES, diagnose_cluster
+from sluicemq.client.admin.diagnose.records import doctor_record, explain_record, group_record
+from sluicemq.client.admin.diagnose.table import (
+    CLUSTER_RULES,
+    EXPLAIN_RULES,
+    RULES,
+    diagnose_cluster,
+)
 from sluicemq.client.admin.groups import GroupContract, QueueLag, QueueProgress
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
@@ -392,3 +398,27 @@ def test_the_page_has_the_table() -> None:
         (code, " (note)" if severity is Severity.NOTE else "", fix)
         for code, (severity, fix) in sorted(expected.items(), key=lambda row: [*Code].index(row[0]))
     ]
+
+
+def test_every_code_has_a_rule_and_one_severity() -> None:
+    severities: dict[Code, set[Severity]] = {}
+    for rule in RULES:
+        severities.setdefault(rule.code, set()).add(rule.severity)
+    assert set(severities) == set(Code)
+    assert all(len(found) == 1 for found in severities.values())
+
+
+def test_the_rules_of_a_cluster_are_in_the_order_of_their_codes() -> None:
+    codes = [rule.code for rule in CLUSTER_RULES]
+    assert codes == [code for code in Code if code in codes]
+
+
+def test_records_have_the_keys_that_scripts_read() -> None:
+    finding = Finding(Code.NO_MEMBER, "That is so.", "Do this.")
+    plain = {"code": "no-member", "what": "That is so."}
+    assert explain_record(finding) == plain | {"instead": "Do this."}
+    assert doctor_record(finding) == plain | {"cure": "Do this."}
+    explained = GroupExplained("G", (finding,), 4, None)
+    assert group_record(explained) == {
+        "group": "G", "findings": [explain_record(finding)], "lag": 4, "matching": None,
+    }  # fmt: skip
