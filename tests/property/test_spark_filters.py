@@ -27,7 +27,7 @@ from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92
 from sluicemq.spark.filters import FilterPushdown, build_subscription
 from sluicemq.spark.schema import Column
-from sluicemq.spark.sources.reader import convert_property_column
+from sluicemq.spark.sources.conversion import convert_property_column
 
 KINDS = ("string", "int", "bigint", "double", "boolean")
 COLUMNS = [Column(f"c_{kind}", f"p_{kind}", kind) for kind in KINDS]

@@ -156,7 +156,9 @@ def test_values_that_are_not_of_their_type_are_counted(caplog: pytest.LogCapture
 
 
 def test_values_that_are_not_of_their_type_may_be_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="'n' has the value '0', which is not a valid boolean"):
+    with pytest.raises(
+        ConfigurationError, match="'n' has the value '0', which is not a valid boolean"
+    ):
         list(reader.read_range(plan("prop:n:boolean", fail_on_bad_property=True), partition(0, 3)))
 
 

@@ -15,7 +15,7 @@ from sluicemq.spark.schema import (
     resolve_schema,
     to_spark_schema,
 )
-from sluicemq.spark.sources.reader import ARROW_TYPES
+from sluicemq.spark.sources.conversion import ARROW_TYPES
 
 
 def test_the_whole_schema_is_exactly_what_the_decoder_makes() -> None:

@@ -204,7 +204,9 @@ def test_a_broker_that_is_away_keeps_its_offsets(make: Any) -> None:
 
 def test_retention_that_passed_the_stream_is_an_error(make: Any, cluster: FakeAdmin) -> None:
     cluster.bounds[A0] = (40, 100)
-    with pytest.raises(OffsetOutOfRangeError, match=r"retention deleted unread messages: a:0.*30 messages are gone"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"retention deleted unread messages: a:0.*30 messages are gone"
+    ):
         make().partitions(point(a0=10, a1=50), point(a0=100, a1=50))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import double_of, integer_of, long_of
-from sluicemq.spark.sources.reader import ARROW_TYPES, convert_property_column
+from sluicemq.spark.sources.conversion import ARROW_TYPES, convert_property_column
 
 NUMBERS = st.one_of(
     st.integers(-(2**65), 2**65).map(str),
