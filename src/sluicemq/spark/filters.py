@@ -164,7 +164,7 @@ class PushedFilters:
 class FilterPushdown:
     """Decides which predicates of one read are pushed, and collects them in `pushed`.
 
-    `columns` are those of the reader. `selectors_allowed` is False if the brokers do not evaluate
+    `columns` are the reader's columns. `selectors_allowed` is False if the brokers do not evaluate
     SQL92, or the user forbids it.
     """
 
@@ -304,7 +304,7 @@ def _to_sql92(
 ) -> str | None:
     """Return the SQL92 condition that is true exactly when the predicate is, or None.
 
-    `name` and `type_name` are those of the property, `predicate` is the name of Spark's class.
+    `name` and `type_name` describe the property, `predicate` is the name of Spark's class.
     """
     if predicate in NULL_CHECKS:
         if type_name != "string" or negated:
@@ -320,7 +320,7 @@ def _to_sql92(
 
 
 def _in_condition(name: str, type_name: str, values: Sequence[Any], *, negated: bool) -> str | None:
-    """Return the SQL92 condition for [NOT] IN, or None if there is no exact one."""
+    """Return the SQL92 condition for [NOT] IN, or None if none is exact."""
     operator = "<>" if negated else "="
     texts = [_sql92_literal(type_name, value, operator) for value in values]
     literals = [text for text in texts if text is not None]
@@ -347,8 +347,8 @@ def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
             text = None if has_surrogate(literal) else "'" + literal.replace("'", "''") + "'"
         case "int" if is_whole and abs(literal) <= _INTEGER_MAX:
             # The literal is an Integer, so the broker reads the property by Integer.valueOf, as the
-            # column is. -2^31 is excluded: it is no literal, but a minus sign and 2147483648, which
-            # is a Long.
+            # column is. -2^31 is excluded: it is not a literal, but a minus sign and 2147483648,
+            # which is a Long.
             text = str(literal)
         case "bigint" if is_whole and abs(literal) < 1 << 63:
             # The literal must be a Long. `x > 5` would make the broker use Integer.valueOf, which
@@ -414,7 +414,7 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
     """Return one SQL92 selector for Spark's predicates, and the predicates that it does not cover.
 
     `filters` are objects of `pyspark.sql.datasource` (`EqualTo` …) about `columns`. The selector is
-    None if there is no condition at all, and `FALSE` if nothing can match. `selectors.column` is
+    None if there are no conditions, and `FALSE` if nothing can match. `selectors.column` is
     the opposite direction.
     """
     selectable = [one for one in columns if one.property_name or one.name in ("tags", "keys")]

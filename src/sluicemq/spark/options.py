@@ -401,8 +401,8 @@ STORE_ONLY_OPTIONS: Final[tuple[Option, ...]] = (
            "The broker name for the column `broker` and for the JSON of `startingOffsets` and "
            "`endingOffsets`. Default: the name of the directory."),
     Option("checkBodies", parse_boolean, False, _READ,
-           "Compare every body with its checksum (about 2 µs per message). The header of a record is "
-           "always checked."),
+           "Compare every body with its checksum (about 2 µs per message). The header of a record "
+           "is always checked."),
 )  # fmt: skip
 """The options that only `rocketmq_store` has."""
 STORE_OPTIONS: Final[tuple[Option, ...]] = (

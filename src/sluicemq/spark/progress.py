@@ -54,8 +54,8 @@ class StreamProgress:
     def remaining_s(self) -> float:
         """Return the seconds until the lag is read at the speed of this micro-batch.
 
-        The speed includes filtered offsets. Return 0 if there is no lag, or if the lag or the speed
-        is unknown.
+        The speed includes filtered offsets. Return 0 if the lag is 0, or if the lag or the speed is
+        unknown.
         """
         if not self.lag or not self.rows_per_second:
             return 0.0

@@ -64,7 +64,7 @@ def load_where(
     """Return the messages for which `condition`, Spark SQL on the columns, is true.
 
     The broker evaluates the parts of the condition that it can evaluate exactly. `format` and
-    `options` are those of the source.
+    `options` are the source's options.
 
     A session of Spark Connect does not show how Spark reads the condition. There Spark evaluates
     all of it, and a warning says that every message is read.
@@ -129,7 +129,7 @@ def iterate_nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[A
     """Yield (node, conditions) for each node of a plan of the JVM and of its subqueries.
 
     The conditions are the conjuncts of the filter directly above the node. The argument
-    `conditions` are those of the plan's root.
+    `conditions` belong to the plan's root.
     """
     yield plan, conditions
     for subquery in scala_elements(plan.subqueries()):
@@ -218,7 +218,7 @@ def replace_unknown_tables(
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
 
     # pyspark logs every error of an analysis with its stack before it raises the error. Its logger
-    # must be created by PySparkLogger: one that `logging` creates fails on pyspark's arguments.
+    # must be created by PySparkLogger: a logger that `logging` creates fails on its arguments.
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was_disabled = logger.disabled
     for _ in range(REFERENCES_MAX + 1):

@@ -25,7 +25,7 @@ _SOURCES: Final = {source.name(): source for source in (RocketSource, StoreSourc
 
 
 class PushdownReport(NamedTuple):
-    """The predicates in a DataFrame's plan, as texts: those of the broker and those of Spark."""
+    """The predicates in a DataFrame's plan, as texts, by the side that evaluates them."""
 
     broker: tuple[str, ...]
     spark: tuple[str, ...]

@@ -94,7 +94,7 @@ _INVALID_KEY: Final = "^$|[\\s\x01\x02]"
 def split_batch(batch: Any, bytes_max: int = _BATCH_BYTES_MAX) -> Iterator[Any]:
     """Yield an Arrow batch in runs of rows with at most `bytes_max` bytes each, or of one row.
 
-    Offsets of 32 bits reach 2 GiB, in a column and in what is made of a batch. A batch of Spark may
+    Offsets of 32 bits reach 2 GiB, in a column and in the encoded batch. A batch of Spark may
     be larger when `spark.sql.execution.arrow.useLargeVarTypes` is set.
     """
     if batch.num_rows <= 1 or batch.nbytes <= bytes_max:

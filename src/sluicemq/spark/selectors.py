@@ -124,7 +124,7 @@ def verdict(
 ) -> SparkColumn:
     """Return a string column with TRUE, FALSE, NULL or ERROR for each row.
 
-    The arguments and errors are those of `column`.
+    Arguments and errors are the same as for `column`.
     """
     return compiled(selector, properties, columns=columns).verdict
 
@@ -134,7 +134,7 @@ def compiled(
 ) -> SparkSelector:
     """Return the columns of `column` and `verdict`, and whether they need Python.
 
-    The arguments and errors are those of `column`. An expression with which a consumer has
+    Arguments and errors are the same as for `column`. An expression with which a consumer has
     subscribed is passed as a `Selector`, because RocketMQ ignores some text that may follow it.
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
@@ -155,8 +155,8 @@ def selector_sql(
 ) -> str:
     """Return the SQL expression of `column`, for a query: `select … where <text>`.
 
-    The arguments are those of `column`. Raises FilterSyntaxError, and ConfigurationError if no
-    column contains a property or if Spark SQL cannot express the selector exactly.
+    The arguments are the same as for `column`. Raises FilterSyntaxError, and ConfigurationError if
+    no column contains a property or if Spark SQL cannot express the selector exactly.
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
     try:
@@ -172,7 +172,7 @@ class PropertyExpressions:
     """The Spark SQL expressions for the properties of a message.
 
     `text_columns` are string columns, by property name. All other properties are elements of
-    `map_expression`, an SQL expression for the map; None means that there is no map.
+    `map_expression`, an SQL expression for the map; None means that the map is not read.
     `number_columns` are promoted number columns by property name and Java class; they are null if
     the property is not such a number.
     """

@@ -482,7 +482,7 @@ def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
         roles[role] = field.name
     if "body" not in roles:
         raise ConfigurationError(
-            "there is no column 'body' or 'value'.",
+            "the column 'body' or 'value' is missing.",
             fix="Name the bytes to send, for example to_json(struct(*)) as value.",
         )
     if "topic" not in roles:

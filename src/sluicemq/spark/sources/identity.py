@@ -101,8 +101,8 @@ class TopicIdentity:
     ) -> bool | None:
         """Return whether the queue is still that of `anchor`.
 
-        Return None if that is unknown: there is no anchor, its offset is not within `bounds`, or
-        the queue has a hole there.
+        Return None if that is unknown: the anchor is None, its offset is not within `bounds`,
+        or the queue has a hole there.
         """
         lowest, highest = bounds
         if anchor is None or not lowest <= anchor.offset < highest:
@@ -205,9 +205,9 @@ class TopicIdentity:
     ) -> QueueRange:
         """Return the part of the range `planned` that can still be read.
 
-        `anchors` is empty, or contains those of the end and of the start of the range, in this
-        order. If something is missing, log that; raises OffsetOutOfRangeError instead if loss is an
-        error.
+        `anchors` is empty, or contains the anchors of the range's end and start, in
+        this order. If something is missing, log that; raises OffsetOutOfRangeError instead if loss
+        is an error.
         """
         queue, (lowest, highest) = planned.queue, bounds
         is_same = [self.is_same_queue(admin, queue, anchor, bounds) for anchor in anchors]
@@ -270,7 +270,7 @@ class TopicIdentity:
 def recreated_error(
     queue: MessageQueue, offset: int, bounds: tuple[int, int], anchor: Anchor | None
 ) -> OffsetOutOfRangeError:
-    """Return the error for a queue that is not the one that was read up to `offset`.
+    """Return the error for a queue that is a different one than was read up to `offset`.
 
     `anchor` is the message that the queue does not contain any more; None means that the queue ends
     before `offset`.

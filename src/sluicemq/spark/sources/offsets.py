@@ -268,7 +268,7 @@ def fetch_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
     """Return the bounds of every readable queue of the topics.
 
     Raises RouteNotFoundError for a topic that does not exist, NameServerUnreachableError, and
-    ConfigurationError if there is no readable queue.
+    ConfigurationError if none of their queues is readable.
     """
     bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
     if not bounds:
@@ -531,8 +531,8 @@ def narrow_ranges_by_keys(
 ) -> list[QueueRange]:
     """Return the ranges without parts whose messages have none of the keys.
 
-    `keys` are whole values of the column `keys`. `addresses` are those of the brokers. A range of a
-    broker whose key index cannot be used is returned unchanged.
+    `keys` are whole values of the column `keys`. `addresses` has each broker's address by
+    name. A range of a broker whose key index cannot be used is returned unchanged.
     """
     words = {value.split(" ")[0] for value in keys}
     if len(words) > INDEX_KEYS_MAX or "" in words:
@@ -683,7 +683,7 @@ def make_partitions(
 ) -> list[InputPartition]:
     """Return at least one Spark partition for queue ranges; large ranges are split.
 
-    `addresses` are those of the brokers, by name.
+    `addresses` has each broker's address by name.
     """
     pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
     partitions = [

@@ -456,7 +456,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     ) -> _MicroBatch:
         """Plan the next micro-batch after `start`, in which new queues may be missing.
 
-        `anchors` are those of the checkpoint. `count_max` offsets and about `bytes_max` bytes limit
+        `anchors` come from the checkpoint. `count_max` offsets and about `bytes_max` bytes limit
         the micro-batch; None means no limit.
         """
         bounds, gone = self._call_admin(self._fetch_bounds_and_gone, start)
