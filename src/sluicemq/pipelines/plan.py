@@ -190,7 +190,7 @@ def committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
 
 
 def lost_by_filter(pipeline: Pipeline) -> list[str]:
-    """What the source's `filter.sql` loses by mistake (`filter_findings`). Raises as `reach_of`,
+    """What the source's `filter.sql` loses by mistake (`collect_findings`). Raises as `reach_of`,
     and StoreError."""
     source = pipeline.source
     sql = None if source is None else source.options.get("filter.sql")

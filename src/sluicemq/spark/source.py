@@ -384,7 +384,7 @@ class StoreBatchReader(BatchReader):
             start = resolve_starting_offsets(snapshot, self.options, bounds, "earliest")
             end = resolve_ending_offsets(snapshot, self.options, bounds)
             ranges = narrow_ranges(snapshot, start, end, self.pushed)
-            newest = snapshot.newest_properties(SAMPLE_MESSAGES_MAX)
+            newest = snapshot.read_newest_properties(SAMPLE_MESSAGES_MAX)
             log_filter_findings(
                 self.options["filter.sql"],
                 lambda expression: try_on_properties(list(newest), expression),

@@ -88,7 +88,7 @@ def test_only_one_module_touches_members_of_the_jvm() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in JVM_MEMBERS
     }
-    # A SparkContext of classic.context_of.
+    # A SparkContext of classic.get_spark_context.
     assert {one for one in found if not one.endswith(" _jsc")} == set()
     assert {one.partition(":")[0] for one in found} <= {"pipelines/run.py", "pipelines/ready.py"}
 

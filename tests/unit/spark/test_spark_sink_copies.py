@@ -270,9 +270,9 @@ def sent(sender: Any, **columns: Any) -> None:
     batch = pa.record_batch(columns)
     try:
         sender.send(PreparedRows(batch, {name: name for name in columns}, "T"))
-        sender.lane.wait()
+        sender.send_thread.flush()
     finally:
-        sender.lane.close()
+        sender.send_thread.close()
 
 
 def test_a_delayed_row_keeps_everything_that_another_row_has() -> None:

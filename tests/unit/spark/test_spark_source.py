@@ -92,11 +92,11 @@ def test_the_name_is_rocketmq() -> None:
 
 def test_the_subscription_is_there_before_partitions_are_asked_for() -> None:
     tagged = pickle.loads(pickle.dumps(reader(filter__tags="UA||AA")))
-    assert (tagged.plan.subscription.kind, tagged.plan.tags) == (TAG, {"UA", "AA"})
+    assert (tagged.plan.subscription.kind, tagged.plan.exact_tags) == (TAG, {"UA", "AA"})
     pushing = reader(
         on("delay", "GreaterThan", 5), on("tags", "EqualTo", "UA"), columns="tags,prop:delay:int"
     )
-    assert pushing.left == []
+    assert pushing.remaining_predicates == []
     pickled = pickle.loads(pickle.dumps(pushing))
     assert pickled.plan.subscription.kind == SQL92
     assert pickled.plan.subscription.expression == "delay > 5 AND TAGS IN ('UA')"
@@ -104,7 +104,7 @@ def test_the_subscription_is_there_before_partitions_are_asked_for() -> None:
 
 def test_push_down_can_be_switched_off() -> None:
     off = reader(on("tags", "EqualTo", "UA"), pushFilters="false")
-    assert (off.offered, off.plan.subscription.expression) == ([], "*")
+    assert (off.offered_predicates, off.plan.subscription.expression) == ([], "*")
 
 
 def test_a_reader_takes_no_predicates_of_spark() -> None:

@@ -429,7 +429,7 @@ def test_page_has_the_options_as_they_are_declared() -> None:
 
 @pytest.fixture(autouse=True)
 def no_trace() -> Iterator[None]:
-    """`plain_errors` sets a variable of the process."""
+    """`errors_without_traceback` sets a variable of the process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HIDE_TRACEBACK", "0")
         yield

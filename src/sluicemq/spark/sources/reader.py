@@ -499,7 +499,7 @@ class StoreSnapshot:
         start, units = self._reader.unfiled_units(topic, queue_id)
         return StorePartition(partition, start, units if units and partition.end > start else b"")
 
-    def newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
+    def read_newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
         """Yield the properties of about `count` messages: the newest of every queue."""
         for queue, offsets in select_newest_ranges(self.bounds, count).items():
             scan = self._reader.range(queue.topic, queue.queue_id, skips=True)
@@ -531,7 +531,7 @@ def read_newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
     `open_snapshot`.
     """
     with open_snapshot(options) as snapshot:
-        yield from snapshot.newest_properties(options["inferMessages"])
+        yield from snapshot.read_newest_properties(options["inferMessages"])
 
 
 def read_store_partition(
