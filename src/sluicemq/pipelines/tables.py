@@ -14,9 +14,9 @@ all. So nothing is read but what the query names, in any place that SQL has for 
 Topics are read narrowly, each reference by itself. The views are stand-ins at first; Spark's
 optimizer tells what is left of their columns (`find_used_columns`) and which predicates they are
 under (`references`), and the real views read that alone. They have all the columns still, null
-where nothing looks. When the map `properties` is only used as `properties['origin']`, it is a map of
-promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'` is the
-broker's, which it is not for a map from a source.
+where nothing looks. When the map `properties` is only used as `properties['origin']`, it is a map
+of promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'` is
+the broker's, which it is not for a map from a source.
 """
 
 import json
