@@ -22,8 +22,8 @@ from damage import paths_below
 from derived import CONFIG, Workload, make_small
 from simulation.roles import CHANGES, Pair
 from simulation.stepped import ManualClock, SteppedBroker
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.errors import SluiceError
+from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.store.identity import IDENTITY_SUFFIX
 from sluicemq.testing.files import CrashableFiles
 

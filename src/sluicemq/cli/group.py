@@ -37,6 +37,7 @@ from sluicemq.client.admin.groups import (
 from sluicemq.client.admin.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.system_names import is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
@@ -44,9 +45,6 @@ from sluicemq.wire.codes import version_name
 
 T = TypeVar("T")
 Record = dict[str, Any]
-SYSTEM_PREFIXES = (
-    "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
-)  # fmt: skip
 _QUEUE = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
 _lag = fields(
     f"group {_QUEUE} committed offset_min offset_max lag in_flight lost at_risk=messages_at_risk "
@@ -84,7 +82,7 @@ def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
             "retries_max": config.retry_times_max,
         }
         for name, config in admin.groups().items()
-        if show_all or not name.startswith(SYSTEM_PREFIXES)
+        if show_all or not is_system_group(name)
     ]
     print_records(records, as_json=as_json, empty="No consumer groups.")
 
@@ -323,7 +321,7 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
     found = [
         item
         for item in admin.lag(name)
-        if (name or show_all or not item.group.startswith(SYSTEM_PREFIXES))
+        if (name or show_all or not is_system_group(item.group))
         and (item.messages_at_risk or not only_risks)
     ]
     if as_json:

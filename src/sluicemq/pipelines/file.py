@@ -35,6 +35,7 @@ from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.filter.check import check
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
+from sluicemq.hints import suggest
 from sluicemq.pipelines.dedup import check_url
 from sluicemq.pipelines.ready import (
     AVAILABLE_NOW,
@@ -54,7 +55,7 @@ from sluicemq.pipelines.ready import (
     ready,
     trigger_s,
 )
-from sluicemq.spark.errors import FileProblem, PlaceError, Secrets, nearest
+from sluicemq.spark.errors import FileProblem, PlaceError, Secrets
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
     CONNECTION_OPTION_NAMES,
@@ -301,7 +302,7 @@ def read_fields(
     values = {one.name: one.default for one in fields if one.default is not REQUIRED}
     for name, entry in entries.items():
         if name not in by_name:
-            entry.problem(f"{what} has no such key.", nearest(name, by_name))
+            entry.problem(f"{what} has no such key.", suggest(name, by_name))
         elif (value := read_field(entry, by_name[name])) is not None:
             values[name] = value
     for one in fields:
@@ -436,7 +437,7 @@ def parse_pipeline(
         return None, document.problems
     entries = root.mapping() or {}
     for name in [name for name in entries if name not in _TOP]:
-        entries.pop(name).problem("there is no such key.", nearest(name, _TOP))
+        entries.pop(name).problem("there is no such key.", suggest(name, _TOP))
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2].rpartition(".")[0])
     name = read_field(entries.get("name"), _TEXT) or stem or "pipeline"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -470,7 +471,7 @@ def _used(entries: Entries) -> dict[str, Any]:
         if name in entries:
             entries[name].problem("this does not go with use:.", "A ready pipeline has with:.")
     if use not in NAMES:
-        entries["use"].problem(f"there is no ready pipeline {use!r}.", nearest(use, NAMES))
+        entries["use"].problem(f"there is no ready pipeline {use!r}.", suggest(use, NAMES))
         return {"use": use}
     owner = entries.get("with", entries["use"])
     given = (entries["with"].mapping() if "with" in entries else None) or {}
@@ -528,7 +529,7 @@ def _options(
     for name, entry in entries.items():
         option, other = by_lower.get(name.lower()), all_by_lower.get(name.lower())
         if option is None:
-            said, fix = f"{what} has no such key.", nearest(name, [*known, *others])
+            said, fix = f"{what} has no such key.", suggest(name, [*known, *others])
             if other is not None and use not in other.uses:
                 uses = ", ".join(sorted(other.uses))
                 said, fix = f"it does not go with a {use}.", f"It is for: {uses}."

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
+from sluicemq.hints import suggest
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
 from sluicemq.pipelines import dedup as databases
@@ -51,7 +52,7 @@ from sluicemq.pipelines.file import (
 )
 from sluicemq.pipelines.ready import Task, ready
 from sluicemq.spark.classic import explain_plan, get_gateway, get_query_execution, get_session_state
-from sluicemq.spark.errors import FileProblem, PlaceError, nearest
+from sluicemq.spark.errors import FileProblem, PlaceError
 from sluicemq.spark.filters import (
     SAMPLE_MESSAGES_MAX,
     PushedFilters,
@@ -359,7 +360,7 @@ class Writer(ABC):
         """Raises PlaceError for a column that the frame does not have."""
         for name in names:
             if name not in frame.columns:
-                fix = nearest(name, frame.columns)
+                fix = suggest(name, frame.columns)
                 raise self.sink.error(f"there is no column {name!r}.", fix, at=at)
 
     @abstractmethod

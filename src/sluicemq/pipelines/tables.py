@@ -26,9 +26,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.hints import did_you_mean, suggest
+from sluicemq.model.system_names import is_system_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.spark.classic import get_session_state
-from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import READ, parse_options
 from sluicemq.spark.references import (
     PlaceholderTable,
@@ -232,7 +233,6 @@ def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
             fix=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
         )
-    own = sorted(name for name in names if not name.startswith(("%", "rmq_sys_", "RMQ_SYS_")))
-    near = did_you_mean(topic, names, cutoff=0.5).rstrip()
-    fix = near.replace("'", "") or f"There are: {', '.join(own[:20]) or 'none'}."
+    own = sorted(name for name in names if not (name.startswith("%") or is_system_topic(name)))
+    fix = did_you_mean(topic, names, cutoff=0.5) or suggest(topic, own)
     return ConfigurationError(f"there is no topic {topic!r}.", fix=fix)

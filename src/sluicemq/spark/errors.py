@@ -16,13 +16,12 @@ retry cannot resolve (refused, gone, malformed) is raised at once. So is an outa
 job, before anything was reached; there it means a wrong address.
 """
 
-import difflib
 import gc
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -117,20 +116,6 @@ def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:
             return work()
         except SluiceError as error:
             outage.wait_before_retry(error)
-
-
-def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """`Did you mean 'topic'? ` for the nearest of the names, whatever their case; "" when none is
-    near."""
-    by_lower = {one.lower(): one for one in reversed(list(names))}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """`Did you mean 'topic'?`, or the list of all when nothing is near."""
-    listed = list(names)
-    return did_you_mean(name, listed).rstrip() or f"There are: {', '.join(listed)}."
 
 
 # ---- problems in a file, and secrets

@@ -20,10 +20,10 @@ from urllib.parse import unquote, urlsplit
 from sluicemq.client.core.names import Credentials, check_topic_to_send
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check_tags
+from sluicemq.hints import did_you_mean
 from sluicemq.model.bodies import BODY_BYTES_MAX
-from sluicemq.net.tls import VERIFY_WORDS, Tls
+from sluicemq.net.tls import VERIFY_MODES, Tls
 from sluicemq.numbers import other_unit
-from sluicemq.spark.errors import did_you_mean
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
@@ -375,7 +375,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("tls.key", parse_text, None, _ALL,
            "PEM file with the key of the certificate. Default: the same file."),
     Option("tls.keyPassword", parse_text, None, _ALL, "Password of that key."),
-    Option("tls.verify", one_of(*VERIFY_WORDS), "full", _ALL,
+    Option("tls.verify", one_of(*VERIFY_MODES), "full", _ALL,
            "What to verify: `full` certificate and host name, `ca` the certificate, `none` "
            "nothing."),
     Option("tls.serverName", parse_text, None, _ALL,
@@ -480,7 +480,7 @@ class Options:
         values = self.values
         wanted, ca, certificate = values["tls"], values["tls.ca"], values["tls.certificate"]
         if wanted is None and ca is None and certificate is None:
-            return Tls.of(None)
+            return Tls.resolve(None)
         if wanted is False:
             return None
         return Tls(
@@ -488,7 +488,7 @@ class Options:
             certificate=certificate,
             key=values["tls.key"],
             key_password=values["tls.keyPassword"],
-            verify=VERIFY_WORDS[values["tls.verify"]],
+            verify=VERIFY_MODES[values["tls.verify"]],
             server_name=values["tls.serverName"],
         )
 

@@ -33,9 +33,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, checked_tag
+from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, check_tag_cached
 from sluicemq.client.core.names import check_keys, check_properties
-from sluicemq.client.heartbeat_thread import unique_ids
+from sluicemq.client.heartbeat_thread import make_unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import (
@@ -200,7 +200,7 @@ class UniqueIdColumns:
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._ids = unique_ids(clock)
+        self._ids = make_unique_ids(clock)
         self._time = 0
         self._next_number = 0
         self._prefix = ""
@@ -210,7 +210,7 @@ class UniqueIdColumns:
         parts = []
         while count:
             if self._next_number in (0, _IDS_PER_MS):
-                unique_id = self._ids.next()
+                unique_id = self._ids.make_id()
                 self._prefix, self._next_number = unique_id[:20], 0
                 self._time = max(int(unique_id[20:28], 16), self._time + 1)
             step = min(count, _IDS_PER_MS - self._next_number)
@@ -426,7 +426,7 @@ def encode_tags(column: Any) -> list[Any]:
     texts = _null_if_empty(column)
     for tag in pc.unique(texts).to_pylist():
         if tag is not None:
-            checked_tag(tag)
+            check_tag_cached(tag)
     return _encode_property("TAGS", texts)
 
 

@@ -83,7 +83,7 @@ from pyspark.sql.types import (
 
 from sluicemq.errors import ConfigurationError, FilterEvaluationError
 from sluicemq.filter.evaluate import double_of, integer_of, long_of
-from sluicemq.spark.errors import did_you_mean
+from sluicemq.hints import did_you_mean
 from sluicemq.spark.options import Options
 
 AUTOMATIC_PROPERTIES: Final = frozenset(
@@ -221,8 +221,8 @@ def _parse_item(item: str) -> Column:
         if name not in _COLUMN_TYPES or name != item:
             raise ConfigurationError(
                 f"{item!r} in the option 'columns' is not a column.",
-                fix=f"{did_you_mean(name, _COLUMN_TYPES)}The columns are"
-                f" {', '.join(_COLUMN_TYPES)}; a property is prop:{name}.",
+                fix=f"{did_you_mean(name, _COLUMN_TYPES)} The columns are"
+                f" {', '.join(_COLUMN_TYPES)}; a property is prop:{name}.".lstrip(),
             )
         return Column(name, None, _COLUMN_TYPES[name].simpleString())
     if name == ALL_PROPERTIES and match["quoted"] is None:

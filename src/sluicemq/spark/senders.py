@@ -29,15 +29,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from sluicemq.client.core.epochs import StagedRanges
-from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing, delay_properties
+from sluicemq.client.core.epochs import StagedRangeList
+from sluicemq.client.core.messages import BODY_BYTES_MAX, OutgoingMessage, delay_properties
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
-from sluicemq.client.core.sending import choose_by_key
-from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
+from sluicemq.client.core.sending import DEFAULT_PRODUCER_GROUP, choose_by_sharding_key
+from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.errors import retry_during_outage
@@ -58,7 +59,7 @@ from sluicemq.spark.rows import (
     row_errors_for,
     validate_ids,
 )
-from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
+from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, Owner
 
 T = TypeVar("T")
 
@@ -278,7 +279,7 @@ class Sender:
             if destination.queue_id is not None or destination.sharding_key is not None:
                 queues = self.call_with_retries(partial(self._producer.write_queues, topic))
                 if destination.sharding_key is not None:
-                    queue = choose_by_key(queues, destination.sharding_key)
+                    queue = choose_by_sharding_key(queues, destination.sharding_key)
                 else:
                     queue = select_queue_by_id(queues, destination)
             self._queues[destination] = queue
@@ -296,7 +297,7 @@ class Sender:
         ((flag, body, properties, _),) = decode_batch(request)
         text = properties.decode()
         message_id = text.partition(f"{UNIQ_KEY}\x01")[2].partition("\x02")[0]
-        outgoing = Outgoing(topic, bytes(body), text, message_id, 0, flag, True)
+        outgoing = OutgoingMessage(topic, bytes(body), text, message_id, 0, flag, True)
         return self.call_with_retries(partial(self._producer.send_outgoing, outgoing, queue=queue))
 
     def call_with_retries(self, work: Callable[[], T]) -> T:
@@ -517,7 +518,7 @@ class StagingSender(Sender):
         brokers: tuple[str, ...],
     ) -> None:
         super().__init__(producer, batch_messages)
-        self.staged_ranges = StagedRanges(task.partition, task.attempt)
+        self.staged_ranges = StagedRangeList(task.partition, task.attempt)
         self._owner = Owner(task.query_id, task.epoch, task.partition, task.attempt)
         self._brokers = brokers
         self._broker_counter = task.partition
@@ -628,7 +629,7 @@ def create_producer(options: Options) -> Producer:
     """
     return Producer(
         options.require("nameServers").split(";"),
-        group=options["group"] or DEFAULT_GROUP,
+        group=options["group"] or DEFAULT_PRODUCER_GROUP,
         credentials=options.credentials,
         tls=options.tls or False,
         timeout_ms=options["timeoutMs"],

@@ -71,7 +71,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sluicemq.client.core.epochs import EpochCommitter, commit_epoch, is_unknown_request
+from sluicemq.client.core.epochs import EpochCommitter, is_unknown_request, make_commit_request
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
@@ -82,9 +82,9 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import SQL92
 from sluicemq.spark.errors import (
-    did_you_mean,
     errors_without_traceback,
     freeze_imports,
     retry_during_outage,
@@ -466,8 +466,8 @@ def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
         if role is None:
             raise ConfigurationError(
                 f"the column {field.name!r} cannot be written.",
-                fix=f"{did_you_mean(name, _ROLE_BY_COLUMN)}The columns of a message are"
-                f" {', '.join(_ROLE_BY_COLUMN)}; put other values into properties.",
+                fix=f"{did_you_mean(name, _ROLE_BY_COLUMN)} The columns of a message are"
+                f" {', '.join(_ROLE_BY_COLUMN)}; put other values into properties.".lstrip(),
             )
         if role in roles:
             raise ConfigurationError(
@@ -564,7 +564,7 @@ class _Sink:
             staging = senders.StagingSender(producer, batch_messages, task, self.brokers)
             bad, staged = send_rows(staging), staging.staged_ranges
             return SinkCommitMessage(
-                staged.messages,
+                staged.message_count,
                 bad,
                 query=task.query_id,
                 epoch=task.epoch,
@@ -707,7 +707,7 @@ def find_staging_brokers(admin: Admin) -> tuple[str, ...]:
         )
     for broker, address in sorted(masters.items()):
         try:
-            expect_success(admin.call(address, commit_epoch(PROBE_QUERY_ID, 0)), address)
+            expect_success(admin.call(address, make_commit_request(PROBE_QUERY_ID, 0)), address)
         except RequestError as error:
             if not is_unknown_request(error):
                 raise

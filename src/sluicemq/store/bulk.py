@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.message import UNQUEUED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
     CRC_MASK,
@@ -56,7 +57,7 @@ from sluicemq.record.table import (
     leading_starts,
     rows_at,
 )
-from sluicemq.store.log import DELAYS_MS, LOST_CODE, LOST_MARK, SCHEDULE_TOPIC, read_scanned
+from sluicemq.store.log import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
 
 PIECE_BYTES: Final = 4 << 20

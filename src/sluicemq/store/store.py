@@ -492,9 +492,9 @@ class Store:
             self._log.prepare_next()
         except OSError as error:
             text = "creating the next commit log file failed: %s"
-            self._outages.failed(_NEXT_FILE, text, error, kind=kind_of(error))
+            self._outages.report_failure(_NEXT_FILE, text, error, kind=kind_of(error))
         else:
-            self._outages.worked(_NEXT_FILE)
+            self._outages.report_success(_NEXT_FILE)
 
     def _flush(self, queues: list[Queue], count: int = 1 << 62) -> bool:
         """Write the last so many of these queues, and take them off the list. False: the disk
@@ -505,9 +505,9 @@ class Store:
                 queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
             text = "writing consume queues failed: %s"
-            self._outages.failed(_QUEUE_WRITES, text, error, kind=kind_of(error))
+            self._outages.report_failure(_QUEUE_WRITES, text, error, kind=kind_of(error))
             return False
-        self._outages.worked(_QUEUE_WRITES)
+        self._outages.report_success(_QUEUE_WRITES)
         return True
 
     # --- checkpoints
@@ -574,9 +574,9 @@ class Store:
                 raise
             self._marked = None
             text = "writing a new checkpoint failed: %s"
-            self._outages.failed(_CHECKPOINT_WRITES, text, error, kind=kind_of(error))
+            self._outages.report_failure(_CHECKPOINT_WRITES, text, error, kind=kind_of(error))
         else:
-            self._outages.worked(_CHECKPOINT_WRITES)
+            self._outages.report_success(_CHECKPOINT_WRITES)
 
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):

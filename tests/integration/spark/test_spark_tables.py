@@ -67,7 +67,7 @@ def test_names_keep_their_alias_wherever_they_stand(
 
 
 def test_what_is_wrong_is_said_with_a_cure(tables: Tables, topic: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"Did you mean {topic}"):
+    with pytest.raises(ConfigurationError, match=f"Did you mean {topic!r}"):
         tables.query(f"select * from `{topic}x`")
     with pytest.raises(ConfigurationError, match="%DLQ%nobody"):
         tables.query("select * from dead_letters.nobody")

@@ -198,7 +198,7 @@ def test_a_connection_that_breaks_gets_nothing(
 ) -> None:
     waiting = [Waiting(broker) for _ in range(3)]
     waiting[0].client.disconnect()
-    waiting[1].client.peer.lost()  # the broker has not heard of it
+    waiting[1].client.peer.connection_lost()  # the broker has not heard of it
     fill(client, 1)
     broker.settle()
     assert numbers(waiting[2].answer) == [0]

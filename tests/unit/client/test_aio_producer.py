@@ -89,8 +89,8 @@ async def test_an_unknown_topic_without_automatic_creation_says_which_causes_are
     async with Sluice(fake.name_server) as mq:
         with pytest.raises(RouteNotFoundError) as error:
             await mq.send("nosuch", b"x")
-    assert "answer, so the network to them is fine" in str(error.value)
-    assert "brokers are registered there (broker-a)" in str(error.value)
+    assert "respond, so the network to them works" in str(error.value)
+    assert "brokers are registered with them (broker-a)" in str(error.value)
     assert "automatic creation is off" in str(error.value)
     assert "sluice topic create nosuch" in str(error.value)
 
@@ -253,9 +253,9 @@ async def test_closing_waits_for_open_sends(fake):
     await asyncio.sleep(0.05)
     assert not closing.done()
     command, peer = answer_later[0]
-    from sluicemq.net.dispatch import finish_answer
+    from sluicemq.net.dispatch import encode_response_to
 
-    peer.write(finish_answer(fake.broker.send(command, peer), command))
+    peer.write(encode_response_to(fake.broker.send(command, peer), command))
     ((report,), (result,)) = await asyncio.gather(closing, sending)
     assert result.status is SendStatus.OK
     assert report.settled == 1

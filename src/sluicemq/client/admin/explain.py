@@ -61,7 +61,6 @@ from sluicemq.client.core.requests import (
     SUCCESS,
     expect_success,
 )
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -77,6 +76,7 @@ from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import REAL_TOPIC, StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.system_names import SCHEDULE_TOPIC, TRACE_TOPIC
 from sluicemq.model.topic import (
     DLQ_PREFIX,
     MASTER_ID,
@@ -97,7 +97,6 @@ PULLED_MAX: Final = 100_000
 _NO_MEMBER_CURE: Final = "Leave --group away, or start a member."
 Progress = Callable[[int, int], None]
 """Told how many messages were read, of how many."""
-DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 MEMBERS_ASKED_MAX: Final = 16
 NAME_SERVERS: Final = "PROP_NAMESERVER_ADDR"
 """What every client of remoting says of itself."""
@@ -115,7 +114,7 @@ def explain_message(
     *,
     group: str | None = None,
     topic: str | None = None,
-    trace_topic: str = DEFAULT_TRACE_TOPIC,
+    trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[tuple[MessageFacts, list[MessageExplained]]]:
     """Where a message is stored, and what became of it in a group (None: in each that reads its
@@ -175,7 +174,7 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
 def _routed(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
     """The brokers from which clients read a topic; None without a route."""
     try:
-        route = yield from directory.route(topic)
+        route = yield from directory.get_route(topic)
     except RouteNotFoundError:
         return None
     readable = {data.broker for data in route.queues if data.perm & PERM_READ and data.read_queues}
@@ -398,7 +397,7 @@ def _copies(
         is_past = offset is not None and offset > copy.queue_offset
         found.append(Copy(copy.reconsume_times, is_past, None, held, copy.topic in pops))
     times_arrived = {copy.reconsume_times for copy in arrived}
-    for copy in (yield from messages_by_id(brokers, DELAYED_TOPIC, message_id, None)):
+    for copy in (yield from messages_by_id(brokers, SCHEDULE_TOPIC, message_id, None)):
         is_ours = copy.properties.get(REAL_TOPIC) == topic
         if is_ours and copy.reconsume_times not in times_arrived:
             found.append(Copy(copy.reconsume_times, False, due.pop(copy.broker, None)))

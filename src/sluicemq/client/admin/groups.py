@@ -40,6 +40,7 @@ from sluicemq.client.core.requests import (
     request_error,
 )
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
+from sluicemq.hints import suggest
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     CONTRACT,
@@ -54,7 +55,6 @@ from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
 """What a broker answers that does not know the group, or has nothing of it."""
-KNOWN_SHOWN: Final = 20
 EARLIEST_MS: Final = 0
 LATEST_MS: Final = -1
 """As a time: behind the last message."""
@@ -88,7 +88,7 @@ def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            fix=f"{_known(name, known)} `sluice group create` makes one.",
+            fix=f"{suggest(name, known)} `sluice group create` makes one.",
         )
     return known[name]
 
@@ -97,18 +97,8 @@ def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for a report on a group that no broker knows."""
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        fix=_known(name, known),
+        fix=suggest(name, known),
     )
-
-
-def _known(name: str, known: Iterable[str]) -> str:
-    """What may have been meant; else those that there are, the first of many."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for the few who mistype
-
-    if near := get_close_matches(name, known := list(known)):
-        return f"Did you mean {' or '.join(map(repr, near))}?"
-    more = f" and {len(known) - KNOWN_SHOWN:,} more" * (len(known) > KNOWN_SHOWN)
-    return f"They know: {', '.join(known[:KNOWN_SHOWN]) or 'none'}{more}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +149,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
         config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
             changed = replace(config, attributes={f"+{CONTRACT}": contract})
-            yield from directory.ask(address, requests.update_group(changed))
+            yield from directory.call(address, requests.update_group(changed))
             found.append(broker)
     if not found:
         raise ConfigurationError(
@@ -521,7 +511,7 @@ def running_info(
     ConfigurationError when it is not online, RequestError when it does not answer."""
     client = yield from _consumer(directory, group, client_id)
     command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
-    answer = yield from directory.ask(client.broker_address, command)
+    answer = yield from directory.call(client.broker_address, command)
     return bodies.decode_running_info(answer.body)
 
 
@@ -617,7 +607,7 @@ def reset_offsets(
         answer = yield Call(address, command)
         if answer.code == GROUP_NOT_EXIST:  # it has never consumed there
             config = yield from expect_group(directory, group)
-            yield from directory.ask(address, requests.update_group(config))
+            yield from directory.call(address, requests.update_group(config))
             answer = yield Call(address, command)
         if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
             continue
@@ -638,7 +628,7 @@ def _commit_where_needed(
         address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
         answer = yield Call(address, requests.consumer_list(group=group))
         if answer.code != SUCCESS:
-            yield from directory.ask(queue, requests.commit_offset(group, queue, change.new))
+            yield from directory.call(queue, requests.commit_offset(group, queue, change.new))
 
 
 def plan_clone(

@@ -33,7 +33,7 @@ from sluicemq.client.core.names import (
 )
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.ids import Host, unique_id_at
+from sluicemq.model.ids import Host, make_unique_id
 from sluicemq.model.message import (
     KEYS,
     ORIGIN_MESSAGE_ID,
@@ -44,7 +44,7 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
-from sluicemq.model.properties import own_properties
+from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 
@@ -118,7 +118,7 @@ def kind_of(letter: StoredMessage) -> tuple[str, str]:
     """Origin topic and cause: which cluster it belongs to."""
     if (error := letter.body_error) is not None:
         return origin_of(letter), undecodable_cause(error.reason)
-    return origin_of(letter), cause_of(own_properties(letter.properties), letter.body)
+    return origin_of(letter), cause_of(settable_properties(letter.properties), letter.body)
 
 
 def clusters(letters: Iterable[StoredMessage]) -> list[Cluster]:
@@ -243,13 +243,13 @@ class Replay:
 def replay_id(topic: str, broker: str, queue_id: int, queue_offset: int, stored_ms: int) -> str:
     """The id of what is sent in place of a letter: always the same, and of its form."""
     place = hashlib.sha256(f"{topic} {broker} {queue_id}".encode()).hexdigest()
-    return unique_id_at(place, stored_ms, queue_offset)
+    return make_unique_id(place, stored_ms, queue_offset)
 
 
 def named_properties(letter: StoredMessage) -> dict[str, str]:
     """What an edit may change: the producer's own, tag, keys and sharding key."""
     named = {name: letter.properties[name] for name in _NAMED if letter.properties.get(name)}
-    return named | own_properties(letter.properties)
+    return named | settable_properties(letter.properties)
 
 
 def edited(letter: StoredMessage, edit: Edit, group: str) -> Replay:

@@ -18,10 +18,10 @@ from sluicemq.client.admin import groups as group_talks
 from sluicemq.client.admin import replicas as replica_talks
 from sluicemq.client.admin import topics as topic_talks
 from sluicemq.client.core.conversations import operation
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
 
-@helpful
+@with_hints
 class AdminOperations:
     """Offsets, topics, groups, clusters; `route` is the shells'. Raises the errors of
     `sluicemq.errors`."""

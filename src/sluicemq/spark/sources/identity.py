@@ -26,9 +26,9 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.identity import PROOF_PERIOD_S, Anchor, anchor_of, look
-from sluicemq.client.core.names import signed
-from sluicemq.client.core.requests import PullStatus, pull_answer
+from sluicemq.client.core.identity import CHECK_PERIOD_S, Anchor, make_anchor, probe_queue
+from sluicemq.client.core.names import sign_request
+from sluicemq.client.core.requests import PullStatus, parse_pull_response
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
@@ -67,9 +67,9 @@ def fetch_store_time(admin: Admin, group: str, queue: MessageQueue, offset: int)
 
     Return None if there is no such message. Raises SluiceError.
     """
-    result = admin.run(look(admin.directory, group, queue, offset))
+    result = admin.run(probe_queue(admin.directory, group, queue, offset))
     if result.reset_to is not None:  # a RocketMQ broker may answer the first pull like this
-        result = admin.run(look(admin.directory, group, queue, offset))
+        result = admin.run(probe_queue(admin.directory, group, queue, offset))
     return None if result.found is None else result.found.stored_ms
 
 
@@ -137,7 +137,7 @@ class TopicIdentity:
         lowest, highest = bounds
         if offset == highest:
             passed_s = SYSTEM_CLOCK.monotonic_s() - self._checked_s.get(queue, float("-inf"))
-            if passed_s < PROOF_PERIOD_S:
+            if passed_s < CHECK_PERIOD_S:
                 return offset
         is_same = self.is_same_queue(admin, queue, anchor, bounds)
         if offset <= highest and is_same is not False:
@@ -455,8 +455,10 @@ def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int
         return None
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
-        command = signed(requests.look(plan.group, queue, anchor.offset), plan.credentials)
-        answer = pull_answer(channel.call(command), partition.address)
+        command = sign_request(
+            requests.probe_message(plan.group, queue, anchor.offset), plan.credentials
+        )
+        answer = parse_pull_response(channel.call(command), partition.address)
     except RequestError as error:
         if error.code in NO_QUEUE_CODES:
             return None
@@ -465,6 +467,6 @@ def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int
         channel.close()
     is_same = anchor.offset < answer.offset_max
     if answer.status is PullStatus.FOUND:
-        found = anchor_of(answer.data)
-        is_same = found.offset != anchor.offset or anchor.agrees(found)
+        found = make_anchor(answer.data)
+        is_same = found.offset != anchor.offset or anchor.is_same_message(found)
     return None if is_same else (answer.offset_min, answer.offset_max)

@@ -49,12 +49,12 @@ from pyspark.sql.types import StructType
 
 from sluicemq.client.admin.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core import requests
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
+from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
     ConfigurationError,
@@ -65,7 +65,8 @@ from sluicemq.errors import (
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
+from sluicemq.model.system_names import TOOLS_GROUP, is_group_topic, is_system_topic
+from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 from sluicemq.record.codec import decode_records
 from sluicemq.spark.filters import PushedFilters
@@ -89,18 +90,6 @@ INDEX_KEYS_MAX: Final = 32
 CANDIDATE_GAP_MAX: Final = 4_096
 """Candidates at most this many offsets apart are read in one range. The messages between them cost
 less than another task."""
-_SYSTEM_TOPICS: Final = frozenset(
-    {
-        "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "BenchmarkTest",
-        "CHECKPOINT_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 logger = logging.getLogger(__name__)
 
 Offsets = dict[MessageQueue, int]
@@ -155,14 +144,10 @@ class TopicSelection:
         """
         with_group_topics = (self.pattern or "").startswith("%")
         names = [
-            topic
-            for topic in topics
-            if topic not in _SYSTEM_TOPICS | cluster_names
-            and (
-                with_group_topics
-                if topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-                else not topic.startswith(_SYSTEM_PREFIXES) and not topic.endswith("_REPLY_TOPIC")
-            )
+            name
+            for name in topics
+            if (with_group_topics or not is_group_topic(name))
+            and not is_system_topic(name, cluster_names)
         ]
         matching = [name for name in names if self.includes(name)]
         if not matching and not allow_empty:
@@ -302,7 +287,7 @@ def read_newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
             offsets.start,
             offsets.stop,
             broker=queue.broker,
-            group=options["group"] or READ_GROUP,
+            group=options["group"] or TOOLS_GROUP,
             credentials=options.credentials,
             tls=options.tls or False,
             timeout_s=options["timeoutMs"] / 1000,
@@ -480,7 +465,7 @@ def find_broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]
     return {
         broker: address
         for route in map(admin.route, topics)
-        for broker, address in read_addresses(route).items()
+        for broker, address in find_read_addresses(route).items()
     }
 
 
@@ -611,7 +596,7 @@ class ReadPlan:
     columns: tuple[Column, ...]
     subscription: Subscription | None
     exact_tags: frozenset[str] | None = None
-    group: str = READ_GROUP
+    group: str = TOOLS_GROUP
     body_format: BodyFormat | None = None
     bad_body: str = "null"
     body_bytes_max: int = BODY_BYTES_MAX
@@ -670,7 +655,7 @@ def make_read_plan(options: Options, schema: StructType) -> ReadPlan:
     """
     return replace(
         make_decoding_plan(options, schema),
-        group=options["group"] or READ_GROUP,
+        group=options["group"] or TOOLS_GROUP,
         credentials=options.credentials,
         tls=options.tls,
         batch_bytes=options["batchBytes"],

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.names import signed
-from sluicemq.client.core.requests import expect_success, number
+from sluicemq.client.core.names import sign_request
+from sluicemq.client.core.requests import expect_success, int_field
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import (
     ConfigurationError,
@@ -45,12 +45,14 @@ from sluicemq.errors import (
 )
 from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import TAG
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
 from sluicemq.record.codec import decode_record
-from sluicemq.spark.errors import Outage, did_you_mean, freeze_imports, retry_during_outage
+from sluicemq.spark.errors import Outage, freeze_imports, retry_during_outage
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import BAD_BODY_FAIL, BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.conversion import (
@@ -258,8 +260,10 @@ def _fetch_first_offset(plan: ReadPlan, partition: RangePartition) -> int:
     assert partition.queue is not None
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
-        response = channel.call(signed(requests.offset_min(partition.queue), plan.credentials))
-        return number(expect_success(response, partition.address), "offset")
+        response = channel.call(
+            sign_request(requests.offset_min(partition.queue), plan.credentials)
+        )
+        return int_field(expect_success(response, partition.address), "offset")
     finally:
         channel.close()
 
@@ -340,7 +344,6 @@ def _format_decoder_errors(reasons: Any) -> Any:
 
 _NAMES_SHOWN: Final = 20
 _READ_WHAT_IS_LEFT: Final = "Set failOnDataLoss=false to read what is left."
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,8 +419,8 @@ class StoreLocation:
                 more = " …" if len(existing) > _NAMES_SHOWN else ""
                 raise ConfigurationError(
                     f"the store in {self.root} has no topic {topic!r}.",
-                    fix=f"{did_you_mean(topic, sorted(existing), cutoff=0.5)}The topics are:"
-                    f" {listed}{more}.",
+                    fix=f"{did_you_mean(topic, sorted(existing), cutoff=0.5)} The topics are:"
+                    f" {listed}{more}.".lstrip(),
                 )
         return list(selection.names)
 
@@ -554,7 +557,7 @@ def read_store_partition(
     subscription = plan.subscription
     # Units of delayed messages contain times where other units contain the hash of the tag
     # (spec/store.md §3). For these messages, only the decoder compares tags.
-    if subscription is not None and queue.topic == _SCHEDULE_TOPIC and subscription.kind == TAG:
+    if subscription is not None and queue.topic == SCHEDULE_TOPIC and subscription.kind == TAG:
         subscription = subscription if plan.exact_tags is None else None
     message_filter = None if subscription is None else make_filter(subscription)
     reader = location.open_reader(frozenset({queue.topic}), queue.queue_id)

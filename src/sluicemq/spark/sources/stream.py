@@ -35,7 +35,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
@@ -173,7 +173,7 @@ def sample_mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int
 
 def _pull(
     admin: Admin, group: str, queue: MessageQueue, offset: int, count_max: int, bytes_max: int
-) -> PullAnswer | None:
+) -> PullResponse | None:
     """Pull messages from `offset` on; return None if there are none."""
     command = requests.pull(
         group,
@@ -184,7 +184,7 @@ def _pull(
         subscription=Subscription(queue.topic, ALL),
     )
     address = admin.address(queue)
-    answer = pull_answer(admin.call(address, command), address)
+    answer = parse_pull_response(admin.call(address, command), address)
     return answer if answer.status is PullStatus.FOUND else None
 
 

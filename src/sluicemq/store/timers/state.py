@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.identity import FileVerdict, IdentityFile, State
 from sluicemq.store.store import Store
 from sluicemq.store.timers.checking import disagreement, gone_units, revise
@@ -44,7 +45,6 @@ from sluicemq.store.timers.files import (
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from sluicemq.store.timers.placing import TIMER_TOPIC
 
 log = logging.getLogger(__name__)
 
