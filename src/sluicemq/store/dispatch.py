@@ -10,6 +10,7 @@ Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.record.layout import RECORD_BYTES_MIN
@@ -19,7 +20,6 @@ from sluicemq.store.log import (
     LOST_CODE,
     CommitLog,
     Scanned,
-    record_size,
 )
 from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_possible
 
@@ -204,32 +204,34 @@ def sweep_records(
     """
     singles, between = SINGLES_FIRST if singles is None else singles, SINGLES_BETWEEN
     position = start
-    while (segment := log.segments.at(position)) is not None:
-        base = segment.base
-        limit = segment.end if stop is None else min(stop, segment.end)
-        while limit - position >= BLANK_BYTES and not log.is_blank_at(segment, position):
-            view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
-            if stop is not None and position + record_size(*segment.look(position, 4)) > limit:
+    while True:
+        if singles:
+            count = 0
+            for record in islice(log.scan(position, stop, check_crc=check_crc), singles):
+                yield record
+                position = record.end
+                count += 1
+            if count < singles:
                 return
-            found: Scanned | Sweep | None
-            if singles:
-                singles -= 1
-                found = log.counted_at(position, check_crc=check_crc)
-                if found is None:
-                    return
-            else:
-                from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks
 
-                found = sweep_piece(
-                    view[: limit - base], position - base, base, check_crc=check_crc,
-                    requires_checksum=log.requires_checksum, delays_ms=delays_ms,
-                )  # fmt: skip
-                is_worth_it = found is not None and found.count >= SINGLES_BETWEEN
-                between = SINGLES_BETWEEN if is_worth_it else min(2 * between, SINGLES_FIRST)
-                singles = 0 if is_worth_it else between
-            if found is not None:
-                yield found
-                position = found.end
-        if limit < segment.end:
+        room = log.next_room(position, stop)
+        if room is None:
             return
-        position = segment.end
+        segment, position, limit = room
+        from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks
+
+        view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
+        sweep = sweep_piece(
+            view[: limit - segment.base],
+            position - segment.base,
+            segment.base,
+            check_crc=check_crc,
+            requires_checksum=log.requires_checksum,
+            delays_ms=delays_ms,
+        )
+        if sweep is not None:
+            yield sweep
+            position = sweep.end
+        is_worth_it = sweep is not None and sweep.count >= SINGLES_BETWEEN
+        between = SINGLES_BETWEEN if is_worth_it else min(2 * between, SINGLES_FIRST)
+        singles = 0 if is_worth_it else between

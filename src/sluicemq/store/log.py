@@ -361,23 +361,35 @@ class CommitLog:
         view, at = self.look(position)
         return explain(view, at, position - at, segment.end - position)
 
+    def next_room(self, position: int, stop: int | None = None) -> tuple[Segment, int, int] | None:
+        """Return the file in which the next record may begin, where, and the position at which it
+        must have ended: the file's end, or `stop`.
+
+        The next record begins at `position`, or in the next file if the rest of the file is unused.
+        Return None where the log, or the range up to `stop`, has no room for a record.
+        """
+        while (segment := self.segments.at(position)) is not None:
+            limit = segment.end if stop is None else min(stop, segment.end)
+            if limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
+                return segment, position, limit
+            if limit < segment.end:
+                return None
+            position = segment.end
+        return None
+
     def scan(
         self, start: int, stop: int | None = None, *, check_crc: bool = True
     ) -> "Iterator[Scanned]":
-        """Yield every good record from `start` on that begins before `stop`, up to the first place
-        where there is none."""
+        """Yield every good record from `start` on that ends at `stop` or before, up to the first
+        place where there is none."""
         position = start
-        while (segment := self.segments.at(position)) is not None:
-            limit = segment.end if stop is None else min(stop, segment.end)
-            while limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
-                scanned = self.counted_at(position, check_crc=check_crc)
-                if scanned is None:
-                    return
-                yield scanned
-                position = scanned.end
-            if limit < segment.end:
+        while (room := self.next_room(position, stop)) is not None:
+            _, position, limit = room
+            record = self.counted_at(position, check_crc=check_crc)
+            if record is None or record.end > limit:
                 return
-            position = segment.end
+            yield record
+            position = record.end
 
 
 class Scanned(NamedTuple):
