@@ -24,7 +24,7 @@ from simulation.roles import CHANGES, Pair
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.errors import SluiceError
-from sluicemq.store.identity import IDENTITY_SUFFIX
+from sluicemq.files.identity import IDENTITY_SUFFIX
 from sluicemq.testing.files import CrashableFiles
 
 AWAY_MS: Final = 7000

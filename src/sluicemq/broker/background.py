@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.net.work.background import Steps
-from sluicemq.store.gather import Judgement
+from sluicemq.store.gather import PostponedWork
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ LOOK_EVERY: Final = 16
 _MARKS_MAX: Final = 4096
 
 
-def after(judgement: Judgement, again: Callable[[], T]) -> Steps[T]:
+def after(judgement: PostponedWork, again: Callable[[], T]) -> Steps[T]:
     """The same once more, when what a read has to know first is known."""
-    judgement.keep((yield judgement.run))
+    judgement.store_result((yield judgement.run))
     return again()
 
 

@@ -211,7 +211,7 @@ GAUGES: Final = (
     Family("sluicemq_disk_used_percent", "Of the fullest disk of the store.", (),
            _one(lambda b: b.watch.disk_percent)),
     Family("sluicemq_sends_refused_disk_full", "1 while sends are refused.", (),
-           _one(lambda b: int(b.store.retention.is_refusing))),
+           _one(lambda b: int(b.store.retention.is_refusing_sends))),
     Family("sluicemq_store_failed",
            "1 after an error of the disk that makes the store refuse all writes until a restart.",
            (), _one(lambda b: int(b.store.failure is not None))),
@@ -234,7 +234,7 @@ GAUGES: Final = (
     Family("rocketmq_topic_number", "Topics.", (), _one(lambda b: len(b.topics))),
     Family("rocketmq_consumer_group_number", "Consumer groups.", (), _one(lambda b: len(b.groups))),
     Family("rocketmq_storage_size", "Bytes of the commit log.", (),
-           _one(lambda b: b.store.written_offset - b.store.offset_min)),
+           _one(lambda b: b.store.written_offset - b.store.log_start)),
     Family("rocketmq_storage_flush_behind_bytes", "Bytes written and not yet synced.", (),
            _one(lambda b: b.store.written_offset - b.store.synced_offset)),
     Family("rocketmq_storage_dispatch_behind_bytes", "Bytes without queue entries.", (),
@@ -343,7 +343,7 @@ def unready(b: BrokerState, registration: Registration) -> list[str]:
     """Return the reasons to send clients elsewhere, one sentence each: the answer of `/ready`."""
     servers = registration.name_servers
     found = _store_failure(b)
-    if b.store.retention.is_refusing:
+    if b.store.retention.is_refusing_sends:
         found.append("the disk is full, so sends are refused.")
     if b.in_sync is not None and b.in_sync.refusal is not None:
         found.append(f"sends are refused: {b.in_sync.refusal.remark}")

@@ -274,12 +274,12 @@ class Broker:
         )  # fmt: skip
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset
-            mirror.units = store.ended_queues
+            mirror.units = store.expired_queues
         if settings.is_failover:
             path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
             self.epochs = Epochs(files, path, store.written_offset)
             if self.term is not None and not settings.is_slave:
-                self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
+                self.epochs.reign(self.term.epoch, store.log_start, store.written_offset)
         return store, files, confirmed, mirror
 
     async def _open(self, kept: Kept) -> None:
@@ -298,7 +298,7 @@ class Broker:
             known = 0  # others may be in sync, and lack what is here
         if self.settings.is_gated and known is not None:
             # Tables know all that is in the log, also what has to be confirmed yet.
-            self.store.hide(known)
+            self.store.hide_unconfirmed(known)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
@@ -389,7 +389,7 @@ class Broker:
         if not self.settings.is_slave:
             return None
         side = SlaveSide(
-            core, self.store.following(), self._files, self.epochs, self._confirmed, self.term,
+            core, self.store.start_following(), self._files, self.epochs, self._confirmed, self.term,
             self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
             signed=self.registration.signed,
             begin_queue=lambda *unit: self._loop.call_soon_threadsafe(

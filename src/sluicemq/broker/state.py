@@ -43,7 +43,7 @@ from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
 from sluicemq.net.work.background import Background, CallLater, Offload, Steps, in_place
-from sluicemq.store.directory import cannot_open
+from sluicemq.store.directory import open_error
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
 from sluicemq.supervision import Supervisor
@@ -259,7 +259,7 @@ class BrokerState:
                 return
             if not is_read_only:
                 self.offsets.cut(
-                    lambda *key: store.end_offset(*key) if store.queue_exists(*key) else None
+                    lambda *key: store.committed_offset(*key) if store.queue_exists(*key) else None
                 )
             for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
                 worker.load()
@@ -270,7 +270,7 @@ class BrokerState:
             for document in (self.topics.document, self.groups.document, self.checkpoints.document):
                 document.save()
         except OSError as error:
-            raise cannot_open(self.settings.store.root, error) from error
+            raise open_error(self.settings.store.root, error) from error
 
     @property
     def journaled(self) -> tuple[Document, ...]:

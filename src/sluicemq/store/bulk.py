@@ -56,7 +56,13 @@ from sluicemq.record.table import (
     leading_starts,
     rows_at,
 )
-from sluicemq.store.log import DELAYS_MS, LOST_CODE, LOST_MARK, SCHEDULE_TOPIC, read_scanned
+from sluicemq.store.log import (
+    DELAYS_MS,
+    PLACEHOLDER_CODE,
+    PLACEHOLDER_PREPARED_OFFSET,
+    SCHEDULE_TOPIC,
+    parse_log_record,
+)
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
 
 PIECE_BYTES: Final = 4 << 20
@@ -79,7 +85,7 @@ _CODE_AT: Final = UNIT.at("code")
 # --- records
 
 
-class Group:
+class QueueUnits:
     """The units of one queue found in a sweep, in order, with their queue offsets."""
 
     __slots__ = ("offsets", "queue_id", "topic", "units")
@@ -93,7 +99,7 @@ class Group:
         self.units = units
 
     @property
-    def is_row(self) -> bool:
+    def is_consecutive(self) -> bool:
         """Whether each offset is the one before plus 1."""
         return bool((np.diff(self.offsets) == 1).all())
 
@@ -132,7 +138,7 @@ class Sweep:
         return int(self._records.number("store_time")[self.count - 1])
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[QueueUnits]:
         """The records that stand in queues, by queue, each in the order of the log."""
         records, count = self._records, self.count
         topics, topic_of = records.topics
@@ -148,7 +154,7 @@ class Sweep:
         offsets = records.number("queue_offset")[order]
         cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(order)]
         return [
-            Group(topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
+            QueueUnits(topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
             for a, b in pairwise(cuts)
             if b > a
         ]
@@ -188,7 +194,7 @@ def sweep_piece(
     codes, odd, cut = _tag_codes(records, count)
     count = _leading(~cut)
     for row in np.flatnonzero(odd[:count]).tolist():
-        scanned = read_scanned(view, at + int(starts[row]), base, check_crc=False)
+        scanned = parse_log_record(view, at + int(starts[row]), base, check_crc=False)
         if scanned is None:  # cannot be: it was checked above
             count = row
             break
@@ -236,8 +242,8 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
         hashes, is_odd = java_hashes(flat, starts, lengths)
         odd[owners[is_odd | (following < starts + lengths) | ~is_end.any(axis=1)]] = True
         codes[owners] = hashes.view(np.int32)
-    is_lost = records.number("prepared_offset")[:count] == LOST_MARK
-    codes[is_lost] = LOST_CODE
+    is_lost = records.number("prepared_offset")[:count] == PLACEHOLDER_PREPARED_OFFSET
+    codes[is_lost] = PLACEHOLDER_CODE
     odd[is_lost] = False
     return codes, odd, cut
 
@@ -245,7 +251,7 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
 # --- units
 
 
-def unproved_heads(
+def unverified_heads(
     view: memoryview, base: int, units: Units, queue_id: int, offsets: Sequence[int] | Positions
 ) -> list[int]:
     """Which units (by number) have no record of their size at their position in this file.
@@ -255,12 +261,12 @@ def unproved_heads(
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     positions, sizes = rows["position"].astype(np.int64), rows["size"].astype(np.int64)
-    sizes[rows["code"] == LOST_CODE] = 0  # which no record has
-    found = unproved_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
+    sizes[rows["code"] == PLACEHOLDER_CODE] = 0  # which no record has
+    found = unverified_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
     return [int(row) for row in found]
 
 
-def unproved_rows(
+def unverified_rows(
     view: memoryview,
     base: int,
     positions: Positions,
@@ -279,7 +285,7 @@ def unproved_rows(
     return np.flatnonzero(~good)
 
 
-def find_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
+def find_tag_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
     """Indices of the units whose tag code is one of `codes`, ascending."""
     count = len(units) // UNIT_BYTES
     if not count or not codes:
@@ -300,7 +306,7 @@ def _as_stored(code: int) -> np.int64:
     )
 
 
-class Hits(NamedTuple):
+class ChunkHits(NamedTuple):
     """Of a queue's units from `start` to `stop` those with a filter's codes, side by side, and
     their queue `offsets`, ascending."""
 
@@ -316,11 +322,11 @@ class TagHits:
     was made again is another one."""
 
     def __init__(self) -> None:
-        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], Hits] = OrderedDict()
+        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], ChunkHits] = OrderedDict()
 
     def at(
         self, queue: Queue, codes: frozenset[int], position: int, end: int, grown: int
-    ) -> Hits | None:
+    ) -> ChunkHits | None:
         """Those of a chunk that holds `position`, and may go on behind `end`; None when there are
         no units. HOT.
 
@@ -335,17 +341,17 @@ class TagHits:
             count = len(units) // UNIT_BYTES
             if not count:
                 return None
-            offsets, found = tagged(units, codes, position)
-            known = self._chunks[key] = Hits(queue, position, position + count, offsets, found)
+            offsets, found = select_tagged(units, codes, position)
+            known = self._chunks[key] = ChunkHits(queue, position, position + count, offsets, found)
             if len(self._chunks) > KEPT:
                 self._chunks.popitem(last=False)
         return known
 
 
-def tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
+def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
     """Of the units, the first of which has this queue offset, those with one of the tag codes:
     their queue offsets, and the units side by side."""
-    indices = find_codes(units, codes)
+    indices = find_tag_codes(units, codes)
     return (indices + offset).tolist(), np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
 
 
@@ -353,12 +359,12 @@ class Runs(NamedTuple):
     """`places`: from where to where each run goes, in the order of the queue; `messages` of
     `size_bytes` together."""
 
-    places: list[tuple[int, int]]
+    extents: list[tuple[int, int]]
     messages: int
     size_bytes: int
 
 
-def runs_of(units: Units, count_max: int, bytes_max: int) -> Runs | None:
+def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
     """The first units, as far as both limits allow, as records that lie side by side in the log;
     None when some unit is blank or nonsense."""
     rows = np.frombuffer(units, UNIT_COLUMNS)

@@ -58,11 +58,11 @@ _LAYOUTS: Final = {
 }
 _INDEX_TIME_AT: Final = 16
 FOLLOWED: Final = b" slave"
-RESTORING: Final = "restoring"
+RESTORING_FILE: Final = "restoring"
 """A file beside the log while a store is made of a backup (`tools.backup`)."""
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
-LOG: Final = "commitlog"
+LOG_DIRECTORY: Final = "commitlog"
 ROCKSDB_QUEUES: Final = "consumequeue_r"
 QUEUE_FILES_MAX: Final = 64
 """So many files of queues are asked for their size: a large store has tens of thousands."""
@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 # --- the checkpoint
 
 
-class Mark(NamedTuple):
+class Checkpoint(NamedTuple):
     """Everything before `log_offset` is durable: in the log and in the queues.
 
     `queues` is how many queues have units and `units` the sum of their ends, both as of
@@ -96,52 +96,54 @@ class Mark(NamedTuple):
     index_files: int = -1
     log_start: int = -1
 
-    def without_queues(self) -> "Mark":
+    def without_queues(self) -> "Checkpoint":
         """The next mark, which holds for the log alone: no queues agree with it."""
         return self._replace(sequence=self.sequence + 1, queues=-1, units=-1)
 
 
-class Checkpoint(NamedTuple):
+class CheckpointContent(NamedTuple):
     """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files.
 
     `index_time_ms` is RocketMQ's own field for the index (spec/store.md §5).
     """
 
     java_time_ms: int
-    mark: Mark | None
+    latest: Checkpoint | None
     index_time_ms: int = 0
 
     @property
-    def is_mark_newest(self) -> bool:
+    def is_checkpoint_current(self) -> bool:
         """Whether RocketMQ has stored nothing since the mark: it leaves the mark as it was."""
-        mark = self.mark
+        mark = self.latest
         return mark is not None and self.java_time_ms <= max(0, mark.store_time_ms - _MARGIN_MS)
 
 
-def read_checkpoint(files: Files, path: str) -> Checkpoint:
+def read_checkpoint(files: Files, path: str) -> CheckpointContent:
     """Time 0 and no mark when the file is missing or short."""
     if not files.exists(path):
-        return Checkpoint(0, None)
+        return CheckpointContent(0, None)
     with closing(files.open(path)) as file:
         data = file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0")
     log_time, queue_time, index_time, _, _ = _JAVA.unpack_from(data)
     java_time = max(0, min(log_time, queue_time) - _MARGIN_MS)
-    return Checkpoint(java_time, max(filter(None, slots_of(data)), default=None), index_time)
+    return CheckpointContent(
+        java_time, max(filter(None, parse_slots(data)), default=None), index_time
+    )
 
 
-def slots_of(data: bytes) -> list[Mark | None]:
+def parse_slots(data: bytes) -> list[Checkpoint | None]:
     """The mark in each slot of a whole file; None where there is none or a torn one."""
-    marks: list[Mark | None] = []
+    marks: list[Checkpoint | None] = []
     for at in SLOTS:
         magic, crc = _SLOT.unpack_from(data, at)
         layout = _LAYOUTS.get(magic, _JAVA)
         content = data[at + _SLOT.size : at + _SLOT.size + layout.size]
         is_whole = magic in _LAYOUTS and crc == zlib.crc32(content)
-        marks.append(Mark(*layout.unpack(content)) if is_whole else None)
+        marks.append(Checkpoint(*layout.unpack(content)) if is_whole else None)
     return marks
 
 
-def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int = 0) -> None:
+def write_checkpoint(files: Files, path: str, mark: Checkpoint, *, index_time_ms: int = 0) -> None:
     """Write and sync; everything the mark claims has to be synced before."""
     content = _LAYOUTS[_MAGIC].pack(*mark)
     is_new = not files.exists(path)
@@ -158,52 +160,52 @@ def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int 
         files.sync_directory(path.rpartition("/")[0])
 
 
-class DurableMark:
+class CheckpointFile:
     """The mark as the checkpoint has it: `found` at the start, `mark` written by this process since
     (None: not yet). The log's start in it never goes back: retention may have said more than what
     was due before it."""
 
-    def __init__(self, files: Files, path: str, found: Checkpoint) -> None:
+    def __init__(self, files: Files, path: str, found: CheckpointContent) -> None:
         self._files = files
         self._path = path
         self._lock = threading.RLock()
-        self._sequence = found.mark.sequence if found.mark is not None else 0
+        self._sequence = found.latest.sequence if found.latest is not None else 0
         self.found = found
-        self.mark: Mark | None = None
+        self.written: Checkpoint | None = None
         self.index_time_ms = found.index_time_ms
         """RocketMQ's field for the index, for the next write (0: not known)."""
 
-    def write(self, mark: Mark) -> None:
+    def write(self, mark: Checkpoint) -> None:
         """As `write_checkpoint`. A write that fails spoils the same slot again the next time."""
         with self._lock:
-            start = mark.log_start if self.mark is None else self.mark.log_start
+            start = mark.log_start if self.written is None else self.written.log_start
             new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
             write_checkpoint(self._files, self._path, new, index_time_ms=self.index_time_ms)
-            self._sequence, self.mark = new.sequence, new
+            self._sequence, self.written = new.sequence, new
 
     def remove(self) -> None:
         """Durably, nothing is known of log, queues and index. Raises OSError."""
         with self._lock:
-            self.mark = None
+            self.written = None
             if self._files.exists(self._path):
                 self._files.remove(self._path)
                 self._files.sync_directory(self._path.rpartition("/")[0])
 
-    def start_at(self, log_start: int) -> None:
+    def set_log_start(self, log_start: int) -> None:
         """The durable mark says from now on that the log begins there. Raises OSError."""
         with self._lock:
-            if self.mark is not None and self.mark.log_start < log_start:
-                self.write(self.mark._replace(log_start=log_start))
+            if self.written is not None and self.written.log_start < log_start:
+                self.write(self.written._replace(log_start=log_start))
 
     def distrust_queues(self) -> None:
         """Make sure, durably, that no later start trusts the queues of this one."""
-        mark = self.found.mark
+        mark = self.found.latest
         if mark is not None:
             write_checkpoint(self._files, self._path, mark.without_queues())
         else:
             self.remove()
 
-    def say_index_time(self, time_ms: int) -> None:
+    def write_index_time(self, time_ms: int) -> None:
         """RocketMQ's field for the index alone, not synced, and only beside a mark of ours.
         RocketMQ throws away index files that are newer than this when it starts after a crash: say
         it before such a file is written."""
@@ -212,7 +214,7 @@ class DurableMark:
             if not self._files.exists(self._path):
                 return
             with closing(self._files.open(self._path)) as file:
-                if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
+                if any(parse_slots(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
                     file.pwrite(struct.pack(">q", time_ms), _INDEX_TIME_AT)
 
 
@@ -229,7 +231,7 @@ def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
     files.sync_directory(path.rpartition("/")[0])
 
 
-def says_followed(files: Files, path: str) -> bool:
+def was_slave(files: Files, path: str) -> bool:
     """Whether the store was a slave's when it was not closed in order."""
     if not files.exists(path):
         return False
@@ -252,7 +254,7 @@ class DeletedTopics:
     def __init__(self, files: Files, path: str, ends: dict[str, int] | None = None) -> None:
         self._files = files
         self._path = path
-        self.ends = ends or {}
+        self.end_by_topic = ends or {}
         self.is_doubtful = False
 
     @classmethod
@@ -277,9 +279,11 @@ class DeletedTopics:
 
         Raises OSError: there is no new entry, now or at the next start, unless `is_doubtful`.
         """
-        kept = {name: position for name, position in self.ends.items() if position > log_start}
+        kept = {
+            name: position for name, position in self.end_by_topic.items() if position > log_start
+        }
         ends = kept | {topic: end}
-        before, text = json.dumps(self.ends, indent=1), json.dumps(ends, indent=1)
+        before, text = json.dumps(self.end_by_topic, indent=1), json.dumps(ends, indent=1)
         try:
             replace_text(self._files, self._path, text)
         except OSError:
@@ -288,17 +292,19 @@ class DeletedTopics:
                 replace_text(self._files, self._path, before)
             self.is_doubtful = False
             raise
-        self.ends = ends
+        self.end_by_topic = ends
 
     def cut(self, end: int) -> None:
         """The log ends here: what is written from now on counts. Raises OSError."""
-        if any(position > end for position in self.ends.values()):
-            self.ends = {name: min(position, end) for name, position in self.ends.items()}
-            replace_text(self._files, self._path, json.dumps(self.ends, indent=1))
+        if any(position > end for position in self.end_by_topic.values()):
+            self.end_by_topic = {
+                name: min(position, end) for name, position in self.end_by_topic.items()
+            }
+            replace_text(self._files, self._path, json.dumps(self.end_by_topic, indent=1))
 
-    def counts(self, topic: str, position: int) -> bool:
+    def is_live(self, topic: str, position: int) -> bool:
         """Whether a record of the topic at this position of the log still counts."""
-        return position >= self.ends.get(topic, 0)
+        return position >= self.end_by_topic.get(topic, 0)
 
 
 # --- is it a store, and one that is read here?
@@ -323,7 +329,7 @@ def check_directory(files: Files, config: StoreConfig) -> None:
             f"{path} is a file, and must be a directory.",
             fix="Move it away, and bring the directory back from a copy if there was one.",
         )
-    if files.exists(f"{root}/{RESTORING}"):
+    if files.exists(f"{root}/{RESTORING_FILE}"):
         raise StoreError(
             f"{root} is the half of a store: `sluice store restore` was interrupted.",
             fix="Run it again, with the same directories.",
@@ -350,7 +356,7 @@ def check_directory(files: Files, config: StoreConfig) -> None:
             )
 
 
-def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError:
+def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> StoreError:
     """The error for a directory without a commit log; `option` says where the log lies."""
     fact = f"{root} is not a message store"
     if not files.exists(root):
@@ -362,7 +368,7 @@ def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError
             fix="Name the directory above it (the one that storePathRootDir says).",
         )
     for name in names:
-        if files.names(f"{root}/{name}/{LOG}"):
+        if files.names(f"{root}/{name}/{LOG_DIRECTORY}"):
             return StoreError(f"{fact}.", fix=f"Name {root}/{name}: that one is.")
     if ROCKSDB_QUEUES in names:
         return StoreError(
@@ -378,7 +384,7 @@ def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError
     )
 
 
-def cannot_open(root: str, error: OSError) -> StoreError:
+def open_error(root: str, error: OSError) -> StoreError:
     """The error of the system as one of the store: path, reason, cure."""
     return StoreError(
         f"The store in {root} cannot be opened: {error.strerror or error}"
@@ -387,7 +393,9 @@ def cannot_open(root: str, error: OSError) -> StoreError:
     )
 
 
-def fit_sizes(config: StoreConfig, files: Files, option: str = "storePathCommitLog") -> StoreConfig:
+def detect_file_sizes(
+    config: StoreConfig, files: Files, option: str = "storePathCommitLog"
+) -> StoreConfig:
     """`config` with the sizes of the files that are there: a copy of a store alone does not say
     what mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog were (spec/store.md §1).
 
@@ -408,7 +416,7 @@ def fit_sizes(config: StoreConfig, files: Files, option: str = "storePathCommitL
 
     log, queues = config.commit_log_path, config.consume_queue_path
     if not any(paths(log)):
-        raise no_store(files, config.root, log, option)
+        raise not_a_store_error(files, config.root, log, option)
     queue_files = (
         path
         for topic in files.names(queues)

@@ -17,14 +17,14 @@ from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
-    LOST_CODE,
+    PLACEHOLDER_CODE,
     CommitLog,
-    Scanned,
+    LogRecord,
 )
-from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_possible
+from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_valid_key
 
 if TYPE_CHECKING:
-    from sluicemq.store.bulk import Group, Sweep
+    from sluicemq.store.bulk import QueueUnits, Sweep
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +56,18 @@ class Dispatcher:
         self._delays_ms = delays_ms
         self._by_name: dict[tuple[bytes, int], Queue] = {}
         self._suspects: dict[Queue, tuple[int, Unit]] = {}
-        self.added = 0
-        self.grown: set[Queue] = set()
-        self.time_ms = 0
+        self.units_added = 0
+        self.grown_queues: set[Queue] = set()
+        self.last_store_time_ms = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The queues are others from now on."""
         self._by_name.clear()
         self._suspects.clear()
-        self.grown.clear()
-        self.added = 0
+        self.grown_queues.clear()
+        self.units_added = 0
 
-    def walk(
+    def dispatch_records(
         self, start: int, stop: int | None = None, *, may_gap: bool, singles: int | None = None
     ) -> int | None:
         """Put every record from `start` on, up to `stop`, into its queue; the end of the last one,
@@ -77,24 +77,24 @@ class Dispatcher:
             self._log, start, stop, check_crc=self._check_crc, delays_ms=self._delays_ms,
             singles=singles,
         ):  # fmt: skip
-            if not isinstance(found, Scanned):
+            if not isinstance(found, LogRecord):
                 is_complete = all(self._dispatch_group(g, may_gap=may_gap) for g in found.groups)
             elif found.is_queued:
                 code = found.tag_code(self._delays_ms)
                 unit = Unit(found.position, found.size_bytes, code)
                 queue = self._queue(found.topic, found.queue_id)
                 is_complete = self._put(queue, found.queue_offset, unit, may_gap=may_gap)
-                for other, offset in found.other_queues() if is_complete else ():
-                    self._put(self._queues.open(other), offset, unit, may_gap=True)
+                for other, offset in found.extra_queues() if is_complete else ():
+                    self._put(self._queues.get_unchecked(other), offset, unit, may_gap=True)
             else:
                 is_complete = True
             if not is_complete:
                 return None
             end = found.end
-            self.time_ms = found.store_time_ms
+            self.last_store_time_ms = found.store_time_ms
         return end
 
-    def settle(self, *, is_end: bool = True) -> None:
+    def resolve_suspects(self, *, is_end: bool = True) -> None:
         """Nothing follows (for now): decide about what waits for the next of its queue."""
         for queue, (offset, unit) in list(self._suspects.items()):
             if offset == 0:  # the topic was deleted and made again, and has one message
@@ -105,11 +105,11 @@ class Dispatcher:
                 continue
             del self._suspects[queue]
 
-    def _dispatch_group(self, group: "Group", *, may_gap: bool) -> bool:
+    def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
         """Many units of one queue. False at a gap."""
         queue = self._queue(group.topic, group.queue_id)
-        is_new = queue.topic not in self._queues.deleted.ends
-        is_row = group.is_row and is_new and is_possible(queue.key)
+        is_new = queue.topic not in self._queues.deleted.end_by_topic
+        is_row = group.is_consecutive and is_new and is_valid_key(queue.key)
         added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_row else None
         if added is None:
             return all(
@@ -117,21 +117,21 @@ class Dispatcher:
                 for offset, unit in group.rows()
             )
         if added:
-            self.added += added
-            self.grown.add(queue)
-            self._queues.note(queue)
+            self.units_added += added
+            self.grown_queues.add(queue)
+            self._queues.mark_dirty(queue)
         return True
 
     def _queue(self, topic: bytes, queue_id: int) -> Queue:
         queue = self._by_name.get((topic, queue_id))
         if queue is None:
             name = (topic.decode(errors="replace"), queue_id)
-            queue = self._by_name[topic, queue_id] = self._queues.open(name)
+            queue = self._by_name[topic, queue_id] = self._queues.get_unchecked(name)
         return queue
 
     def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
         """False at a gap."""
-        if not self._queues.deleted.counts(queue.topic, unit.physical_offset):
+        if not self._queues.deleted.is_live(queue.topic, unit.physical_offset):
             return True
         suspect = self._suspects.pop(queue, None)
         if suspect is not None and suspect[0] + 1 == offset:
@@ -139,10 +139,10 @@ class Dispatcher:
         elif suspect is not None:
             _report_suspect(queue, *suspect)
         offset_max = OFFSET_MAX
-        if not (self._log.start or queue.next_offset or unit.tag_code == LOST_CODE):
+        if not (self._log.start or queue.next_offset or unit.tag_code == PLACEHOLDER_CODE):
             # The first of a queue in a whole log: no more than records fit before it.
             offset_max = unit.physical_offset // RECORD_BYTES_MIN
-        if not is_possible(queue.key) or not 0 <= offset <= offset_max:
+        if not is_valid_key(queue.key) or not 0 <= offset <= offset_max:
             _report_suspect(queue, offset, unit)
             return True
         if not _is_plausible(queue, offset, unit):
@@ -159,9 +159,9 @@ class Dispatcher:
 
     def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
         if queue.put(offset, unit):
-            self.added += 1
-            self.grown.add(queue)
-            self._queues.note(queue)
+            self.units_added += 1
+            self.grown_queues.add(queue)
+            self._queues.mark_dirty(queue)
 
 
 def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
@@ -173,7 +173,7 @@ def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
         known = queue.unit(offset)
         return known is not None and known.physical_offset >= unit.physical_offset
     last = queue.unit(end - 1)
-    if last is None or not last.is_used or last.is_blank or last.tag_code == LOST_CODE:
+    if last is None or not last.is_used or last.is_blank or last.tag_code == PLACEHOLDER_CODE:
         return True  # a place holder may lie far before the place of what it stands for
     return (offset - end + 1) * RECORD_BYTES_MIN <= unit.physical_offset - last.physical_offset
 
@@ -194,7 +194,7 @@ def sweep_records(
     check_crc: bool = True,
     delays_ms: Sequence[int] = DELAYS_MS,
     singles: int | None = None,
-) -> "Iterator[Scanned | Sweep]":
+) -> "Iterator[LogRecord | Sweep]":
     """As `CommitLog.scan`, many records at a time where there are many; those that end at `stop` or
     before.
 

@@ -46,14 +46,14 @@ class FollowedStore(Protocol):
 
     def confirm(self, end_offset: int) -> None: ...
 
-    def show(self, end: int, queues: list[tuple[Queue, int]]) -> None: ...
+    def make_visible(self, end: int, queues: list[tuple[Queue, int]]) -> None: ...
 
     def begin_log(self, position: int) -> None: ...
 
     def cut_log(self, end: int) -> None: ...
 
 
-class Following:
+class LogFollower:
     """The face of a store for whoever brings the master's bytes. See the module."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Following:
             pieces.append((position, view[:size]))
             view, position = view[size:], position + size
         log.write(pieces, end)
-        self._writer.move()
+        self._writer.continue_at_log_end()
 
     def dispatch(self, confirmed: int | None = None) -> None:
         """Put whole records, up to `confirmed` (None: all there are), into their queues, and show
@@ -115,8 +115,8 @@ class Following:
             return
         singles = 0 if stop - start >= COLUMNS_BYTES_MIN else None
         try:
-            end = dispatcher.walk(start, stop, may_gap=True, singles=singles)
-            dispatcher.settle(is_end=False)
+            end = dispatcher.dispatch_records(start, stop, may_gap=True, singles=singles)
+            dispatcher.resolve_suspects(is_end=False)
         except OSError as error:
             raise StoreError(
                 f"The queues in {log.segments.directory} cannot be written: {error}.",
@@ -129,9 +129,9 @@ class Following:
             end = segment.end if is_over else log.skip_blank(end)
         if end > start:
             log.followed_end = end
-            self._writer.last_time_ms = dispatcher.time_ms or self._writer.last_time_ms
-            self._store.show(end, [(queue, queue.next_offset) for queue in dispatcher.grown])
-            dispatcher.grown.clear()
+            self._writer.last_time_ms = dispatcher.last_store_time_ms or self._writer.last_time_ms
+            self._store.make_visible(end, [(queue, queue.next_offset) for queue in dispatcher.grown_queues])
+            dispatcher.grown_queues.clear()
             if end - start >= INDEX_BYTES_MIN:
                 self._store.keys.catch_up(2 * (end - start))
         self._check_rest(end, stop)
@@ -142,13 +142,14 @@ class Following:
         if segment is None or stop - end < BLANK_BYTES:
             return
         room = segment.end - end
-        size, magic = BLANK.struct.unpack_from(*segment.look(end, BLANK_BYTES))
+        size, magic = BLANK.struct.unpack_from(*segment.safe_view(end, BLANK_BYTES))
         is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
         is_begun = is_record and end + size > stop
         if not is_begun and not (magic == MAGIC_BLANK and size == room):
             place = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
-                f"What the master sent for {place} is no record: {self._log.explain(end)}.",
+                f"What the master sent for {place} is no record:"
+                f" {self._log.explain_bad_record(end)}.",
                 fix="Check the master's store with `sluice store verify`; then begin here with an"
                 " empty directory.",
             )
@@ -160,6 +161,6 @@ class Following:
         takes no more, and a restart finishes what was begun, or undoes it.
         """
         if end < self.end:
-            self._dispatcher.forget()
+            self._dispatcher.reset()
             self._store.cut_log(end)
-            self._writer.move()
+            self._writer.continue_at_log_end()

@@ -54,7 +54,7 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.log import LOST_CODE, CommitLog, records_from
+from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, iter_whole_records
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
@@ -75,9 +75,9 @@ long as nothing else is known of it (`broker.consume.delivered`).
 The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
 an answer of 32 matches of a rare tag would cost more than it brings."""
 NO_LIMIT: Final = 1 << 62
-WEIGHT_INLINE: Final = 512
+INLINE_WEIGHT_MAX: Final = 512
 """Of filters that are asked at once, record by record: some 20 µs each."""
-RECORDS_S: Final = 0.002
+READ_TIME_MAX_S: Final = 0.002
 """After so long a read that looks at records ends."""
 FILTERS_KEPT: Final = 64
 RECORDS_KEPT: Final = 1024
@@ -85,12 +85,12 @@ RECORDS_KEPT: Final = 1024
 _READ_UNITS_MAX: Final = 4096
 _RUNS_BYTES_MIN: Final = 512 * UNIT_BYTES
 """Fewer units are faster one by one, and ordinary pulls never have so many."""
-Select = Callable[[Units], Iterable[int]]
+UnitSelector = Callable[[Units], Iterable[int]]
 """Which of some units are wanted: their indices, ascending."""
 REPORTS_MAX: Final = 1000
 """So many places are logged; the rest is only counted."""
-COLUMNS_MIN: Final = 256
-MEND_BYTES_MAX: Final = 16 << 20
+VECTORISED_UNITS_MIN: Final = 256
+UNIT_SEARCH_BYTES_MAX: Final = 16 << 20
 """So much of the log is searched for the message of a wrong unit."""
 _HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
 _unpack_whole: Final = RECORD_HEAD.only(
@@ -151,7 +151,7 @@ def _several(count: int) -> Callable[[Units], tuple[int, ...]]:
     return struct.Struct(">" + count * "qi8x").unpack
 
 
-class Soundness:
+class RecordVerifier:
     """Looks at records written before `trusted_from`; knows what it has found."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, delays_ms: Sequence[int]) -> None:
@@ -164,7 +164,7 @@ class Soundness:
         """Records from here on are this process's own."""
 
     @property
-    def damaged(self) -> int:
+    def damaged_count(self) -> int:
         """How many damaged records readers have come upon."""
         return len(self._found)
 
@@ -172,14 +172,14 @@ class Soundness:
         """Whether what lies there was written by this process."""
         return self.trusted_from <= position < self._log.written_offset
 
-    def is_sound(self, position: int, size: int, *, is_whole: bool) -> bool:
+    def is_valid(self, position: int, size: int, *, is_whole: bool) -> bool:
         """Whether the record may be given to a reader. Damage is logged and counted."""
         reason = self._fault(Unit(position, size, 0), None, is_whole=is_whole)
         if reason:
             self._note(position, reason)
         return reason is None
 
-    def blank_bad(
+    def repair_or_blank(
         self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
     ) -> Units:
         """The units, mended where they are wrong, blank where they have no sound record.
@@ -191,19 +191,19 @@ class Soundness:
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         if is_whole and segment is not None and not self._log.requires_checksum:
             look = are_whole if engine.pulls is None else engine.pulls.are_whole
-            if look(units, offsets, segment, queue, LOST_CODE):
+            if look(units, offsets, segment, queue, PLACEHOLDER_CODE):
                 return units
         suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
-        if not is_whole and segment is not None and len(suspects) >= COLUMNS_MIN:
-            from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy: bulk reads
+        if not is_whole and segment is not None and len(suspects) >= VECTORISED_UNITS_MIN:
+            from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - NumPy: bulk reads
 
             view = segment.data_view(end_of_last(units))
-            suspects = unproved_heads(view, segment.base, units, queue.queue_id, offsets)
+            suspects = unverified_heads(view, segment.base, units, queue.queue_id, offsets)
         blanked: bytearray | None = None
         for index in suspects:
             unit = Unit._make(UNIT.unpack_from(units, index * UNIT_BYTES))
             position, size, code = unit
-            if self.is_trusted(position) and code != LOST_CODE and size > 0:
+            if self.is_trusted(position) and code != PLACEHOLDER_CODE and size > 0:
                 continue
             reason = self._fault(unit, (queue, offsets[index]), is_whole=is_whole)
             if reason is None:
@@ -219,7 +219,7 @@ class Soundness:
         """Why the record may not be given to a reader (of a queue, at an offset of it); None when
         it may, "" when there never was one."""
         position, size, code = unit
-        if code == LOST_CODE or size == BLANK_SIZE:
+        if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
             return ""
         if 0 <= position < self._log.start:
             return None  # its file was deleted: that is no damage
@@ -229,16 +229,16 @@ class Soundness:
         if size < RECORD_BYTES_MIN or position + size > segment.end:
             return f"a record of {size} bytes cannot be there"
         if not is_whole:
-            view, at = segment.look(position, RECORD_BYTES_MIN)
+            view, at = segment.safe_view(position, RECORD_BYTES_MIN)
             found, magic, queue_id, offset, where = _HEAD.unpack_from(view, at)
             is_record = found == size and magic in MAGICS and where == position
             is_its = place is None or (queue_id, offset) == (place[0].queue_id, place[1])
             if is_record and is_its:
                 return None
-        record = self._log.counted_at(position)
+        record = self._log.find_valid_record(position)
         if record is None or record.size_bytes != size:
-            return f"{self._log.explain(position)} ({segment.path})"
-        if place is not None and not record.stands_in(place[0].key, place[1]):
+            return f"{self._log.explain_bad_record(position)} ({segment.path})"
+        if place is not None and not record.belongs_to(place[0].key, place[1]):
             return "it says that it stands elsewhere than its queue says"
         return None
 
@@ -250,9 +250,11 @@ class Soundness:
         before, behind = self._neighbour(queue, offset, -1), self._neighbour(queue, offset, 1)
         start = self._log.start if before is None else before.end
         end = self._log.written_offset if behind is None else behind.physical_offset
-        if end - start <= MEND_BYTES_MAX:
-            for record in takewhile(lambda r: r.position < end, records_from(self._log, start)):
-                if record.is_queued and record.stands_in(queue.key, offset):
+        if end - start <= UNIT_SEARCH_BYTES_MAX:
+            for record in takewhile(
+                lambda r: r.position < end, iter_whole_records(self._log, start)
+            ):
+                if record.is_queued and record.belongs_to(queue.key, offset):
                     code = record.tag_code(self._delays_ms)
                     data = UNIT.pack(record.position, record.size_bytes, code)
                     logger.warning(
@@ -260,9 +262,9 @@ class Soundness:
                         " again", queue.topic, queue.queue_id, offset,
                     )  # fmt: skip
                     with contextlib.suppress(OSError):  # the reader has it, and finds it next time
-                        queue.mend(offset, data)
+                        queue.overwrite_unit(offset, data)
                     return data
-        if before is None and behind is None and self._log.counted_at(unit.physical_offset):
+        if before is None and behind is None and self._log.find_valid_record(unit.physical_offset):
             self._queues.is_doubtful = True
             raise StoreDamagedError(
                 f"The queue {queue.topic}/{queue.queue_id} in {queue.segments.directory} is damaged"
@@ -290,22 +292,22 @@ class Soundness:
         self._found.add(position)
 
 
-class Judgement(NamedTuple):
+class PostponedWork(NamedTuple):
     """What a read has to know: `keep(run())`, of which `run` may happen in any thread."""
 
     run: Callable[[], Any]
-    keep: Callable[[Any], object]
+    store_result: Callable[[Any], object]
 
 
 class PostponedError(Exception):
     """A read cannot go on without a judgement."""
 
-    def __init__(self, judgement: Judgement) -> None:
+    def __init__(self, judgement: PostponedWork) -> None:
         super().__init__("verdicts have to be found first")
-        self.judgement = judgement
+        self.work = judgement
 
 
-class JudgedRecords:
+class FilterResultCache:
     """Verdicts of filters on records, by their places in the log."""
 
     def __init__(self) -> None:
@@ -350,10 +352,10 @@ class JudgedRecords:
             if len(self._known) > FILTERS_KEPT:
                 self._known.popitem(last=False)
 
-        raise PostponedError(Judgement(run, keep))
+        raise PostponedError(PostponedWork(run, keep))
 
 
-class Reach(NamedTuple):
+class SpanLimit(NamedTuple):
     """What a reader of ordinary pulls can hold.
 
     It has consumed everything below `consumed`; the matches that it has and has not consumed may
@@ -367,7 +369,7 @@ class Reach(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Gather:
+class RecordCollector:
     """Collects records within limits, as slices of the log.
 
     `reach` None: the reader may hold any number. `held_from` is the first match that it holds (-1:
@@ -377,22 +379,22 @@ class Gather:
     """
 
     log: CommitLog
-    sound: Soundness
+    verifier: RecordVerifier
     queue: Queue
     count_max: int
     bytes_max: int
     is_bulk: bool
-    reach: Reach | None = None
+    span_limit: SpanLimit | None = None
     may_postpone: bool = False
     data: list[memoryview] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
     is_missing: bool = False
     is_out_of_reach: bool = False
-    is_sure: bool = False
+    is_filter_reliable: bool = False
     held_from: int = -1
-    last: int = -1
-    judgement: Judgement | None = None
+    last_offset: int = -1
+    postponed: PostponedWork | None = None
     _run_start: int = -1  # of adjacent records, not yet sliced
     _run_end: int = -1
     _view: memoryview = _NOTHING  # the log file of the run, which holds [_base, _limit)
@@ -424,9 +426,9 @@ class Gather:
 
         `offsets` are their queue offsets.
         """
-        if len(units) and not self.sound.is_trusted(_first_position(units)[0]):
+        if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk
-            units = self.sound.blank_bad(units, self.queue, offsets, is_whole=is_whole)
+            units = self.verifier.repair_or_blank(units, self.queue, offsets, is_whole=is_whole)
         if len(units) >= _RUNS_BYTES_MIN:
             done = self._take_runs(units)
         else:
@@ -496,16 +498,16 @@ class Gather:
     def _take_runs(self, units: Units) -> int:
         """As many of the units as have room, run by run; 0 when they have to be looked at singly,
         and nothing has changed then."""
-        from sluicemq.store.bulk import runs_of  # noqa: PLC0415 - NumPy for large reads only
+        from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - NumPy for large reads only
 
-        found = runs_of(units, self.room, self.bytes_max - self.size_bytes)
+        found = find_runs(units, self.room, self.bytes_max - self.size_bytes)
         if found is None:
             return 0
-        for start, end in found.places:
+        for start, end in found.extents:
             segment = self.log.segments.at(start)
             if segment is None or end > segment.end:  # one file of the log has to hold all of a run
                 return 0
-        for start, end in found.places:
+        for start, end in found.extents:
             if start != self._run_end:
                 self.close()
                 self._turn_to(start, end - start)
@@ -515,7 +517,7 @@ class Gather:
         self.size_bytes += found.size_bytes
         return found.messages
 
-    def take_some(self, units: Units, position: int, indices: Iterable[int]) -> int:
+    def take_indices(self, units: Units, position: int, indices: Iterable[int]) -> int:
         """Take the units at `indices`; returns the queue offset of the first one that found no
         room, or -1. `position` is that of the first unit.
 
@@ -524,14 +526,14 @@ class Gather:
         chosen = list(islice(indices, self.room + 1))
         begins = [index * UNIT_BYTES for index in chosen]
         side_by_side = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-        return self.take_chosen(side_by_side, [position + index for index in chosen])
+        return self.take_selected(side_by_side, [position + index for index in chosen])
 
-    def take_chosen(self, units: Units, offsets: Sequence[int]) -> int:
+    def take_selected(self, units: Units, offsets: Sequence[int]) -> int:
         """Take units that lie side by side; returns the first of their queue `offsets` that found
         no room, or -1. HOT."""
         room = self.room
         wanted = min(len(offsets), room)
-        reach = self.reach
+        reach = self.span_limit
         if reach is not None and wanted:  # only what the reader can hold beside what it has
             first, held_from = offsets[0], self.held_from
             # Out of reach: it holds nothing, or does not count as Java does, unless it is patient.
@@ -548,7 +550,7 @@ class Gather:
         else:
             done = self.take_all(units, offsets)
         if done:
-            self.last = offsets[done - 1]
+            self.last_offset = offsets[done - 1]
         return offsets[done] if done < len(offsets) else -1
 
     def _turn_to(self, position: int, size: int) -> bool:

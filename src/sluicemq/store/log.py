@@ -71,7 +71,7 @@ from sluicemq.record.layout import (
 )
 from sluicemq.store.segments import Segment, SegmentFiles
 
-SIZE_KEY: Final = "mappedFileSizeCommitLog"
+FILE_SIZE_SETTING: Final = "mappedFileSizeCommitLog"
 BLANK_BYTES: Final = 8
 MULTI_DISPATCH: Final = reserved.MULTI_DISPATCH
 MULTI_OFFSETS: Final = reserved.MULTI_OFFSETS
@@ -82,10 +82,10 @@ DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
 ZEROS_NEVER_STORED: Final = bytes(16)
 """Properties hold no run of zeros as long as this, and do not end with a zero."""
 LOST_NAME: Final = "SLUICE_LOST"
-LOST_CODE: Final = int.from_bytes(b"LOST") << 32
+PLACEHOLDER_CODE: Final = int.from_bytes(b"LOST") << 32
 """The tag code of a place holder (`tools.repair`): our readers pass over it. Its lower half, all
 that RocketMQ compares, is that of a message without a tag."""
-LOST_MARK: Final = int.from_bytes(b"SLUICELO")
+PLACEHOLDER_PREPARED_OFFSET: Final = int.from_bytes(b"SLUICELO")
 """What a place holder has for the offset of its prepared message, which no ordinary one has."""
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
@@ -114,7 +114,9 @@ class CommitLog:
     def __init__(
         self, files: Files, directory: str, file_bytes: int, *, requires_checksum: bool = False
     ) -> None:
-        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, cuts_in_order=True)
+        self.segments = SegmentFiles(
+            files, directory, file_bytes, FILE_SIZE_SETTING, cuts_in_order=True
+        )
         self.requires_checksum = requires_checksum
         self.written_offset = 0
         self.synced_offset = 0
@@ -139,21 +141,21 @@ class CommitLog:
         """What recovery found: everything before is on disk, appending goes on from there."""
         self.written_offset = self.synced_offset = offset
 
-    def cut(self, end: int) -> None:
+    def truncate(self, end: int) -> None:
         """Forget what lies behind `end`, durably. Raises StoreError, as a failed sync does."""
         with self._sync_lock:
-            self.check()
+            self.check_writable()
             segments = self.segments
             try:
-                if segments.cut(end):
+                if segments.truncate(end):
                     if segments.last is not None:
                         segments.last.file().sync()
                     segments.files.sync_directory(segments.directory)
             except OSError as error:
-                self.fail(error)
+                self.mark_failed(error)
             self.written_offset, self.synced_offset = end, min(self.synced_offset, end)
 
-    def check(self) -> None:
+    def check_writable(self) -> None:
         """Raises StoreError when the log takes no more writes."""
         if self.failure is not None:
             raise StoreError(
@@ -161,14 +163,14 @@ class CommitLog:
                 fix="Check the disk, then start the broker again: it recovers what is safe.",
             )
 
-    def fail(self, error: OSError) -> None:
+    def mark_failed(self, error: OSError) -> None:
         """The log takes no more writes from now on. Raises StoreError."""
         self.failure = error
-        self.check()
+        self.check_writable()
 
-    def check_room(self) -> None:
+    def check_appendable(self) -> None:
         """Raises StoreError or StoreFullError when nothing may be appended."""
-        self.check()
+        self.check_writable()
         if self.refusal is not None:
             raise StoreFullError(self.refusal.fact + ".", fix=self.refusal.fix)
 
@@ -182,7 +184,7 @@ class CommitLog:
         """
         begun = self._unwiped
         if self.failure is not None:
-            self.check()
+            self.check_writable()
         try:
             if begun:
                 self._wipe()
@@ -191,7 +193,7 @@ class CommitLog:
                 file = segment.file()  # without a descriptor nothing has begun
                 begun.append((position, len(data)))
                 file.pwrite(data, position - segment.base)
-                segment.grown(position + len(data))
+                segment.note_written(position + len(data))
         except OSError as error:
             try:
                 self._wipe()
@@ -219,7 +221,7 @@ class CommitLog:
             raise
         return segment
 
-    def prepare_next(self) -> None:
+    def prepare_next_file(self) -> None:
         """Create the next file ahead of need when the last one is three quarters full."""
         last = self.segments.last
         if last is not None and self.written_offset > last.end - last.size // 4:
@@ -231,7 +233,7 @@ class CommitLog:
             position, size = self._unwiped[-1]
             segment = self.segments.at(position)
             try:
-                if segment is not None and segment.zero_from(position, position + size):
+                if segment is not None and segment.zero_range(position, position + size):
                     self._sync_segment(segment)
             except OSError as error:
                 if error.errno not in PASSING_ERRORS | FULL_ERRORS:
@@ -264,7 +266,7 @@ class CommitLog:
         when it may be tried again.
         """
         with self._sync_lock:
-            self.check()
+            self.check_writable()
             target = self.written_offset
             position = self.synced_offset
             while position < target:
@@ -287,14 +289,14 @@ class CommitLog:
         except OSError as error:
             if not is_open and error.errno in PASSING_ERRORS:
                 raise self._write_error(error) from error
-            self.fail(error)
+            self.mark_failed(error)
 
     def close(self) -> None:
         self.segments.close()
 
     # --- reading
 
-    def record(self, position: int, size: int) -> memoryview | None:
+    def record_view(self, position: int, size: int) -> memoryview | None:
         """The bytes [position, + size) without copying; None when no file holds them all."""
         segment = self.segments.at(position)
         if segment is None or position + size > segment.end:
@@ -302,7 +304,7 @@ class CommitLog:
         begin = position - segment.base
         return segment.view()[begin : begin + size]
 
-    def look(self, position: int) -> tuple[memoryview, int]:
+    def view_record(self, position: int) -> tuple[memoryview, int]:
         """Return a view and the index in it of the record that begins at `position`.
 
         The view reaches to the record's end if the bytes there begin like a record of this
@@ -312,7 +314,7 @@ class CommitLog:
         segment = self.segments.at(position)
         if segment is None:
             return memoryview(b""), 0
-        view, at = segment.look(position, RECORD_BYTES_MIN)
+        view, at = segment.safe_view(position, RECORD_BYTES_MIN)
         if len(view) - at < RECORD_BYTES_MIN:
             return view, at
         head = view[at : at + RECORD_BYTES_MIN]
@@ -321,18 +323,18 @@ class CommitLog:
         if len(view) - at >= size or not is_plausible:
             return view, at
         is_there = head[_POSITION_AT : _POSITION_AT + 8] == position.to_bytes(8)
-        return segment.look(position, size) if is_there else (view, at)
+        return segment.safe_view(position, size) if is_there else (view, at)
 
-    def scanned_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
+    def find_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return the record that begins there; None when none does that is wholly good."""
-        view, at = self.look(position)
-        return read_scanned(view, at, position - at, check_crc=check_crc)
+        view, at = self.view_record(position)
+        return parse_log_record(view, at, position - at, check_crc=check_crc)
 
-    def counted_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
+    def find_valid_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return what `scanned_at` returns if it counts: with its checksum where the log requires
         one."""
-        view, at = self.look(position)
-        scanned = read_scanned(view, at, position - at, check_crc=check_crc)
+        view, at = self.view_record(position)
+        scanned = parse_log_record(view, at, position - at, check_crc=check_crc)
         if scanned is None or not (check_crc and self.requires_checksum):
             return scanned
         return scanned if is_sealed(view[at : at + scanned.size_bytes]) else None
@@ -340,7 +342,7 @@ class CommitLog:
     def is_blank_at(self, segment: Segment, position: int) -> bool:
         """Return whether a blank record at `position` of `segment` says that the rest of the file
         holds nothing."""
-        view, at = segment.look(position, BLANK_BYTES)
+        view, at = segment.safe_view(position, BLANK_BYTES)
         if len(view) - at < BLANK_BYTES:
             return False
         size, magic = _unpack_begin(view, at)
@@ -353,13 +355,13 @@ class CommitLog:
             return position
         return segment.end if self.is_blank_at(segment, position) else position
 
-    def explain(self, position: int) -> str:
+    def explain_bad_record(self, position: int) -> str:
         """Return why no record counts at `position`, as a phrase."""
         segment = self.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
-        view, at = self.look(position)
-        return explain(view, at, position - at, segment.end - position)
+        view, at = self.view_record(position)
+        return explain_bad_record(view, at, position - at, segment.end - position)
 
     def next_room(self, position: int, stop: int | None = None) -> tuple[Segment, int, int] | None:
         """Return the file in which the next record may begin, where, and the position at which it
@@ -379,20 +381,20 @@ class CommitLog:
 
     def scan(
         self, start: int, stop: int | None = None, *, check_crc: bool = True
-    ) -> "Iterator[Scanned]":
+    ) -> "Iterator[LogRecord]":
         """Yield every good record from `start` on that ends at `stop` or before, up to the first
         place where there is none."""
         position = start
         while (room := self.next_room(position, stop)) is not None:
             _, position, limit = room
-            record = self.counted_at(position, check_crc=check_crc)
+            record = self.find_valid_record(position, check_crc=check_crc)
             if record is None or record.end > limit:
                 return
             yield record
             position = record.end
 
 
-class Scanned(NamedTuple):
+class LogRecord(NamedTuple):
     """A record that stands where it says. `topic` and `properties` are the encoded bytes."""
 
     position: int
@@ -415,9 +417,9 @@ class Scanned(NamedTuple):
         return not self.sys_flag & UNQUEUED
 
     @property
-    def is_lost(self) -> bool:
+    def is_placeholder(self) -> bool:
         """Only the place holder of a message that a repair could not save (`tools.repair`)."""
-        return self.prepared_offset == LOST_MARK
+        return self.prepared_offset == PLACEHOLDER_PREPARED_OFFSET
 
     def tag_code(self, delays_ms: Sequence[int] = DELAYS_MS) -> int:
         """What its queue's unit says: the hash of the tag, or a delayed message's time (ms).
@@ -425,8 +427,8 @@ class Scanned(NamedTuple):
         `delays_ms` are the delays of level 1, 2, … (messageDelayLevel).
         """
         encoded = self.properties
-        if self.is_lost:
-            return LOST_CODE
+        if self.is_placeholder:
+            return PLACEHOLDER_CODE
         if self.topic == _SCHEDULE_TOPIC:
             properties = decode_properties(encoded)
             if level := natural(properties.get(DELAY, "")):
@@ -434,13 +436,13 @@ class Scanned(NamedTuple):
             return tag_code(properties.get(TAGS, ""))
         return tag_code_of(encoded)
 
-    def stands_in(self, key: tuple[str, int], offset: int | None = None) -> bool:
+    def belongs_to(self, key: tuple[str, int], offset: int | None = None) -> bool:
         """Whether a queue holds it, at this offset; None: at any."""
         own = (self.topic.decode(errors="replace"), self.queue_id)
-        places = [(own, self.queue_offset), *self.other_queues()]
+        places = [(own, self.queue_offset), *self.extra_queues()]
         return any(found == key and offset in (None, at) for found, at in places)
 
-    def other_queues(self) -> list[tuple[tuple[str, int], int]]:
+    def extra_queues(self) -> list[tuple[tuple[str, int], int]]:
         """Further queues that the record stands in, with its offset there (spec/store.md
         §3.1)."""
         if _MULTI_START not in self.properties:
@@ -468,7 +470,7 @@ def is_torn(topic: bytes, properties: bytes) -> bool:
     )
 
 
-def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
+def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -> LogRecord | None:
     """The record at `at` of a file that begins at `base`; None when it is not wholly good.
 
     The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
@@ -504,35 +506,35 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
         is_whole = not check_crc or zlib.crc32(view[body : name - 1]) & CRC_MASK == crc
     if not time or not is_whole or (check_crc and is_torn(topic, properties)):
         return None
-    return Scanned(position, size, queue_id, offset, flag, time, topic, properties, prepared)
+    return LogRecord(position, size, queue_id, offset, flag, time, topic, properties, prepared)
 
 
 # --- behind bad places
 
 
-def next_record(log: CommitLog, position: int) -> Scanned | None:
+def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
     """Return the first whole record behind a bad place, as far as a report looks."""
     segment = log.segments.at(position)
     if segment is None:
         return None
     found = None
     stop = min(segment.end, position + SEARCH_BYTES_MAX)
-    place = next_good(segment, position + 1, stop, segment.end, takes_blank=False)
+    place = find_next_record_start(segment, position + 1, stop, segment.end, takes_blank=False)
     if place is not None:
-        found = log.scanned_at(place)
+        found = log.find_record(place)
     while found is None and (segment := log.segments.at(segment.end)) is not None:
-        found = log.scanned_at(segment.base)
+        found = log.find_record(segment.base)
     return found
 
 
-def records_from(log: CommitLog, start: int) -> Iterator[Scanned]:
+def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
     """Every whole record from `start` on, over bad places, as far as a report looks."""
     end = start
     while True:
         for record in log.scan(end):
             yield record
             end = record.end
-        found = next_record(log, end)
+        found = find_next_record(log, end)
         if found is None:
             return
         end = found.position
@@ -549,7 +551,7 @@ class LogBytes(Protocol):
         zeros; None when there is none."""
 
 
-def next_good(
+def find_next_record_start(
     log: LogBytes, start: int, stop: int, file_end: int, *, takes_blank: bool = True
 ) -> int | None:
     """Where the next good record begins, from `start` on and before `stop` of a file that ends at
@@ -573,7 +575,9 @@ def next_good(
             elif (  # its position is looked at first: hardly any other bytes have it
                 head[_POSITION_AT:][:8] == position.to_bytes(8)
                 and RECORD_BYTES_MIN <= size <= min(room, RECORD_BYTES_MAX)
-                and read_scanned(memoryview(log.read(position, size)), 0, position, check_crc=True)
+                and parse_log_record(
+                    memoryview(log.read(position, size)), 0, position, check_crc=True
+                )
             ):
                 return position
         start = place + len(data) - RECORD_BYTES_MIN
@@ -583,7 +587,7 @@ def next_good(
     return None
 
 
-def explain(view: memoryview, at: int, base: int, room: int) -> str:
+def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
     """Return why no record counts at index `at` of a view that begins at `base` of the log.
 
     `room` is the number of bytes from there to the end of the file.

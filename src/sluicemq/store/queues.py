@@ -41,13 +41,13 @@ GAP_MAX: Final = 64
 """Blank units in a row that a search looks behind: a queue may lack some in its middle."""
 UNITS_SINGLY: Final = 1024
 """So many at the end are looked at one by one, where damage is likely, before halves are taken."""
-SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
+FILE_SIZE_SETTING: Final = "mappedFileSizeConsumeQueue"
 Units = memoryview | bytearray | bytes
 TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
 """A tail is written when it is this long, whatever the clock says."""
 
 
-def is_possible(key: tuple[str, int]) -> bool:
+def is_valid_key(key: tuple[str, int]) -> bool:
     """Whether there can be a directory for such a queue: what a record says may be damaged."""
     topic, queue_id = key
     is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
@@ -63,7 +63,7 @@ def check_topic(topic: str, *, long_topics: bool = True) -> None:
         raise MessageIllegalError(
             f"The topic has {size} bytes, the limit is {limit}.", fix="Use a shorter name."
         )
-    if not is_possible((topic, 0)):
+    if not is_valid_key((topic, 0)):
         raise MessageIllegalError(
             f"The topic {topic!r} cannot name a directory.",
             fix="Use letters, digits, and the characters _ - | %.",
@@ -113,11 +113,13 @@ class Queue(QueueState):
         self.magic = MAGIC_V2 if is_long else MAGIC_V1
         self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
         self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)
-        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, are_sparse=True)
+        self.segments = SegmentFiles(
+            files, directory, file_bytes, FILE_SIZE_SETTING, are_sparse=True
+        )
         self.tail = bytearray()
-        self.reset(0)
+        self.reset_to(0)
 
-    def reset(self, offset: int) -> None:
+    def reset_to(self, offset: int) -> None:
         """Without units, beginning at `offset`; the files are not touched."""
         self.offset_min = offset
         self._set_end(offset)
@@ -142,27 +144,27 @@ class Queue(QueueState):
         if segment is None:
             return bytearray()
         stop = min((start + count) * UNIT_BYTES, self.tail_start * UNIT_BYTES, segment.end)
-        return segment.part(position, stop - position)
+        return segment.view_or_read(position, stop - position)
 
     def unit(self, offset: int) -> Unit | None:
         """The unit of one queue offset; None when there is none."""
         data = self.units(offset, 1) if offset < self.next_offset else b""
         return Unit._make(UNIT.unpack_from(data)) if len(data) else None
 
-    def peek(self, offset: int) -> Unit | None:
+    def read_unit(self, offset: int) -> Unit | None:
         """As `unit`, but read without a map: recovery looks into many files once."""
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is None or (self.tail and offset >= self.tail_start):
             return self.unit(offset)
         return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
 
-    def place_of(self, offset: int) -> int:
+    def position_of(self, offset: int) -> int:
         """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
-        unit = self.peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
+        unit = self.read_unit(offset) if self.segments.start <= offset * UNIT_BYTES else None
         self.segments.release()
         return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
 
-    def first_from(self, log_offset: int) -> int:
+    def first_offset_from(self, log_offset: int) -> int:
         """The first offset whose record lies at `log_offset` or behind; the end when none does."""
         end = self.next_offset
         first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
@@ -172,23 +174,23 @@ class Queue(QueueState):
 
         def past_gap(offset: int) -> Unit | None:
             """The unit there; where it is blank the next one that is not, if it is near."""
-            unit = self.peek(offset)
+            unit = self.read_unit(offset)
             for at in range(offset + 1, min(offset + GAP_MAX, end)):
                 if unit is None or not unit.is_blank:
                     break
-                unit = self.peek(at)
+                unit = self.read_unit(at)
             return unit
 
-        unit = self.peek(first) if first < end else None
+        unit = self.read_unit(first) if first < end else None
         found = first  # as a rule; and a damaged unit in the middle cannot mislead
         if unit is None or is_gone(unit):
             found = _bisect(first, end, is_gone, past_gap)
-            while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
+            while found < end and (unit := self.read_unit(found)) is not None and unit.is_blank:
                 found += 1
         self.segments.release()
         return found
 
-    def end_before(self, log_end: int) -> int:
+    def end_offset_before(self, log_end: int) -> int:
         """The offset behind the last unit whose record ends at `log_end` or before."""
         offset = self.next_offset
         stop = max(self.offset_min, offset - UNITS_SINGLY)
@@ -201,9 +203,9 @@ class Queue(QueueState):
             self.offset_min, offset, lambda unit: unit.is_blank or unit.end <= log_end, self.unit
         )
 
-    def correct_min(self, log_start: int) -> None:
+    def update_offset_min(self, log_start: int) -> None:
         """Set offset_min behind blank units and those whose records are deleted from the log."""
-        self.offset_min = self.first_from(log_start)
+        self.offset_min = self.first_offset_from(log_start)
 
     # --- writing
 
@@ -236,7 +238,7 @@ class Queue(QueueState):
             self.tail_start = self.committed_offset
         return touched
 
-    def mend(self, offset: int, data: bytes) -> None:
+    def overwrite_unit(self, offset: int, data: bytes) -> None:
         """Overwrite one unit that the files hold, and the tail if it has it. Raises OSError."""
         at = (offset - self.tail_start) * UNIT_BYTES
         if 0 <= at < len(self.tail):
@@ -262,7 +264,7 @@ class Queue(QueueState):
 
     def _cut(self, position: int, *, keeps_file: bool = False) -> None:
         """What was cut must not come back after an orderly stop: the next checkpoint syncs it."""
-        if self.segments.cut(position, keeps_file=keeps_file):
+        if self.segments.truncate(position, keeps_file=keeps_file):
             self.unsynced.add(self.segments.directory)
             if self.segments.last is not None:
                 self.unsynced.add(self.segments.last.path)
@@ -277,7 +279,7 @@ class Queue(QueueState):
         before: int | None = None,
         removes: bool = True,
         log_start: int = 0,
-        look: "Callable[[Queue], object]" = lambda queue: None,
+        inspect: "Callable[[Queue], object]" = lambda queue: None,
     ) -> None:
         """Find the end in the files, of all units or of those `before` a place in the log, and
         the first unit whose record the log, which begins at `log_start`, still has.
@@ -289,7 +291,7 @@ class Queue(QueueState):
         """
         self.segments.load(is_derived=after_crash, removes=removes, keeps_open=True)
         first = self.segments.start // UNIT_BYTES
-        self.reset(first)
+        self.reset_to(first)
 
         def is_kept(unit: Unit) -> bool:
             return unit.is_used and (
@@ -301,11 +303,11 @@ class Queue(QueueState):
 
         # The end lies in the last block that was ever written, as a rule. That is the tail until
         # all is found: of a small queue it is everything, and one read is enough.
-        position, data = self.segments.last_block(UNIT_BYTES)
+        position, data = self.segments.read_last_block(UNIT_BYTES)
         block, count = position // UNIT_BYTES, -(-len(data.rstrip(b"\0")) // UNIT_BYTES)
         end, used_end = block + count, position + len(data)  # what is between holds zeros
         if not count or is_end(0):
-            count, end = 0, _bisect(first, block, is_kept, self.peek)
+            count, end = 0, _bisect(first, block, is_kept, self.read_unit)
             used_end = end * UNIT_BYTES
         elif is_end(count - 1):
             count = bisect_left(range(count), True, key=is_end)
@@ -315,11 +317,11 @@ class Queue(QueueState):
         self.tail_start, self.next_offset = end - len(self.tail) // UNIT_BYTES, end
         if after_crash and used_end < self.segments.end:
             self._cut(used_end, keeps_file=True)
-        self.correct_min(log_start)
-        look(self)
+        self.update_offset_min(log_start)
+        inspect(self)
         last = bytes(self.tail[-UNIT_BYTES:])
         if not last and end > first:
-            last = UNIT.pack(*(self.peek(end - 1) or Unit(0, 0, 0)))
+            last = UNIT.pack(*(self.read_unit(end - 1) or Unit(0, 0, 0)))
         self._set_end(end)
         if removes and last:
             self.tail_start = end - 1
@@ -341,7 +343,7 @@ class Queue(QueueState):
         if offset != self.next_offset:
             if self.next_offset == self.offset_min:
                 self._cut(0)
-                self.reset(offset)
+                self.reset_to(offset)
             self.tail += BLANK_UNIT * (offset - self.next_offset)
         self.tail += UNIT.pack(*unit)
         self.next_offset = self.committed_offset = self.visible_offset = offset + 1
@@ -382,7 +384,7 @@ def expired_units(
     found = []
     for queue in queues:
         last = queue.next_offset - 1
-        unit = queue.peek(last) if queue.offset_min == queue.next_offset > 0 else None
+        unit = queue.read_unit(last) if queue.offset_min == queue.next_offset > 0 else None
         if unit is not None:
             found.append((*queue.key, last, UNIT.pack(*unit)))
     queues.close()
@@ -439,25 +441,27 @@ class ConsumeQueues:
         removes: bool = True,
         log_start: int = 0,
         wanted: Callable[[str, int], bool] | None = None,
-        look: Callable[[Queue], object] = lambda queue: None,
+        inspect: Callable[[Queue], object] = lambda queue: None,
     ) -> None:
         """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`."""
         self.by_key.clear()
         self.dirty.clear()
         for key in self._on_disk():
             if wanted is None or wanted(*key):
-                queue = self.open(key)
+                queue = self.get_unchecked(key)
                 queue.load(
                     after_crash=after_crash, before=before, removes=removes, log_start=log_start,
-                    look=look,
+                    inspect=inspect,
                 )  # fmt: skip
 
-    def is_size_plausible(self) -> bool:
+    def may_have_other_file_size(self) -> bool:
         """Whether the files on disk, all of one other size, may well be of another setting."""
         sizes: set[int] = set()
         for topic, queue_id in self._on_disk():
             path = f"{self._directory}/{topic}/{queue_id}"
-            sizes.update(SegmentFiles(self._files, path, self._file_bytes, SIZE_KEY).sizes())
+            sizes.update(
+                SegmentFiles(self._files, path, self._file_bytes, FILE_SIZE_SETTING).sizes_on_disk()
+            )
         is_other = self._file_bytes not in sizes
         return is_other and len(sizes) == 1 and all(s and not s % UNIT_BYTES for s in sizes)
 
@@ -467,7 +471,7 @@ class ConsumeQueues:
                 if name.isascii() and name.isdigit():
                     yield topic, int(name)
 
-    def get(self, key: tuple[str, int]) -> Queue:
+    def get_or_create(self, key: tuple[str, int]) -> Queue:
         """The queue, made when it is new. Raises MessageIllegalError when the name cannot be."""
         queue = self.by_key.get(key)
         if queue is None:
@@ -476,10 +480,10 @@ class ConsumeQueues:
                 raise MessageIllegalError(
                     f"The queue id {key[1]} is negative.", fix="Queue ids begin at 0."
                 )
-            queue = self.open(key)
+            queue = self.get_unchecked(key)
         return queue
 
-    def open(self, key: tuple[str, int]) -> Queue:
+    def get_unchecked(self, key: tuple[str, int]) -> Queue:
         """As `get`, for names that come from the log itself: they are not checked."""
         queue = self.by_key.get(key)
         if queue is None:
@@ -488,7 +492,7 @@ class ConsumeQueues:
             self.by_key[key] = queue
         return queue
 
-    def note(self, queue: Queue) -> None:
+    def mark_dirty(self, queue: Queue) -> None:
         """The queue has new units in its tail: a later flush writes them, this one if many."""
         self.dirty.add(queue)
         if len(queue.tail) >= TAIL_BYTES_MAX:
@@ -501,14 +505,14 @@ class ConsumeQueues:
             self.unsynced.update(queue.flush())
             self.dirty.discard(queue)
 
-    def truncate_log(self, end: int) -> None:
+    def truncate_to_log(self, end: int) -> None:
         """Drop the units whose records lie at `end` or later: the log does not hold them."""
         for queue in self:
-            offset = queue.end_before(end)
+            offset = queue.end_offset_before(end)
             if offset < queue.next_offset:
                 queue.truncate(offset)
 
-    def delete(self, topic: str) -> None:
+    def delete_topic(self, topic: str) -> None:
         """Remove the queues of a topic with their files. Raises MessageIllegalError for a name that
         is no directory's: it was never one of ours."""
         check_topic(topic)
@@ -529,33 +533,35 @@ class ConsumeQueues:
     def finish_deletions(self) -> None:
         """Remove the queues of deleted topics that a crash has left."""
         for (topic, _), queue in list(self.by_key.items()):
-            if topic in self.deleted.ends:
+            if topic in self.deleted.end_by_topic:
                 last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
-                if last is not None and not self.deleted.counts(topic, last.physical_offset):
+                if last is not None and not self.deleted.is_live(topic, last.physical_offset):
                     self._remove(topic)
 
     def remove_all(self) -> None:
         """Remove every queue with its files, loaded or not: they are built anew."""
         for key in self._on_disk():
-            self.open(key)
+            self.get_unchecked(key)
         for topic in {topic for topic, _ in self.by_key}:
             self._remove(topic)
 
-    def totals(self, log_end: int | None = None) -> tuple[int, int]:
+    def digest(self, log_end: int | None = None) -> tuple[int, int]:
         """How many queues have units, and the sum of their ends: a digest for the checkpoint, of
         now or as it is when the log is cut to `log_end`. No start agrees with that of doubtful
         queues."""
         if self.is_doubtful:
             return -1, -1
         ends = [
-            queue.committed_offset if log_end is None else queue.end_before(log_end)
+            queue.committed_offset if log_end is None else queue.end_offset_before(log_end)
             for queue in self
         ]
         return len(ends) - ends.count(0), sum(ends)
 
-    def last_unit(self, log_end: int | None = None) -> Unit | None:
+    def find_last_unit(self, log_end: int | None = None) -> Unit | None:
         """Of all queues, the one that lies last in the log (before its new end)."""
-        ends = [(q, q.next_offset if log_end is None else q.end_before(log_end)) for q in self]
+        ends = [
+            (q, q.next_offset if log_end is None else q.end_offset_before(log_end)) for q in self
+        ]
         units = [queue.unit(end - 1) for queue, end in ends if end > 0]
         return max((unit for unit in units if unit is not None and not unit.is_blank), default=None)
 

@@ -40,17 +40,17 @@ from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.layout import HOST_BITS, RECORD_HEAD, RECORD_HEADS
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.gather import (
-    RECORDS_S,
-    WEIGHT_INLINE,
-    Gather,
-    JudgedRecords,
-    Judgement,
+    INLINE_WEIGHT_MAX,
+    READ_TIME_MAX_S,
+    FilterResultCache,
     PostponedError,
-    Reach,
-    Select,
-    Soundness,
+    PostponedWork,
+    RecordCollector,
+    RecordVerifier,
+    SpanLimit,
+    UnitSelector,
 )
-from sluicemq.store.log import CommitLog, Scanned
+from sluicemq.store.log import CommitLog, LogRecord
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue, Units
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ class ReadResult:
     data: list[memoryview] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
-    scanned: int = 0
+    units_scanned: int = 0
     held_from: int = -1
     span: int = 0
     is_out_of_reach: bool = False
-    is_sure: bool = False
-    judgement: Judgement | None = None
+    is_filter_reliable: bool = False
+    postponed: PostponedWork | None = None
 
     def records(self) -> Iterator[tuple[int, memoryview]]:
         """Each record of `data`, with its queue offset. HOT."""
@@ -141,17 +141,17 @@ class LogReader:
     ) -> None:
         self.log = log
         self._clock = clock
-        self._judged = JudgedRecords()
+        self._judged = FilterResultCache()
         self._by_key = queues.by_key
         self.config = config
         few = config.max_transfer_count_memory
-        self.near_max = (few, max(few, config.pull_count_max))
+        self.memory_count_max = (few, max(few, config.pull_count_max))
         """Messages of an answer from memory, by `is_ours`: to RocketMQ's clients, to our own."""
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
         self.visible_end = log.written_offset
-        self.soundness = Soundness(log, queues, config.delay_levels_ms)
+        self.soundness = RecordVerifier(log, queues, config.delay_levels_ms)
         self.columns: PropertyColumns | None = columns
 
     @property
@@ -168,9 +168,9 @@ class LogReader:
             self._tag_hits = bulk.TagHits()
         return self._tag_hits
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """The log was cut below what readers have seen."""
-        self._judged = JudgedRecords()
+        self._judged = FilterResultCache()
         self._tag_hits = None
 
     # --- by queue offset
@@ -184,10 +184,10 @@ class LogReader:
         bytes_max: int | None = None,
         message_filter: MessageFilter | None = None,
         scan_max: int | None = None,
-        reach: Reach | None = None,
+        span_limit: SpanLimit | None = None,
         *,
         may_postpone: bool = False,
-        is_ours: bool = False,
+        is_sluice_client: bool = False,
     ) -> ReadResult:
         """Messages of a queue from `offset` on that the filter lets through.
 
@@ -209,39 +209,39 @@ class LogReader:
             # Usually all of it is near: no look-up then.
             unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
-                count_max = min(count_max, self.near_max[is_ours])
+                count_max = min(count_max, self.memory_count_max[is_sluice_client])
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
                 bytes_max = config.max_transfer_bytes_disk
-        gather = Gather(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
+        gather = RecordCollector(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
         if message_filter is None:
             next_offset = gather.take_from(offset)
         else:
-            gather.reach = None if is_bulk else reach or Reach(offset)
+            gather.span_limit = None if is_bulk else span_limit or SpanLimit(offset)
             gather.may_postpone = may_postpone
             next_offset = self._read_some(queue, offset, gather, message_filter, scan_max)
         gather.close()
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
             # The unit is there and its record is not: it was deleted with the log's first files.
-            queue.correct_min(self.log.start)
+            queue.update_offset_min(self.log.start)
             low, high = queue.offset_min, queue.visible_offset
             if low > offset:
                 return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
             return ReadResult(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
-        if gather.judgement is not None and not gather.count and next_offset == offset:
+        if gather.postponed is not None and not gather.count and next_offset == offset:
             found = ReadResult(status, offset, low, high)
-            found.judgement = gather.judgement
+            found.postponed = gather.postponed
             return found
         found = ReadResult(
             status, next_offset, low, high, gather.data, gather.count, gather.size_bytes,
             next_offset - offset,
         )  # fmt: skip
-        found.is_sure = gather.is_sure
-        if gather.reach is not None:
+        found.is_filter_reliable = gather.is_filter_reliable
+        if gather.span_limit is not None:
             found.held_from = gather.held_from
-            found.span = gather.last - gather.held_from if gather.count else 0
+            found.span = gather.last_offset - gather.held_from if gather.count else 0
             found.is_out_of_reach = gather.is_out_of_reach
         return found
 
@@ -249,17 +249,17 @@ class LogReader:
         self,
         queue: Queue,
         offset: int,
-        gather: Gather,
+        gather: RecordCollector,
         message_filter: MessageFilter,
         scan_max: int | None,
     ) -> int:
         """The next offset."""
         limit = self.config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + limit)
-        consumed = -1 if gather.reach is None else gather.reach.consumed
+        consumed = -1 if gather.span_limit is None else gather.span_limit.consumed
         if not queue.offset_min <= consumed < offset:
             consumed = -1  # nothing that the reader may have still
-        codes = self.codes_alone(message_filter)
+        codes = self.tag_codes_only(message_filter)
         if codes is not None:
             if consumed >= 0:
                 unit = queue.unit(consumed)
@@ -275,14 +275,14 @@ class LogReader:
         queue: Queue,
         offset: int,
         end: int,
-        gather: Gather,
+        gather: RecordCollector,
         message_filter: MessageFilter,
         consumed: int,
     ) -> int:
         """By columns where they can be had, else by the records; returns where to go on."""
         select = self._slow_selection(message_filter)
         weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
-        if weight > WEIGHT_INLINE and not self._has_extension:
+        if weight > INLINE_WEIGHT_MAX and not self._has_extension:
             select = partial(self._judged.select, message_filter, properties_at=self._properties)
             consumed = -1
         scan = self.column_scan(queue, message_filter)
@@ -290,7 +290,7 @@ class LogReader:
             columns = self.columns
             is_many = gather.may_postpone and end - offset >= WARMED_FOR
             if is_many and columns is not None and not columns.is_warm:
-                gather.judgement = Judgement(columns.warm_up, lambda _: None)
+                gather.postponed = PostponedWork(columns.warm_up, lambda _: None)
                 return offset
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
                 gather.held_from = consumed
@@ -302,20 +302,20 @@ class LogReader:
         return scan.run(vectorised, queue, gather, offset, end, select, weight)
 
     def _read_selected(
-        self, queue: Queue, gather: Gather, select: Select, offset: int, end: int
+        self, queue: Queue, gather: RecordCollector, select: UnitSelector, offset: int, end: int
     ) -> int:
         """Take what is selected by the records; returns where to go on."""
         position, chunk = offset, CHUNK_MIN
-        deadline_s = self._clock.monotonic_s() + RECORDS_S
+        deadline_s = self._clock.monotonic_s() + READ_TIME_MAX_S
         while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
             units = queue.units(position, min(chunk, end - position))
             if not len(units):
                 gather.is_missing = True
                 break
             try:
-                left = gather.take_some(units, position, select(units))
+                left = gather.take_indices(units, position, select(units))
             except PostponedError as postponed:
-                gather.judgement = postponed.judgement
+                gather.postponed = postponed.work
                 break
             if left >= 0:
                 return left
@@ -324,7 +324,7 @@ class LogReader:
         return position
 
     def _read_tagged(
-        self, queue: Queue, gather: Gather, codes: frozenset[int], offset: int, end: int
+        self, queue: Queue, gather: RecordCollector, codes: frozenset[int], offset: int, end: int
     ) -> int:
         """Take what has one of the codes; returns where to go on. HOT."""
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
@@ -342,7 +342,7 @@ class LogReader:
             if stop < hits.stop:
                 high = bisect_left(offsets, stop, low, high)
             units = hits.units[low * UNIT_BYTES : high * UNIT_BYTES]
-            left = gather.take_chosen(units, offsets[low:high])
+            left = gather.take_selected(units, offsets[low:high])
             if left >= 0:
                 return left
             if gather.is_missing:
@@ -353,7 +353,7 @@ class LogReader:
 
     # --- filters
 
-    def codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
+    def tag_codes_only(self, message_filter: MessageFilter) -> frozenset[int] | None:
         """The codes, where they say everything."""
         if message_filter.reads_properties or self._has_extension:
             return None
@@ -367,21 +367,21 @@ class LogReader:
             return None  # the instance's is asked only with columns: it may have to be compiled
         return self.columns.ready_for(queue.topic)
 
-    def scan_known(self, message_filter: MessageFilter) -> "ColumnScan | None":
+    def cached_column_scan(self, message_filter: MessageFilter) -> "ColumnScan | None":
         """Where verdicts of a filter by columns are found again; None where there are none."""
         has_columns = hasattr(type(message_filter), "vectorised") and not self._has_extension
         return self.columns.scan if has_columns and self.columns is not None else None
 
-    def selector(self, message_filter: MessageFilter) -> Select:
+    def unit_selector(self, message_filter: MessageFilter) -> UnitSelector:
         """How a filter chooses among units: by their codes, or by the records."""
-        codes = self.codes_alone(message_filter)
+        codes = self.tag_codes_only(message_filter)
         if codes is None:
             return self._slow_selection(message_filter)
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
-        return lambda units: bulk.find_codes(units, codes).tolist()
+        return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
-    def _slow_selection(self, message_filter: MessageFilter) -> Select:
+    def _slow_selection(self, message_filter: MessageFilter) -> UnitSelector:
         by_consume_queue = message_filter.by_consume_queue
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
@@ -403,11 +403,11 @@ class LogReader:
 
     def _sound_record(self, position: int, size: int) -> memoryview | None:
         sound = self.soundness
-        if sound.is_trusted(position) or sound.is_sound(position, size, is_whole=True):
-            return self.log.record(position, size)
+        if sound.is_trusted(position) or sound.is_valid(position, size, is_whole=True):
+            return self.log.record_view(position, size)
         return None
 
-    def is_near(self, topic: str, queue_id: int, offset: int) -> bool:
+    def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
         """Is the message likely in memory?"""
         units = self.units(topic, queue_id, offset, 1)
         position: int = UNIT.unpack_from(units)[0] if len(units) else 0
@@ -478,7 +478,7 @@ class LogReader:
         if topic is None or queue_id is None:
             start = self.log.start
             first = (
-                self.log.scanned_at(start, check_crc=False) if self.visible_end > start else None
+                self.log.find_record(start, check_crc=False) if self.visible_end > start else None
             )
             return -1 if first is None else first.store_time_ms
         queue = self._by_key.get((topic, queue_id))
@@ -503,7 +503,7 @@ class LogReader:
             return b""
         return queue.units(offset, min(count, queue.visible_offset - offset))
 
-    def sound_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
+    def valid_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
         """As `units`, to go by them to the records: wrong ones are mended from the log, and blank
         where that is damaged."""
         units = self.units(topic, queue_id, offset, count)
@@ -511,7 +511,7 @@ class LogReader:
         if queue is None or not len(units):
             return units
         offsets = range(offset, offset + len(units) // UNIT_BYTES)
-        return self.soundness.blank_bad(units, queue, offsets, is_whole=False)
+        return self.soundness.repair_or_blank(units, queue, offsets, is_whole=False)
 
     def view_at(self, physical_offset: int) -> memoryview | None:
         """The log from `physical_offset`, the place of a record by its unit, to its file's end,
@@ -523,7 +523,7 @@ class LogReader:
 
     # --- by place
 
-    def scan(self, start: int) -> Iterator[Scanned]:
+    def scan(self, start: int) -> Iterator[LogRecord]:
         """Every record from `start`, the place of one, on, as far as is visible now."""
         return self.log.scan(start, self.visible_end)
 
@@ -531,8 +531,8 @@ class LogReader:
         """The record that begins there, wholly checked; None when none does."""
         if not self.log.start <= physical_offset < self.visible_end:
             return None
-        scanned = self.log.scanned_at(physical_offset)
-        record = self.log.record(physical_offset, scanned.size_bytes) if scanned else None
+        scanned = self.log.find_record(physical_offset)
+        record = self.log.record_view(physical_offset, scanned.size_bytes) if scanned else None
         return None if record is None else bytes(record)
 
 

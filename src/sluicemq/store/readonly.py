@@ -24,24 +24,24 @@ from sluicemq.files.overlay import overlay
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
+    Checkpoint,
     DeletedTopics,
-    Mark,
-    cannot_open,
     check_directory,
-    fit_sizes,
+    detect_file_sizes,
+    open_error,
     read_checkpoint,
 )
 from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.log import CommitLog, Scanned, next_record
+from sluicemq.store.log import CommitLog, LogRecord, find_next_record
 from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.recover import find_store
+from sluicemq.store.recover import prepare_recovery
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.scan import RangeScan
 
 logger = logging.getLogger(__name__)
-LOOKS_MAX: Final = 5
+OPEN_ATTEMPTS_MAX: Final = 5
 """So often a directory is looked at again when files went or came meanwhile."""
 Wanted = Callable[[str, int], bool]
 
@@ -92,18 +92,18 @@ class StoreReader:
         config = StoreConfig(
             root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
         )
-        looks = LOOKS_MAX
+        looks = OPEN_ATTEMPTS_MAX
         while True:
             looks -= 1
             try:
-                fitting = fit_sizes(config, files, option)
+                fitting = detect_file_sizes(config, files, option)
                 check_directory(files, config)
                 return cls(fitting, files, wanted)
             except (OSError, StoreDamagedError) as error:
                 if looks and isinstance(error, FileNotFoundError | StoreDamagedError):
                     continue  # files went or came meanwhile
                 if isinstance(error, OSError):
-                    raise cannot_open(root, error) from error
+                    raise open_error(root, error) from error
                 raise
 
     @property
@@ -124,7 +124,7 @@ class StoreReader:
         queue = self._queues.by_key.get((topic, queue_id))
         return (0, 0) if queue is None else (queue.offset_min, queue.visible_offset)
 
-    def sound_end(self, topic: str, queue_id: int) -> int:
+    def verified_end(self, topic: str, queue_id: int) -> int:
         """The offset behind the queue's last message that is wholly there, with its CRC.
 
         Looks back in growing steps, then halves: what is lost lies behind what is not.
@@ -157,16 +157,16 @@ class StoreReader:
         end; empty when there are none."""
         return bytes(self._reader.units(topic, queue_id, start, count))
 
-    def unfiled_units(self, topic: str, queue_id: int) -> tuple[int, bytes]:
+    def unflushed_units(self, topic: str, queue_id: int) -> tuple[int, bytes]:
         """What the log alone has: the first offset, and the units; (0, nothing) as a rule."""
         queue = self._queues.by_key.get((topic, queue_id))
         return (0, b"") if queue is None else (queue.tail_start, bytes(queue.tail))
 
     def add_units(self, topic: str, queue_id: int, offset: int, units: bytes) -> None:
         """What another reader of the store has found by `unfiled_units`."""
-        queue = self._queues.open((topic, queue_id))
+        queue = self._queues.get_unchecked((topic, queue_id))
         if not queue.next_offset:
-            queue.reset(offset)
+            queue.reset_to(offset)
         queue.extend(offset, units)
 
     def read(
@@ -181,7 +181,7 @@ class StoreReader:
         """As `LogReader.read`."""
         return self._reader.read(topic, queue_id, offset, count_max, bytes_max, message_filter)
 
-    def range(
+    def scan_queue(
         self,
         topic: str,
         queue_id: int,
@@ -194,10 +194,10 @@ class StoreReader:
         damaged is counted instead of an error. A queue that is not there is empty."""
         from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - NumPy and pyarrow
 
-        queue, reader = self._queues.open((topic, queue_id)), self._reader
+        queue, reader = self._queues.get_unchecked((topic, queue_id)), self._reader
         select = columns = None
         if message_filter is not None:
-            select = reader.selector(message_filter)
+            select = reader.unit_selector(message_filter)
             columns = reader.column_scan(queue, message_filter)
         return RangeScan(
             self._log, reader.soundness, queue, message_filter, select, columns,
@@ -208,7 +208,7 @@ class StoreReader:
         """The record that begins there, wholly checked; None when none does."""
         return self._reader.record_at(physical_offset)
 
-    def scan(self, start: int | None = None) -> Iterator[Scanned]:
+    def scan(self, start: int | None = None) -> Iterator[LogRecord]:
         """Every good record of the log in order, from `start` (where one begins) on."""
         return self._log.scan(self._log.start if start is None else start)
 
@@ -233,7 +233,7 @@ def check_recovery(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
     over = overlay(files)
-    config = fit_sizes(config, over)
+    config = detect_file_sizes(config, over)
     fix = (
         f"Start a broker on the store once, or run `sluice store repair {root} --write`: both build"
         " the queues from the log."
@@ -245,13 +245,13 @@ def check_recovery(
             " checkpoint says.", fix=fix,
         )  # fmt: skip
 
-    log, queues, checkpoint, after_crash, _, recovery = find_store(config, over)
+    log, queues, checkpoint, after_crash, _, recovery = prepare_recovery(config, over)
     try:
         try:
             recovery.load(after_crash=after_crash)
             recovery.run(refuse)
         except StoreDamagedError as error:
-            if not after_crash or not _ends_early(log, checkpoint.mark):
+            if not after_crash or not _ends_early(log, checkpoint.latest):
                 raise
             logger.warning(
                 "%s If this is a copy of a running broker's store, that is nothing unusual: the"
@@ -261,7 +261,7 @@ def check_recovery(
         for queue in queues:
             if not wanted(*queue.key):
                 continue
-            low, end = reader.queue_offsets(*queue.key)[0], reader.sound_end(*queue.key)
+            low, end = reader.queue_offsets(*queue.key)[0], reader.verified_end(*queue.key)
             if queue.next_offset > end or (low > queue.offset_min and end > queue.offset_min):
                 raise StoreDamagedError(
                     f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} show the"
@@ -273,7 +273,7 @@ def check_recovery(
         log.close()
 
 
-def _ends_early(log: CommitLog, mark: Mark | None) -> bool:
+def _ends_early(log: CommitLog, mark: Checkpoint | None) -> bool:
     """Return whether the log is whole up to a place before the mark, and nothing follows there."""
     last = log.segments.last
     if mark is None or last is None:
@@ -281,7 +281,7 @@ def _ends_early(log: CommitLog, mark: Mark | None) -> bool:
     end = last.base
     for record in log.scan(last.base):
         end = record.end
-    return end < mark.log_offset and next_record(log, end) is None
+    return end < mark.log_offset and find_next_record(log, end) is None
 
 
 def _add_tail(root: str, log: CommitLog, queues: ConsumeQueues, wanted: Wanted) -> None:
@@ -293,24 +293,24 @@ def _add_tail(root: str, log: CommitLog, queues: ConsumeQueues, wanted: Wanted) 
     writes its units at once. A young store of ours has no checkpoint yet.
     """
     files, path = log.segments.files, f"{root}/checkpoint"
-    mark = read_checkpoint(files, path).mark
+    mark = read_checkpoint(files, path).latest
     if not files.exists(f"{root}/abort") or (mark is None and files.exists(path)):
         return
 
     def add(topic: bytes, queue_id: int, offset: int, units: bytes) -> None:
         key = (topic.decode(errors="replace"), queue_id)
-        if not wanted(*key) or not queues.deleted.counts(key[0], UNIT.unpack_from(units)[0]):
+        if not wanted(*key) or not queues.deleted.is_live(key[0], UNIT.unpack_from(units)[0]):
             return
         queue = queues.by_key.get(key)
         if queue is None:
-            queue = queues.open(key)
-            queue.reset(offset)
+            queue = queues.get_unchecked(key)
+            queue.reset_to(offset)
         queue.extend(offset, units)
 
     for found in sweep_records(log, log.start if mark is None else max(mark.log_offset, log.start)):
-        if not isinstance(found, Scanned):
+        if not isinstance(found, LogRecord):
             for group in found.groups:
-                if group.is_row:
+                if group.is_consecutive:
                     units = group.units.tobytes()
                     add(group.topic, group.queue_id, int(group.offsets[0]), units)
         elif found.is_queued:

@@ -38,10 +38,10 @@ from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGIC_V1, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.store.directory import (
     Checkpoint,
+    CheckpointContent,
     DeletedTopics,
-    Mark,
     read_checkpoint,
-    says_followed,
+    was_slave,
 )
 from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.log import (
@@ -49,10 +49,10 @@ from sluicemq.store.log import (
     DELAYS_MS,
     SEARCH_BYTES_MAX,
     CommitLog,
-    Scanned,
-    next_record,
-    read_scanned,
-    records_from,
+    LogRecord,
+    find_next_record,
+    iter_whole_records,
+    parse_log_record,
 )
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit
 from sluicemq.store.segments import fill_holes
@@ -69,7 +69,7 @@ _POSITION: Final = struct.Struct(">q")
 _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 
 
-class Recovered(NamedTuple):
+class RecoveryResult(NamedTuple):
     """Where the log ends, the last record's store time (0: none), how many units were added."""
 
     end: int
@@ -78,18 +78,18 @@ class Recovered(NamedTuple):
     is_rebuilt: bool
 
 
-class Found(NamedTuple):
+class StoreParts(NamedTuple):
     """What a start finds in a store's directory, and the recovery that is to be run over it."""
 
     log: CommitLog
     queues: ConsumeQueues
-    checkpoint: Checkpoint
+    checkpoint: CheckpointContent
     after_crash: bool
     was_followed: bool
     recovery: "Recovery"
 
 
-def find_store(config: StoreConfig, files: Files) -> Found:
+def prepare_recovery(config: StoreConfig, files: Files) -> StoreParts:
     """Return the parts of the store in `config.root` that its recovery needs, with nothing loaded.
     Raises StoreDamagedError, OSError."""
     abort_path = f"{config.root}/abort"
@@ -103,12 +103,12 @@ def find_store(config: StoreConfig, files: Files) -> Found:
         deleted=DeletedTopics.load(files, config.root),
     )  # fmt: skip
     checkpoint = read_checkpoint(files, f"{config.root}/checkpoint")
-    was_followed = says_followed(files, abort_path)
+    was_followed = was_slave(files, abort_path)
     recovery = Recovery(
         log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
         delays_ms=config.delay_levels_ms, was_followed=was_followed,
     )  # fmt: skip
-    return Found(log, queues, checkpoint, files.exists(abort_path), was_followed, recovery)
+    return StoreParts(log, queues, checkpoint, files.exists(abort_path), was_followed, recovery)
 
 
 class Recovery:
@@ -118,7 +118,7 @@ class Recovery:
         self,
         log: CommitLog,
         queues: ConsumeQueues,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointContent,
         *,
         check_crc: bool,
         root: str = "",
@@ -133,7 +133,7 @@ class Recovery:
         self._queues = queues
         self._checkpoint = checkpoint
         self._check_crc = check_crc
-        self._mark: Mark | None = None
+        self._mark: Checkpoint | None = None
         self._was_followed = was_followed
         self._after_crash = False
         self._start = 0
@@ -157,8 +157,8 @@ class Recovery:
             if other is None or other.base != position:
                 continue
             if (  # with a record of its own in the other file, these are old bytes behind the end
-                log.scanned_at(position, check_crc=True) is None
-                and read_scanned(segment.data_view(segment.end), 0, position, check_crc=True)
+                log.find_record(position, check_crc=True) is None
+                and parse_log_record(segment.data_view(segment.end), 0, position, check_crc=True)
                 is not None
             ):
                 raise StoreDamagedError(
@@ -174,21 +174,21 @@ class Recovery:
         elif after_crash:
             before = self._start = log.start
             for segment in reversed(list(log.segments)):
-                first = log.scanned_at(segment.base, check_crc=self._check_crc)
+                first = log.find_record(segment.base, check_crc=self._check_crc)
                 if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
                     before = self._start = segment.base
                     break
         try:
             self._queues.load(
-                after_crash=after_crash, before=before, log_start=log.start, look=self._look
+                after_crash=after_crash, before=before, log_start=log.start, inspect=self._look
             )
         except StoreDamagedError as error:
-            if self._queues.is_size_plausible():
+            if self._queues.may_have_other_file_size():
                 raise  # the setting is wrong, not the files
             logger.warning("%s", error.fact)
             self._is_incomplete = True
 
-    def run(self, on_rebuild: Callable[[], None]) -> Recovered:
+    def run(self, on_rebuild: Callable[[], None]) -> RecoveryResult:
         """Find the end and make the queues agree. `abort` must exist by now.
 
         `on_rebuild` has to make sure, durably, that no later start trusts the queues: it is called
@@ -216,20 +216,20 @@ class Recovery:
             on_rebuild()
             logger.warning("consume queues are missing or too short: building all from the log")
             queues.remove_all()
-            self._dispatcher.forget()
+            self._dispatcher.reset()
             end = self._walk(log.start, may_gap=True)
             end = log.start if end is None else end
         self._require_mark(end)
         self._finish(end)
-        time_ms = self._dispatcher.time_ms
+        time_ms = self._dispatcher.last_store_time_ms
         if not time_ms:
-            unit = self._queues.last_unit()
+            unit = self._queues.find_last_unit()
             last = self._record_of(unit) if unit is not None else None
             time_ms = last.store_time_ms if last is not None else 0
-        return Recovered(end, time_ms, self._dispatcher.added, is_rebuilt)
+        return RecoveryResult(end, time_ms, self._dispatcher.units_added, is_rebuilt)
 
-    def _usable_mark(self) -> Mark | None:
-        mark, segments = self._checkpoint.mark, self._log.segments
+    def _usable_mark(self) -> Checkpoint | None:
+        mark, segments = self._checkpoint.latest, self._log.segments
         if mark is not None and mark.log_offset and not len(segments):
             raise StoreDamagedError(
                 f"There is no file in {segments.directory}, and the checkpoint says that"
@@ -243,7 +243,7 @@ class Recovery:
                 f" deleted what lies before: the log began at {mark.log_start} at the last"
                 " checkpoint."
             )
-            if self._checkpoint.is_mark_newest:
+            if self._checkpoint.is_checkpoint_current:
                 raise StoreDamagedError(
                     fact,
                     fix="Bring the files back from a copy. If you removed them on purpose,"
@@ -261,11 +261,11 @@ class Recovery:
     def _walk_start(self) -> int | None:
         log, mark = self._log, self._mark
         if self._after_crash and mark is not None:
-            last = self._queues.last_unit()  # looked at again: the mark vouches for its record
+            last = self._queues.find_last_unit()  # looked at again: the mark vouches for its record
             is_there = last is not None and last.physical_offset >= log.start
             # Queue or log may be damaged: building anew finds out. What lies between that record
             # and the mark stands in no queue: topics that were deleted.
-            is_bad = self._queues.totals() != (mark.queues, mark.units) or (
+            is_bad = self._queues.digest() != (mark.queues, mark.units) or (
                 last is not None
                 and is_there
                 and not self._record_of(last, check_crc=self._check_crc)
@@ -279,9 +279,9 @@ class Recovery:
             return None
         if mark is not None:
             goes_on = next(log.scan(mark.log_offset, check_crc=False), None) is not None
-            if not goes_on and self._queues.totals() != (mark.queues, mark.units):
+            if not goes_on and self._queues.digest() != (mark.queues, mark.units):
                 return None
-        last = self._queues.last_unit()
+        last = self._queues.find_last_unit()
         return max(log.start, last.end if last else 0, mark.log_offset if mark else 0)
 
     def _trim(self, queue: Queue) -> None:
@@ -293,7 +293,9 @@ class Recovery:
                 if unit.is_blank or 0 <= unit.physical_offset < log_start:
                     break
                 record = self._record_of(unit)
-                if record is not None and (record.is_lost or record.stands_in(queue.key, end - 1)):
+                if record is not None and (
+                    record.is_placeholder or record.belongs_to(queue.key, end - 1)
+                ):
                     break
                 if mark is not None and unit.physical_offset < mark.log_offset:
                     self._is_incomplete = True  # the mark vouches for it: queue or log are damaged
@@ -317,24 +319,28 @@ class Recovery:
         mark, last = self._mark, queue.next_offset - 1
         if mark is None or not self._after_crash or last < queue.segments.start // UNIT_BYTES:
             return True
-        unit = queue.peek(last)
+        unit = queue.read_unit(last)
         if unit is None or unit.is_blank or not self._log.start <= unit.physical_offset:
             return True
         record = self._record_of(unit)
-        return record is not None and (record.is_lost or record.stands_in(queue.key, last))
+        return record is not None and (record.is_placeholder or record.belongs_to(queue.key, last))
 
     def _begins_right(self, queue: Queue) -> bool:
         """Whether the first unit of the first file leads to no other queue's record, and no record
         of the queue lies before that one's: retention removes such files of the log first."""
-        log, counts = self._log, self._queues.deleted.counts
+        log, counts = self._log, self._queues.deleted.is_live
         first = queue.segments.start // UNIT_BYTES
-        unit = queue.peek(first) if first < queue.next_offset else None
+        unit = queue.read_unit(first) if first < queue.next_offset else None
         end = self._start or log.segments.end
         if unit is not None:
             if unit.is_blank or unit.physical_offset < log.start:
                 return True
             record = self._record_of(unit)
-            if record is not None and not record.is_lost and not record.stands_in(queue.key, first):
+            if (
+                record is not None
+                and not record.is_placeholder
+                and not record.belongs_to(queue.key, first)
+            ):
                 return False
             end = unit.physical_offset
         is_cut = first > 0 and first * UNIT_BYTES % queue.segments.file_bytes == 0
@@ -343,22 +349,22 @@ class Recovery:
         records = log.scan(log.start, check_crc=False)
         return not any(
             record.is_queued
-            and record.stands_in(queue.key)
+            and record.belongs_to(queue.key)
             and counts(queue.topic, record.position)
             for record in takewhile(lambda record: record.position < end, records)
         )
 
-    def _record_of(self, unit: Unit, *, check_crc: bool = False) -> Scanned | None:
-        scanned = self._log.scanned_at(unit.physical_offset, check_crc=check_crc)
+    def _record_of(self, unit: Unit, *, check_crc: bool = False) -> LogRecord | None:
+        scanned = self._log.find_record(unit.physical_offset, check_crc=check_crc)
         return scanned if scanned is not None and scanned.size_bytes == unit.size_bytes else None
 
     def _walk(self, start: int, *, may_gap: bool) -> int | None:
         """Put every record from `start` on into its queue; the end, or None at a gap: the queue
         lacks units before this one."""
-        end = self._dispatcher.walk(start, may_gap=may_gap)
+        end = self._dispatcher.dispatch_records(start, may_gap=may_gap)
         if end is None:
             return None
-        self._dispatcher.settle()
+        self._dispatcher.resolve_suspects()
         return self._log.skip_blank(end)
 
     # --- the end
@@ -369,18 +375,18 @@ class Recovery:
         if not self._after_crash and self._mark is not None and end == self._mark.log_offset:
             # After an orderly stop zeros follow, unless others wrote there: a little is looked at,
             # or a torn write over it could later mix old and new to one record.
-            is_changed = segment is not None and segment.zero_from(
+            is_changed = segment is not None and segment.zero_range(
                 end, min(end + CLEAN_TAIL_BYTES, segment.end)
             )
         else:
-            is_changed = segments.cut(end)
+            is_changed = segments.truncate(end)
         if is_changed:
             self._sync_log(end - 1)
             segments.files.sync_directory(segments.directory)
         if self._after_crash:
             # A killed process leaves written records that are not on disk: readers see them now.
             self._sync_log(self._start)
-        self._queues.truncate_log(end)
+        self._queues.truncate_to_log(end)
         self._queues.deleted.cut(end)
         log.set_end(end)
 
@@ -397,7 +403,7 @@ class Recovery:
         log, mark = self._log, self._mark
         if mark is not None and end < mark.log_offset:
             raise self._damage(end, mark)
-        found = next_record(log, end) if self._after_crash else None
+        found = find_next_record(log, end) if self._after_crash else None
         if found is None:
             if self._after_crash and any(_bytes_between(log, end, end + RECORD_BYTES_MIN)):
                 logger.warning("the log ends at %d: a torn record behind it is cut off", end)
@@ -409,20 +415,20 @@ class Recovery:
         if found.store_time_ms <= known_ms:
             reason = f"everything stored until {known_ms} ms was safely on disk."
             raise self._damage_error(end, f"The checkpoint says that {reason}")
-        if found.store_time_ms < self._dispatcher.time_ms:
+        if found.store_time_ms < self._dispatcher.last_store_time_ms:
             return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
         data = _bytes_between(log, end, found.position)
         ends_file = (end + len(data)) % log.segments.file_bytes == 0
-        if not is_lost_write(data, end, ends_file=ends_file):
+        if not may_be_lost_write(data, end, ends_file=ends_file):
             reason = "No power loss leaves that: writes that are lost read as zeros."
             raise self._damage_error(end, reason)
         logger.error(
             "the log ends at %d: a power loss has taken what was written there, and %d messages"
             " behind it, which were not synced either, are cut off",
-            end, sum(1 for _ in records_from(log, found.position)),
+            end, sum(1 for _ in iter_whole_records(log, found.position)),
         )  # fmt: skip
 
-    def _damage(self, end: int, mark: Mark) -> StoreDamagedError:
+    def _damage(self, end: int, mark: Checkpoint) -> StoreDamagedError:
         return self._damage_error(
             end, f"The checkpoint says that everything before {mark.log_offset} was safely on disk."
         )
@@ -436,9 +442,9 @@ class Recovery:
             where = f"The commit log in {directory} is damaged at {position}: it ends there"
         else:
             at = position - segment.base
-            what = self._log.explain(position)
+            what = self._log.explain_bad_record(position)
             where = f"The commit log is damaged at {position} (byte {at} of {segment.path}): {what}"
-            found = next_record(self._log, position)
+            found = find_next_record(self._log, position)
             if found is not None:
                 lost = (
                     f"Good records go on at {found.position}: the {found.position - position} bytes"
@@ -462,7 +468,7 @@ def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
     return segment.read(start, min(end, segment.end, start + SEARCH_BYTES_MAX) - start)
 
 
-def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
+def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
     """Whether bytes that hold no whole record, though whole ones follow, can be what a power loss
     has left of writes: they lack their end, or a sector.
 

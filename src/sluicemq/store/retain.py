@@ -37,7 +37,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreFullError
 from sluicemq.files import Files
-from sluicemq.store.directory import DurableMark
+from sluicemq.store.directory import CheckpointFile
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue
 
@@ -61,7 +61,7 @@ class LogFile(NamedTuple):
     modified_ms: int
 
 
-class Usage(NamedTuple):
+class DiskUsage(NamedTuple):
     """The file system that holds a path."""
 
     path: str
@@ -77,22 +77,22 @@ class Usage(NamedTuple):
         return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-class Decision(NamedTuple):
+class DeletionDecision(NamedTuple):
     """What may be deleted now: expired files, or any; `why` in words, for the log."""
 
-    takes_expired: bool
-    takes_any: bool
-    why: str
+    may_delete_expired: bool
+    may_delete_any: bool
+    reason: str
 
 
-class Watcher(Protocol):
+class DeletionObserver(Protocol):
     """Hears of it before a file is deleted."""
 
-    def queue_moves(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
+    def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
         """The messages [old_min, new_min) of a queue go with the file."""
         ...
 
-    def file_goes(self, file: LogFile, why: str) -> None:
+    def on_file_deleted(self, file: LogFile, why: str) -> None:
         """`queue_moves` was called for all its queues; it is deleted now."""
         ...
 
@@ -105,9 +105,9 @@ def local_hour(time_ms: int) -> int:
     return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().hour
 
 
-def decide(
+def decide_deletion(
     config: StoreConfig, fullest_percent: float, now_ms: int, *, is_manual: bool = False
-) -> Decision:
+) -> DeletionDecision:
     """By the disk, by hand, by the hour; above a ratio means above, equal is not.
 
     Force needs one of the three as well, as in RocketMQ: diskMaxUsedSpaceRatio above
@@ -120,9 +120,9 @@ def decide(
     elif local_hour(now_ms) in map(int, config.delete_hours):
         why = f"deleteWhen = {';'.join(config.delete_hours)}"
     else:
-        return Decision(False, False, "")
+        return DeletionDecision(False, False, "")
     limit = min(config.disk_forced_ratio, config.disk_warning_ratio)
-    return Decision(True, config.clean_forcibly and fullest_percent > limit, why)
+    return DeletionDecision(True, config.clean_forcibly and fullest_percent > limit, why)
 
 
 def expiry_ms(file: LogFile, config: StoreConfig) -> int:
@@ -136,7 +136,7 @@ def warning_ms(file: LogFile, config: StoreConfig) -> int:
     return file.modified_ms + reserved * config.retention_warning_percent // 100
 
 
-def loss_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
+def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
     """When the file will be deleted at the earliest: expired, and in an hour of deleteWhen unless
     the disk makes every hour good."""
     earliest = max(expiry_ms(file, config), now_ms)
@@ -154,7 +154,7 @@ def loss_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: 
     return int(hour.timestamp() * 1000)
 
 
-def refusal(usage: Usage, config: StoreConfig) -> StoreFullError:
+def disk_full_error(usage: DiskUsage, config: StoreConfig) -> StoreFullError:
     """Why nothing is written: path, used, limit, free."""
     limit = usage.total_bytes * config.disk_warning_ratio // 100
     return StoreFullError(
@@ -179,7 +179,7 @@ class Retention:
         config: StoreConfig,
         files: Files,
         clock: Clock,
-        durable: DurableMark,
+        durable: CheckpointFile,
         visible_end: Callable[[], int],
     ) -> None:
         self._log = log
@@ -193,7 +193,7 @@ class Retention:
         self._queues_behind = -1  # the log's start for which queue files were cleaned
         self.config = config
         """May be exchanged while the broker runs."""
-        self.watcher: Watcher | None = None
+        self.observer: DeletionObserver | None = None
         self.on_start_moved: list[Callable[[int], None]] = []
         """Called with the new start of the log when that is durable."""
         self.manual_rounds = 0
@@ -202,24 +202,24 @@ class Retention:
 
     # --- the disk
 
-    def usages(self) -> list[Usage]:
+    def disk_usages(self) -> list[DiskUsage]:
         """Of the log's and of the queues' file system. Raises OSError."""
         config = self.config
-        found: list[Usage] = []
+        found: list[DiskUsage] = []
         for path in (config.commit_log_path, config.consume_queue_path):
             there = path if self._files.exists(path) else config.root
-            usage = Usage(path, *self._files.usage(there))
+            usage = DiskUsage(path, *self._files.usage(there))
             if usage[1:] not in [other[1:] for other in found]:
                 found.append(usage)
         return found
 
-    def look(self) -> float:
+    def check_disk(self) -> float:
         """How full the fullest disk is, in percent; refuses sends above the limit, or takes them
         again. Cheap. Raises OSError."""
-        fullest = max(self.usages(), key=lambda usage: usage.percent)
+        fullest = max(self.disk_usages(), key=lambda usage: usage.percent)
         before, self._log.refusal = self._log.refusal, None
         if fullest.percent > self.config.disk_warning_ratio:
-            self._log.refusal = refusal(fullest, self.config)
+            self._log.refusal = disk_full_error(fullest, self.config)
             if before is None:
                 logger.error("sends are refused from now on: %s", self._log.refusal)
         elif before is not None:
@@ -230,7 +230,7 @@ class Retention:
         return fullest.percent
 
     @property
-    def is_refusing(self) -> bool:
+    def is_refusing_sends(self) -> bool:
         """Are sends refused because the disk is too full?"""
         return self._log.refusal is not None
 
@@ -238,10 +238,10 @@ class Retention:
 
     def removable_end(self) -> int:
         """Files that end before it may go: readers see beyond them, the durable mark is behind."""
-        mark = self._durable.mark
+        mark = self._durable.written
         return 0 if mark is None else min(self._visible_end(), mark.log_offset)
 
-    def oldest(self) -> Iterator[LogFile]:
+    def deletable_files(self) -> Iterator[LogFile]:
         """The files that may go when their time comes, oldest first."""
         end = self.removable_end()
         for segment in self._log.segments:
@@ -250,10 +250,10 @@ class Retention:
             modified_ms = self._files.modified_ms(segment.path)
             yield LogFile(segment.base, segment.end, modified_ms)
 
-    def expiring(self) -> list[LogFile]:
+    def expiring_files(self) -> list[LogFile]:
         """Files of whose loss readers have to be warned."""
         now_ms, found = self._clock.now_ms(), []
-        for file in self.oldest():
+        for file in self.deletable_files():
             if warning_ms(file, self.config) > now_ms:
                 break
             found.append(file)
@@ -262,16 +262,16 @@ class Retention:
     def first_offset_from(self, topic: str, queue_id: int, position: int) -> int:
         """The first message of a queue whose record lies at `position` of the log or behind."""
         queue = self._queues.by_key.get((topic, queue_id))
-        return 0 if queue is None else queue.first_from(position)
+        return 0 if queue is None else queue.first_offset_from(position)
 
-    def place_of(self, topic: str, queue_id: int, offset: int) -> int:
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
         """Where the record of a message lies in the log; -1 when there is none."""
         queue = self._queues.by_key.get((topic, queue_id))
-        return -1 if queue is None else queue.place_of(offset)
+        return -1 if queue is None else queue.position_of(offset)
 
     # --- the run
 
-    def request(self) -> None:
+    def request_manual_run(self) -> None:
         """By hand (329): the next runs delete expired files at any hour."""
         self.manual_rounds = MANUAL_ROUNDS
 
@@ -285,20 +285,22 @@ class Retention:
         for number in range(self.config.delete_files_max):
             if self._to_remove:
                 return
-            decision = decide(self.config, self.look(), self._clock.now_ms(), is_manual=is_manual)
-            file = next(self.oldest(), None) if decision.takes_expired else None
+            decision = decide_deletion(
+                self.config, self.check_disk(), self._clock.now_ms(), is_manual=is_manual
+            )
+            file = next(self.deletable_files(), None) if decision.may_delete_expired else None
             if file is None or not (
-                decision.takes_any or expiry_ms(file, self.config) <= self._clock.now_ms()
+                decision.may_delete_any or expiry_ms(file, self.config) <= self._clock.now_ms()
             ):
-                is_stuck = decision.takes_any and not number
+                is_stuck = decision.may_delete_any and not number
                 if is_stuck and not self._is_stuck:  # said once, until it is otherwise
                     logger.warning(
                         "%s, and no file of the log may be deleted: the newest stays, and so does"
-                        " what the last checkpoint does not cover yet", decision.why,
+                        " what the last checkpoint does not cover yet", decision.reason,
                     )  # fmt: skip
                 self._is_stuck = is_stuck
                 break
-            yield from self._delete(file, decision.why)
+            yield from self._delete(file, decision.reason)
             yield self.config.delete_file_interval_ms / 1000
         yield from self._clean_queues(until_s)
 
@@ -317,14 +319,16 @@ class Retention:
             old = queue.offset_min
             if old == queue.next_offset:
                 continue
-            queue.correct_min(file.end)
-            if queue.offset_min > old and self.watcher is not None:
-                self.watcher.queue_moves(queue.topic, queue.queue_id, old, queue.offset_min)
+            queue.update_offset_min(file.end)
+            if queue.offset_min > old and self.observer is not None:
+                self.observer.on_messages_deleted(
+                    queue.topic, queue.queue_id, old, queue.offset_min
+                )
         if self._log.start != file.base:
             return  # another run was faster
-        if self.watcher is not None:
-            self.watcher.file_goes(file, why)
-        path = self._log.segments.remove_first()
+        if self.observer is not None:
+            self.observer.on_file_deleted(file, why)
+        path = self._log.segments.detach_first()
         self.files_deleted += 1
         self.bytes_deleted += file.end - file.base
         logger.info("log file %s goes: %s; the log begins at %d", path, why, file.end)
@@ -342,7 +346,7 @@ class Retention:
             segments = queue.segments
             limit = queue.offset_min * UNIT_BYTES
             while len(segments) > 1 and segments.start + segments.file_bytes <= limit:
-                self._to_remove.append(segments.remove_first())
+                self._to_remove.append(segments.detach_first())
                 yield self._remove_files
                 if self._to_remove or self._clock.monotonic_s() >= until_s:
                     return
@@ -371,7 +375,7 @@ class Retention:
             directory = path.rpartition("/")[0]
             try:
                 if directory == self._log.segments.directory:
-                    self._durable.start_at(self._log.start)
+                    self._durable.set_log_start(self._log.start)
                 if self._files.exists(path):
                     self._files.remove(path)
                 if self._files.exists(directory):

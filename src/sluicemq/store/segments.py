@@ -119,7 +119,7 @@ class Segment:
         view = self.view()
         return view if self._data_end >= self.size else view[: self._data_end]
 
-    def look(self, offset: int, size: int) -> tuple[memoryview, int]:
+    def safe_view(self, offset: int, size: int) -> tuple[memoryview, int]:
         """Return a view and the index in it of the bytes [offset, offset + size) of the sequence,
         which may never have been written.
 
@@ -129,15 +129,15 @@ class Segment:
         view, at = self.data_view(min(offset + size, self.end)), offset - self.base
         if at + size <= len(view) or len(view) == self.size:
             return view, at
-        return memoryview(self.copy(offset, size)), 0
+        return memoryview(self.read_detached(offset, size)), 0
 
-    def copy(self, offset: int, size: int) -> bytes:
+    def read_detached(self, offset: int, size: int) -> bytes:
         """Read bytes at `offset` of the sequence without the map, through a descriptor of its own.
         Returns fewer at the file's end. Raises OSError."""
         with closing(self._files.open(self.path)) as file:
             return file.pread(size, offset - self.base)
 
-    def grown(self, end: int) -> None:
+    def note_written(self, end: int) -> None:
         """Note that the bytes before offset `end` of the sequence were written."""
         if end - self.base > self._data_end:
             self._data_end = -(-(end - self.base) // _BLOCK_BYTES) * _BLOCK_BYTES
@@ -151,9 +151,9 @@ class Segment:
                 if following <= end:
                     break
                 end = following
-        self.grown(self.base + end)
+        self.note_written(self.base + end)
 
-    def part(self, offset: int, size: int) -> memoryview | bytes:
+    def view_or_read(self, offset: int, size: int) -> memoryview | bytes:
         """Some bytes at `offset` of the sequence, fewer at the end. Of a file without a map a few
         are copied: only who comes again soon gets a map, which costs more than several reads."""
         begin = offset - self.base
@@ -172,7 +172,7 @@ class Segment:
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write `data` at `offset` of the sequence. Raises OSError."""
         self.file().pwrite(data, offset - self.base)
-        self.grown(offset + len(data))
+        self.note_written(offset + len(data))
 
     def read(self, offset: int, size: int) -> bytes:
         """A copy by pread: for single looks into files that need no map."""
@@ -183,7 +183,7 @@ class Segment:
         found = self.file().data_start(offset - self.base)
         return None if found is None else self.base + found
 
-    def zero_from(self, offset: int, end: int | None = None) -> bool:
+    def zero_range(self, offset: int, end: int | None = None) -> bool:
         """Make [offset, end) read as zeros, `end` being the file's; True when bytes were changed.
 
         Holes stay holes, so this works on a full disk too.
@@ -363,7 +363,7 @@ class SegmentFiles:
                 fix="Bring back the missing file from a copy.",
             )
 
-    def sizes(self) -> list[int]:
+    def sizes_on_disk(self) -> list[int]:
         """Of the files on disk, loaded or not."""
         return [self._size(n) for n in self.files.names(self.directory) if is_segment_name(n)]
 
@@ -379,7 +379,7 @@ class SegmentFiles:
         index = (offset - segments[0].base) // self.file_bytes
         return segments[index] if 0 <= index < len(segments) else None
 
-    def last_block(self, unit_bytes: int) -> tuple[int, bytes]:
+    def read_last_block(self, unit_bytes: int) -> tuple[int, bytes]:
         """The end of what was ever written in the last file: about 4 KiB of whole units, and where
         they begin. Nothing where that file holds nothing, or there is none."""
         last = self.last
@@ -414,7 +414,7 @@ class SegmentFiles:
             touched.append(above)
         self.files.make_directory(self.directory, durable=False)
 
-    def remove_first(self) -> str:
+    def detach_first(self) -> str:
         """Let go of the first file and return its path: the caller removes it from the disk.
 
         Readers that hold a slice of it read on. Another thread may be in `at` meanwhile.
@@ -431,7 +431,7 @@ class SegmentFiles:
         with contextlib.suppress(OSError):
             self.files.remove(segment.path)
 
-    def cut(self, offset: int, *, keeps_file: bool = False) -> bool:
+    def truncate(self, offset: int, *, keeps_file: bool = False) -> bool:
         """Drop everything from `offset` on: later files go, the rest of its file reads as zeros.
 
         True when something was changed (and has to be synced). `keeps_file`: a file that begins at
@@ -446,12 +446,12 @@ class SegmentFiles:
                 self.files.sync_directory(self.directory)
             changed = True
         if self._segments and offset < self.end:
-            changed |= self._segments[-1].zero_from(offset)
+            changed |= self._segments[-1].zero_range(offset)
         return changed
 
     def remove_all(self) -> None:
         """Remove the files and the directory."""
-        self.cut(0)
+        self.truncate(0)
         for name in self.files.names(self.directory):
             with contextlib.suppress(FileNotFoundError):  # retention may just remove it
                 self.files.remove(f"{self.directory}/{name}")

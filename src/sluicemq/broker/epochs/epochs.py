@@ -54,9 +54,9 @@ from sluicemq.broker.topics import EPOCH_TOPIC, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
+from sluicemq.files.identity import FileVerdict
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Steps, decoding
-from sluicemq.store.identity import FileVerdict
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode

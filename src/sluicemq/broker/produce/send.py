@@ -294,10 +294,10 @@ class Send:
         """Messages with a sharding key, by topic."""
         self.compiled = None
         """Takes plain sends past `send_quick` (`sluicemq.engine`)."""
-        if engine.sends is not None and store.writer.takes_columns:
+        if engine.sends is not None and store.writer.can_append_columns:
             self.compiled = engine.sends.Sends(
                 store.writer, topics.table, store.writer.by_key, self.sizes,
-                store.writer.begin, turns.send_all_after_commit, store.writer.body_bytes_max,
+                store.writer.begin_group, turns.send_all_after_commit, store.writer.body_bytes_max,
             )  # fmt: skip
         settings.on_change(self.prepare)
         self.prepare()

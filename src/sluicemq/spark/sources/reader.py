@@ -392,7 +392,7 @@ class Snapshot:
         self.bounds: Bounds = {
             MessageQueue(topic, place.broker, queue_id): (
                 reader.queue_offsets(topic, queue_id)[0],
-                reader.sound_end(topic, queue_id),
+                reader.verified_end(topic, queue_id),
             )
             for topic, queue_id in reader.queues()
             if topic in topics
@@ -425,13 +425,13 @@ class Snapshot:
         """The partition with what an executor does not find in the files."""
         if part.queue is None:
             return part
-        start, units = self._reader.unfiled_units(part.queue.topic, part.queue.queue_id)
+        start, units = self._reader.unflushed_units(part.queue.topic, part.queue.queue_id)
         return StorePartition(part, start, units if units and part.end > start else b"")
 
     def newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
         """Those of about so many messages, the newest of every queue."""
         for queue, offsets in newest_ranges(self.bounds, count).items():
-            scan = self._reader.range(queue.topic, queue.queue_id, skips=True)
+            scan = self._reader.scan_queue(queue.topic, queue.queue_id, skips=True)
             for places in scan.places(offsets.start, offsets.stop):
                 for at in places.starts.tolist():
                     yield decode_record(places.view, at).properties
@@ -477,7 +477,7 @@ def read_part(
     reader = place.open(frozenset({queue.topic}), queue.queue_id)
     try:
         reader.add_units(queue.topic, queue.queue_id, part.tail_start, part.tail)
-        scan = reader.range(
+        scan = reader.scan_queue(
             queue.topic,
             queue.queue_id,
             wanted,

@@ -69,7 +69,7 @@ class RecordSource(NamedTuple):
         return zlib.crc32(data) if len(data) == size else None
 
 
-class State(enum.Enum):
+class FileState(enum.Enum):
     """The mark that the owner of a derived file wrote last."""
 
     OPEN = "open"
@@ -98,7 +98,7 @@ class Identity(NamedTuple):
     """The content of an identity file. The module describes the fields."""
 
     incarnation: str
-    state: State
+    state: FileState
     position: int = NO_RECORD
     record_crc: int = 0
     checksum: int = 0
@@ -117,7 +117,7 @@ class Identity(NamedTuple):
         return json.dumps({"crc": _crc_of(content), "identity": content}, indent=1) + "\n"
 
     @classmethod
-    def of_text(cls, text: str) -> "Identity":
+    def from_text(cls, text: str) -> "Identity":
         """Decode the content of an identity file. Raises ValueError, KeyError or TypeError if it is
         damaged."""
         document = json.loads(text)
@@ -126,14 +126,14 @@ class Identity(NamedTuple):
             raise ValueError("the CRC does not match")
         return cls(
             content["incarnation"],
-            State(content["state"]),
+            FileState(content["state"]),
             content["position"],
             content["recordCrc"],
             content["checksum"],
             content["details"],
         )
 
-    def is_of(self, incarnation: str, log: RecordSource) -> bool:
+    def matches(self, incarnation: str, log: RecordSource) -> bool:
         """Return whether a file with this identity was built from this log in this incarnation.
 
         A record that retention has removed cannot be compared, and does not count against it.
@@ -153,7 +153,7 @@ class IdentityFile:
         self._files = files
         self._path = path + IDENTITY_SUFFIX
         self._incarnation = incarnation
-        self.found: Identity | None = None
+        self.identity: Identity | None = None
         """What the file says, as of the last `check` or change."""
 
     def check(self, log: RecordSource, checksum: Callable[[], int]) -> FileVerdict:
@@ -162,14 +162,14 @@ class IdentityFile:
         `checksum` computes the checksum of the content as it is now; it is called only for a sealed
         file of this store. Raises OSError.
         """
-        self.found = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
+        self.identity = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
         if found is None:
             return FileVerdict.UNKNOWN
-        if found.state is State.DISCARDED:
+        if found.state is FileState.DISCARDED:
             return FileVerdict.DISCARDED
-        if not found.is_of(self._incarnation, log):
+        if not found.matches(self._incarnation, log):
             return FileVerdict.FOREIGN
-        if found.state is State.OPEN:
+        if found.state is FileState.OPEN:
             return FileVerdict.OPEN
         return FileVerdict.SEALED if checksum() == found.checksum else FileVerdict.CHANGED
 
@@ -177,13 +177,13 @@ class IdentityFile:
         """Mark the derived file as open, durably: its content is about to change. Call this before
         its first byte changes; do nothing if it is open already. Keep the position of the last
         record, if it is of this incarnation. Raises OSError."""
-        found = self.found
-        is_open = found is not None and found.state is State.OPEN
+        found = self.identity
+        is_open = found is not None and found.state is FileState.OPEN
         if not is_open or found is None or found.incarnation != self._incarnation:
             is_known = found is not None and found.incarnation == self._incarnation
             position = found.position if found is not None and is_known else NO_RECORD
             crc = found.record_crc if found is not None and is_known else 0
-            self._write(Identity(self._incarnation, State.OPEN, position, crc))
+            self._write(Identity(self._incarnation, FileState.OPEN, position, crc))
 
     def mark_sealed(
         self,
@@ -202,19 +202,19 @@ class IdentityFile:
         if crc is None:  # no record is there: nothing could confirm the file later
             position, crc = NO_RECORD, 0
         self._write(
-            Identity(self._incarnation, State.SEALED, position, crc, checksum, details or {})
+            Identity(self._incarnation, FileState.SEALED, position, crc, checksum, details or {})
         )
 
     def mark_discarded(self) -> None:
         """Mark the derived file as discarded, durably: it must not be read any more. Call this
         before the file is removed, and before it is built again. The next `mark_open` replaces the
         mark. Raises OSError."""
-        if self.found is None or self.found.state is not State.DISCARDED:
-            self._write(Identity(self._incarnation, State.DISCARDED))
+        if self.identity is None or self.identity.state is not FileState.DISCARDED:
+            self._write(Identity(self._incarnation, FileState.DISCARDED))
 
     def _write(self, identity: Identity) -> None:
         overwrite_text(self._files, self._path, identity.to_text())
-        self.found = identity
+        self.identity = identity
 
 
 def read_identity(files: Files, path: str) -> Identity | None:
@@ -222,7 +222,7 @@ def read_identity(files: Files, path: str) -> Identity | None:
     damaged. Raises OSError."""
     try:
         text = read_text(files, path + IDENTITY_SUFFIX)
-        return None if text is None else Identity.of_text(text)
+        return None if text is None else Identity.from_text(text)
     except (ValueError, KeyError, TypeError):
         return None
 
