@@ -130,7 +130,9 @@ class LogFollower:
         if end > start:
             log.followed_end = end
             self._writer.last_time_ms = dispatcher.last_store_time_ms or self._writer.last_time_ms
-            self._store.make_visible(end, [(queue, queue.next_offset) for queue in dispatcher.grown_queues])
+            self._store.make_visible(
+                end, [(queue, queue.next_offset) for queue in dispatcher.grown_queues]
+            )
             dispatcher.grown_queues.clear()
             if end - start >= INDEX_BYTES_MIN:
                 self._store.keys.catch_up(2 * (end - start))

@@ -647,7 +647,7 @@ class Store:
 
     @property
     def failure(self) -> OSError | None:
-        """The error that made the log refuse writes until the store is opened again; None without one."""
+        """The error after which the log refuses writes until it is opened again; else None."""
         return self._log.failure
 
     def runtime_info(self) -> dict[str, str]:
