@@ -67,6 +67,8 @@ from sluicemq.store.queues import (
 )
 from sluicemq.store.segments import Segment
 
+logger = logging.getLogger(__name__)
+
 PULL_SPAN_MAX: Final = 2000
 """How many offsets apart the matches may be that a client has received and not consumed.
 
@@ -464,7 +466,7 @@ class RecordCollector:
         return 0 if self.is_missing else self.count_max - self.count
 
     def take_from(self, offset: int) -> int:
-        """Take all messages from `offset` on for which there is room; return the next offset. HOT."""
+        """Take all messages from `offset` on that have room; return the next offset. HOT."""
         queue, high = self.queue, self.queue.visible_offset
         while offset < high and not self.is_missing and self.count < self.count_max:
             wanted = min(high - offset, self.count_max - self.count, _READ_UNITS_MAX)
@@ -634,6 +636,3 @@ class RecordCollector:
             start, end = self._run_start - self._base, self._run_end - self._base
             self.data.append(self._view[start:end])
             self._run_start = self._run_end = -1
-
-
-logger = logging.getLogger(__name__)

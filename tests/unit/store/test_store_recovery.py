@@ -387,7 +387,7 @@ def test_record_whose_topic_can_be_no_directory_is_passed_over(
     bench: Any, topic: str, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing covers the topic: a damaged one must not lead out of the store."""
-    monkeypatch.setattr(dispatch, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_FIRST", singles)
     told: list[str] = []  # not caplog: other tests of a process switch logging off
     monkeypatch.setattr(dispatch.logger, "error", lambda text, *_: told.append(text))
     bench.open()
@@ -484,7 +484,7 @@ def test_rebuilt_units_of_delayed_messages_follow_the_configured_levels(
     bench: Any, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Singly and in columns: the walk of recovery has both."""
-    monkeypatch.setattr(dispatch, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_FIRST", singles)
     bench.open(delay_levels="7s 90m")
     for number in range(40):
         level = str(1 + number % 3)

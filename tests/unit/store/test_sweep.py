@@ -39,8 +39,8 @@ TOPICS = ["A", "B", *(f"Topic{n}" for n in range(12)), "SCHEDULE_TOPIC_XXXX", "%
 
 @pytest.fixture(autouse=True)
 def columns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "SINGLES_FIRST", 20)
-    monkeypatch.setattr(dispatch, "SINGLES_BETWEEN", 5)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_FIRST", 20)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_BETWEEN", 5)
 
 
 def record(rng: random.Random, position: int, offset: int, kind: str) -> bytes:
