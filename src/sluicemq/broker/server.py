@@ -389,8 +389,8 @@ class Broker:
         if not self.settings.is_slave:
             return None
         side = SlaveSide(
-            core, self.store.start_following(), self._files, self.epochs, self._confirmed, self.term,
-            self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
+            core, self.store.start_following(), self._files, self.epochs, self._confirmed,
+            self.term, self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
             signed=self.registration.signed,
             begin_queue=lambda *unit: self._loop.call_soon_threadsafe(
                 self.store.begin_queue, *unit

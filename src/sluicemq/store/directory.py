@@ -182,9 +182,9 @@ def write_checkpoint(
 class CheckpointFile:
     """The file `checkpoint` of a store.
 
-    `initial` is its content at the start of this process. `written` is the last checkpoint that this process has written, or None. The log's start in it
-    never decreases, because retention may have written a later one than that of a checkpoint which
-    was requested before.
+    `initial` is its content at the start of this process. `written` is the last checkpoint that
+    this process has written, or None. The log's start in it never decreases, because retention may
+    have written a later one than that of a checkpoint which was requested before.
     """
 
     def __init__(self, files: Files, path: str, initial: CheckpointContent) -> None:

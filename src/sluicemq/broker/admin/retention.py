@@ -62,7 +62,7 @@ class GroupWatch:
         self.disk_percent = 0.0
         """Of the fullest disk, as last looked at."""
 
-    # --- before a file goes (`store.retention.Watcher`)
+    # --- before a file goes (`store.retain.DeletionObserver`)
 
     def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
         """Who has not read the messages [old_min, new_min) of a queue?"""

@@ -52,7 +52,7 @@ from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer, Run
 from sluicemq.net.limits import Shares
 from sluicemq.net.work.background import Background
-from sluicemq.store.gather import NO_LIMIT, PostponedError, SpanLimit
+from sluicemq.store.gather import UNLIMITED, PostponedError, SpanLimit
 from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
@@ -595,7 +595,7 @@ class Pull:
             reach = None if consumed is None else SpanLimit(consumed)
         elif message_filter is not None and reading.bytes_max is None:
             if is_ours:
-                reach = SpanLimit(offset, NO_LIMIT)
+                reach = SpanLimit(offset, UNLIMITED)
             else:
                 pace = delivered.pace
                 if not is_parked:

@@ -207,7 +207,7 @@ class KeyIndex:
         """Reads what is visible."""
         self.known = KnownKeys(is_wanted=self.is_on)
         """For the writer to fill."""
-        checkpoint = durable.found
+        checkpoint = durable.initial
         mark = checkpoint.latest
         self._found_mark = IndexMark() if mark is None else IndexMark(*mark[5:9])
         if self.is_on:
