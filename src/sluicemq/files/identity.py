@@ -203,9 +203,9 @@ class IdentityFile:
     ) -> None:
         """Mark the derived file as sealed, durably: it is complete and synced.
 
-        `checksum` is that of its content. The file covers the log up to and including the record at `position` (NO_RECORD if it covers
-        none). If the log has no record at `position`, NO_RECORD is written. `details` are facts of
-        the owner. Raises OSError.
+        `checksum` is that of its content. The file covers the log up to and including the record at
+        `position` (NO_RECORD if it covers none). If the log has no record at `position`, NO_RECORD
+        is written. `details` are facts of the owner. Raises OSError.
         """
         crc = log.record_crc(position) if position != NO_RECORD else 0
         if crc is None:  # no record is there: nothing could confirm the file later

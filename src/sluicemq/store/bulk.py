@@ -176,8 +176,9 @@ def sweep_piece(
 ) -> Sweep | None:
     """Return the valid records from index `at` of a view on.
 
-    The view begins at position `base` of the log. Checks at most `PIECE_BYTES`. Returns None if no record can be checked in this way. `delays_ms`
-    are the delays of level 1, 2, … (messageDelayLevel).
+    The view begins at position `base` of the log. Checks at most `PIECE_BYTES`. Returns None if no
+    record can be checked in this way. `delays_ms` are the delays of level 1, 2, …
+    (messageDelayLevel).
     """
     raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
     starts = leading_starts(raw)
@@ -341,8 +342,8 @@ class TagHits:
     ) -> ChunkHits | None:
         """Return the matches of a chunk that contains offset `position`. HOT.
 
-        Returns None if the queue has no units there. The chunk may continue behind `end`. If it is not cached, `grown` is the number of units to
-        compare.
+        Returns None if the queue has no units there. The chunk may continue behind `end`. If it is
+        not cached, `grown` is the number of units to compare.
         """
         key = (queue.topic, queue.queue_id, codes)
         known = self._chunks.get(key)

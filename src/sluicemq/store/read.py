@@ -250,12 +250,12 @@ class LogReader:
         result = ReadResult(
             status,
             next_offset,
-            low,
-            high,
-            gather.data,
-            gather.count,
-            gather.size_bytes,
-            next_offset - offset,
+            offset_min=low,
+            offset_max=high,
+            data=gather.data,
+            count=gather.count,
+            size_bytes=gather.size_bytes,
+            units_scanned=next_offset - offset,
         )
         result.is_filter_reliable = gather.is_filter_reliable
         if gather.span_limit is not None:

@@ -135,7 +135,8 @@ class StoreReader:
     def verified_end(self, topic: str, queue_id: int) -> int:
         """Return the offset behind the queue's last valid message, whose CRC is checked.
 
-        Returns 0 if the queue does not exist. Looks back in growing steps, then bisects: lost messages lie behind the others.
+        Returns 0 if the queue does not exist. Looks back in growing steps, then bisects: lost
+        messages lie behind the others.
         """
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:

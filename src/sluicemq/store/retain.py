@@ -19,8 +19,8 @@ moment a crash comes:
     1  the first offset of each queue moves behind the file; reads before it get OFFSET_TOO_SMALL
     2  the `DeletionObserver` is called: unread messages are logged and counted
     3  the log forgets the file; the checkpoint says so (otherwise a start would miss the file);
-       then the file is removed and its directory synced; slices of it that are on their way to a socket
-       stay valid, because the map lives as long as a slice
+       then the file is removed and its directory synced; slices of it that are on their way to a
+       socket stay valid, because the map lives as long as a slice
     4  only then are files of queues and index deleted that lie completely before the log's start
 
 A file is only deleted, by age or by force, when the durable checkpoint is behind it. Then the units

@@ -60,7 +60,7 @@ _SHARED_FIELDS: Final = RECORD_HEAD.part("sys_flag", "prepared_offset")
 _pack_shared: Final = _SHARED_FIELDS.struct.pack
 _pack_batch_head: Final = Layout(
     *RECORD_HEAD.part("size", "physical_offset").fields,
-    ("common", f"V{_SHARED_FIELDS.size}"),
+    ("shared", f"V{_SHARED_FIELDS.size}"),
     ("body_length", "i4"),
 ).struct.pack
 """Packs the head of a record of a batch. Fields that all records share are one packed piece."""
@@ -163,8 +163,8 @@ class Writer(TurnState):
                 born_time_ms,
                 born_host,
                 store_host,
-                reconsume_times,
-                prepared_offset,
+                reconsume_times=reconsume_times,
+                prepared_offset=prepared_offset,
             )
             return positions[0], offset
         body_bytes = len(body)

@@ -241,7 +241,7 @@ def test_sends_are_refused_while_the_disk_is_too_full_and_taken_again_at_once(
     assert reader.call(310, send_fields(), b"x").code == 0
     assert sample(old, "sluicemq_sends_refused_disk_full") == 0
     assert sum("sends are refused" in line for line in caplog.messages) == 1
-    assert sum("sends are taken again" in line for line in caplog.messages) == 1
+    assert sum("sends are accepted again" in line for line in caplog.messages) == 1
 
 
 def test_refused_batches_name_the_disk_too(old: SteppedBroker, reader: SteppedClient) -> None:

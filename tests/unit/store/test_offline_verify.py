@@ -402,8 +402,8 @@ def test_keys_of_many_records_are_hashed_as_java_does(root: Path, sent: Places) 
 
 NO_STORES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda p: p / "nowhere", "does not exist"),
-    "empty": (lambda p: p, "holds no commit log"),
-    "above": (lambda p: _make(p, "store/commitlog"), "Name "),
+    "empty": (lambda p: p, "contains no commit log"),
+    "above": (lambda p: _make(p, "store/commitlog"), "Specify "),
     "inside": (lambda p: _make(p, "commitlog") / "commitlog", "the directory above it"),
     "rocksdb": (lambda p: _make(p, "consumequeue_r", "x"), "RocksDB"),
 }

@@ -51,7 +51,7 @@ def test_a_sector_that_a_power_loss_took_is_cut_off_and_told(
     bench.files.put(LOG, bytes(data))
     bench.open()
     assert len(bench.bodies()) == at // 512
-    assert "a power loss has taken what was written there, and" in caplog.text
+    assert "a power loss has destroyed what was written there" in caplog.text
 
 
 def test_first_file_of_the_log_that_is_missing_is_told_from_one_that_retention_removed(
@@ -71,7 +71,9 @@ def test_first_file_of_the_log_that_is_missing_is_told_from_one_that_retention_r
     bench.open()  # as retention does it
     bench.store.close()
     bench.files.remove(f"/store/commitlog/{4096:020d}")
-    with pytest.raises(StoreDamagedError, match=r"no retention has .*store repair /store --write"):
+    with pytest.raises(
+        StoreDamagedError, match=r"retention has not deleted .*store repair /store --write"
+    ):
         bench.open()
 
 
@@ -102,7 +104,7 @@ def test_wrong_unit_is_mended_from_the_log_for_good(bench: Any, caplog: Any) -> 
     bench.open()
     assert bench.bodies() == bodies
     assert bench.files.content(path) == before
-    assert "the unit of message 7 was damaged, and is what the log says again" in caplog.text
+    assert "the unit of message 7 was damaged, and has been rebuilt from the log" in caplog.text
 
 
 def test_queue_with_the_units_of_another_one_is_refused_and_built_anew_by_the_next_start(

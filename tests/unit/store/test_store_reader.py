@@ -81,7 +81,7 @@ def test_directory_without_a_log_is_refused(bench: Any) -> None:
     with pytest.raises(StoreError, match="/store does not exist"):
         open_reader(bench)
     bench.files.put("/store/config/topics.json", b"{}")
-    with pytest.raises(StoreError, match=r"holds no commit log.*storePathRootDir"):
+    with pytest.raises(StoreError, match=r"contains no commit log.*storePathRootDir"):
         open_reader(bench)
 
 
