@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.message import UNQUEUED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
     CRC_MASK,
@@ -60,7 +61,6 @@ from sluicemq.store.log import (
     DELAYS_MS,
     PLACEHOLDER_CODE,
     PLACEHOLDER_PREPARED_OFFSET,
-    SCHEDULE_TOPIC,
     parse_log_record,
 )
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units

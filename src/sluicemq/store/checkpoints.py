@@ -129,9 +129,9 @@ class Checkpointer:
                 queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory and are written later
             text = "writing consume queues failed: %s"
-            self._outages.failed(_QUEUE_FLUSH, text, error, kind=kind_of(error))
+            self._outages.report_failure(_QUEUE_FLUSH, text, error, kind=kind_of(error))
             return False
-        self._outages.worked(_QUEUE_FLUSH)
+        self._outages.report_success(_QUEUE_FLUSH)
         return True
 
     def flush_long_tails(self) -> None:
@@ -260,9 +260,9 @@ class Checkpointer:
                 raise
             self._requested_values = None
             text = "writing a new checkpoint failed: %s"
-            self._outages.failed(_CHECKPOINT_WRITE, text, error, kind=kind_of(error))
+            self._outages.report_failure(_CHECKPOINT_WRITE, text, error, kind=kind_of(error))
         else:
-            self._outages.worked(_CHECKPOINT_WRITE)
+            self._outages.report_success(_CHECKPOINT_WRITE)
 
     def _sync_path(self, path: str) -> None:
         """Sync a queue file, an index file or a directory. Does nothing if it has been removed."""

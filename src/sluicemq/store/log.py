@@ -52,6 +52,8 @@ from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, fix_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.numbers import natural
 from sluicemq.record.codec import (
     body_crc_agrees,
@@ -78,8 +80,6 @@ FILE_SIZE_SETTING: Final = "mappedFileSizeCommitLog"
 BLANK_BYTES: Final = 8
 MULTI_DISPATCH: Final = reserved.MULTI_DISPATCH
 MULTI_OFFSETS: Final = reserved.MULTI_OFFSETS
-LIGHT_PREFIX: Final = "%LMQ%"
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
 """The delays of level 1, 2, … in ms where messageDelayLevel is not known."""
 ZEROS_NEVER_STORED: Final = bytes(16)
@@ -482,7 +482,7 @@ class LogRecord(NamedTuple):
         names = properties.get(MULTI_DISPATCH, "").split(",")
         offsets = properties.get(MULTI_OFFSETS, "").split(",")
         return [
-            ((name, 0 if name.startswith(LIGHT_PREFIX) else self.queue_id), int(offset))
+            ((name, 0 if name.startswith(LMQ_PREFIX) else self.queue_id), int(offset))
             for name, offset in zip(names, offsets, strict=False)
             if name and "/" not in name and offset.isdecimal()
         ]

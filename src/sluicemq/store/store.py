@@ -546,9 +546,9 @@ class Store:
             self._log.prepare_next_file()
         except OSError as error:
             text = "creating the next commit log file failed: %s"
-            self._outages.failed(_NEXT_LOG_FILE, text, error, kind=kind_of(error))
+            self._outages.report_failure(_NEXT_LOG_FILE, text, error, kind=kind_of(error))
         else:
-            self._outages.worked(_NEXT_LOG_FILE)
+            self._outages.report_success(_NEXT_LOG_FILE)
 
     # --- offsets and positions
 

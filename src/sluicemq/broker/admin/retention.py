@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import LIGHT_PREFIX, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.retain import LogFile, Step, deletion_ms
 from sluicemq.store.store import Store
@@ -115,7 +116,9 @@ class GroupWatch:
         found: dict[Pair, Risk] = {}
         behind: dict[tuple[str, int], int] = {}
         end_s = self._clock.monotonic_s() + SLICE_S
-        for group, topic, queue_id, committed in list(self._offsets.queues()) if files else ():
+        for group, topic, queue_id, committed in (
+            list(self._offsets.iter_offsets()) if files else ()
+        ):
             key = topic, queue_id
             if key not in behind:
                 behind[key] = self._retention.first_offset_from(*key, files[-1].end)
@@ -166,7 +169,7 @@ class Cleaning:
         self._queues_asked = False
         self._retention.observer = watch
         self._configure()
-        settings.on_change(self._configure)
+        settings.add_listener(self._configure)
 
     def _configure(self) -> None:
         self._retention.config = self._settings.store
@@ -193,7 +196,7 @@ class Cleaning:
             for topic, _ in self._store.queues()
             if topic not in self._topics
             and not self._topics.is_system(topic)
-            and not topic.startswith(LIGHT_PREFIX)
+            and not topic.startswith(LMQ_PREFIX)
         }
         if unused:
             self._end_turn()  # deleting commits: who waits for this turn is answered by its own

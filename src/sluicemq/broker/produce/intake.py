@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
+from sluicemq.broker.topics import Topic
 from sluicemq.clock import STEP_MS
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
 from sluicemq.model.bodies import Buffer
@@ -45,6 +45,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.properties import ACTED_ON_SEND, REFUSED_IN_BATCH, remove_on_send
+from sluicemq.model.system_names import STAGING_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from sluicemq.numbers import natural
 from sluicemq.record import codec as text
@@ -54,7 +55,6 @@ from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import BatchPart
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.staging import STAGING_TOPIC
 
 if TYPE_CHECKING:
     from sluicemq.record import batch_columns
@@ -171,10 +171,10 @@ class Elsewhere:
 class Intake:
     """The one way into the store for everything that is not a plain send."""
 
-    def __init__(self, settings: Settings, store: Store, turns: GroupCommit) -> None:
+    def __init__(self, settings: Settings, store: Store, group_commit: GroupCommit) -> None:
         self._settings = settings
         self._writer = store.writer
-        self._turns = turns
+        self._group_commit = group_commit
         self.rewrites: list[Rewrite] = []
         self.sizes = [0] * 64
         """Messages by the number of bits of (body size - 1)."""
@@ -203,7 +203,7 @@ class Intake:
     def put(self, draft: Draft) -> Stored:
         """`accept` for what the broker stores on its own: the turn is ended as well."""
         stored = self.accept(draft)
-        self._turns.commit_internal()
+        self._group_commit.commit_internal()
         return stored
 
     def append(self, draft: Draft) -> Stored:
@@ -500,11 +500,11 @@ class Redelivery:
     caller tries again. `gates` are those of topics; what is `elsewhere` is not put."""
 
     def __init__(
-        self, store: Store, turns: GroupCommit, elsewhere: Elsewhere | None = None
+        self, store: Store, group_commit: GroupCommit, elsewhere: Elsewhere | None = None
     ) -> None:
         self._append = store.writer.append
         self._elsewhere = elsewhere or Elsewhere()
-        self.finish = turns.commit_now
+        self.finish = group_commit.commit_now
         self.gates: dict[str, Gate] = {}
 
     def put(self, record: Record, added: bytes = b"") -> str | None:
@@ -520,7 +520,7 @@ class Redelivery:
             log.error("a message that is due says not where it belongs: it is passed over")
             return None
         topic = topic_name(name)
-        if topic in NOT_FOR_SENDS:
+        if is_send_forbidden_topic(topic):
             log.error("a message that is due belongs to %s: it is passed over", topic)
             return None
         gate = self.gates.get(topic)

@@ -464,9 +464,9 @@ class KeyIndex:
             done = work()
         except OSError as error:
             text = "writing the key index failed: %s"
-            self._outages.failed(_WRITES, text, error, kind=kind_of(error))
+            self._outages.report_failure(_WRITES, text, error, kind=kind_of(error))
             return False
-        self._outages.worked(_WRITES)
+        self._outages.report_success(_WRITES)
         return done
 
     def _index_slice(self, bytes_max: int) -> int:

@@ -14,19 +14,13 @@ from typing import Final, NamedTuple
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
 from sluicemq.store.timers.overdue import Overdue, OverdueMessages, target_queue
-from sluicemq.store.timers.placing import (
-    DELETES,
-    TIMER_TOPIC,
-    Placing,
-    ReadRecord,
-    parse_record,
-    recall_key,
-)
+from sluicemq.store.timers.placing import DELETES, Placing, ReadRecord, parse_record, recall_key
 from sluicemq.store.timers.state import Start, TimerFiles
 
 _CHUNK_UNITS: Final = 256

@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from sluicemq.errors import ProtocolError
 from sluicemq.files import File, Files, read_text
 from sluicemq.files.identity import is_last_text, read_identity
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
 from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Checkpoint, parse_slots
 from sluicemq.store.index.columns import Slots, columns_of
-from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.tools.layout import (
     Hole,

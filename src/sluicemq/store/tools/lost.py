@@ -29,17 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.message import PREPARED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import TOPIC_LENGTH_MAX
 from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.bulk import QueueUnits
-from sluicemq.store.log import (
-    LOST_NAME,
-    PLACEHOLDER_CODE,
-    PLACEHOLDER_PREPARED_OFFSET,
-    SCHEDULE_TOPIC,
-)
+from sluicemq.store.log import LOST_NAME, PLACEHOLDER_CODE, PLACEHOLDER_PREPARED_OFFSET
 from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_valid_key
 from sluicemq.store.tools.layout import Hole, Run, Series
 

@@ -15,6 +15,7 @@ import numpy as np
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files.identity import FileState, FileVerdict, Identity, IdentityFile, RecordSource
 from sluicemq.files.incarnation import read_incarnation
+from sluicemq.model.system_names import TIMER_TOPIC, is_revive_topic
 from sluicemq.record.codec import value_of
 from sluicemq.store.directory import DeletedTopics
 from sluicemq.store.timers.checking import disagreement, revise, unit_arrays
@@ -28,20 +29,11 @@ from sluicemq.store.timers.files import (
     read_timer_checkpoint,
 )
 from sluicemq.store.timers.overdue import delivery_key, target_queue
-from sluicemq.store.timers.placing import (
-    DELETES,
-    OUT,
-    ROLLS,
-    TIMER_TOPIC,
-    parse_record,
-    recall_key,
-)
+from sluicemq.store.timers.placing import DELETES, OUT, ROLLS, parse_record, recall_key
 from sluicemq.store.timers.state import REASONS, checksum_of, details_of
 from sluicemq.store.tools.checks import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.layout import Run, StoreLayout
 
-REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
-"""Topics of POP: what is settled before it is due is never delivered there."""
 PRECISION_MS: Final = 1000
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 _WANTED: Final = OUT + b"\x01"
@@ -142,7 +134,7 @@ class TimerCheck:
         is_past = noted.out_ms + found.precision_ms <= known.read_ms
         if noted.position in listed or (will_be_taken_in and not is_past):
             return
-        if is_past and noted.topic.startswith(REVIVE_PREFIX):
+        if is_past and is_revive_topic(noted.topic):
             return
         if will_be_taken_in and known.replay_offset >= 0 and noted.offset >= known.replay_offset:
             return

@@ -29,6 +29,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sluicemq.model.message import DELAY, TAGS
+from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.record.codec import (
     CHECKSUM_BYTES,
     CHECKSUM_START,
@@ -40,7 +42,7 @@ from sluicemq.record.codec import (
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.table import Positions, Records, equal_rows, rows_at
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import LIGHT_PREFIX, SCHEDULE_TOPIC, SEARCH_BYTES_MAX, parse_log_record
+from sluicemq.store.log import SEARCH_BYTES_MAX, parse_log_record
 from sluicemq.store.recover import may_be_lost_write
 from sluicemq.store.tools.checks import (
     ERROR,
@@ -375,7 +377,7 @@ class QueueCheck:
         severity, kind = ERROR, "record-without-unit"
         if queue is None:
             text = f"{where} is in no queue: {topic}/{queue_id} has no files"
-            if self._topics is not None and topic not in self._topics and LIGHT_PREFIX not in topic:
+            if self._topics is not None and topic not in self._topics and LMQ_PREFIX not in topic:
                 severity, kind = NOTE, "deleted-topic"
                 text = f"{where} is of a topic that does not exist (any more)"
         elif stray.offset >= queue.units.end:
