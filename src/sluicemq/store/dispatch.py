@@ -247,7 +247,7 @@ def sweep_records(
         if room is None:
             return
         segment, position, limit = room
-        from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks
+        from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - imports NumPy
 
         view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
         sweep = sweep_piece(

@@ -49,13 +49,17 @@ class FollowedStore(Protocol):
 
     keys: KeyIndex
 
-    def confirm(self, end_offset: int) -> None: ...
+    def confirm(self, end_offset: int) -> None:
+        """Make held-back messages visible whose records end at `end_offset` or before."""
 
-    def make_visible(self, end: int, queues: list[tuple[Queue, int]]) -> None: ...
+    def make_visible(self, end: int, queues: list[tuple[Queue, int]]) -> None:
+        """Make everything before position `end` visible, in these queues up to these offsets."""
 
-    def begin_log(self, position: int) -> None: ...
+    def begin_log(self, position: int) -> None:
+        """Empty the store, and let its log begin at `position`."""
 
-    def cut_log(self, end: int) -> None: ...
+    def cut_log(self, end: int) -> None:
+        """Remove everything from position `end` on."""
 
 
 class LogFollower:

@@ -221,7 +221,7 @@ class RecordVerifier:
                 return units
         suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
         if not is_whole and segment is not None and len(suspects) >= VECTORISED_UNITS_MIN:
-            from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - NumPy: bulk reads
+            from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
 
             view = segment.data_view(end_of_last(units))
             suspects = unverified_heads(view, segment.base, units, queue.queue_id, offsets)
@@ -562,7 +562,7 @@ class RecordCollector:
         Returns the number of units. Returns 0, with nothing changed, if the units must be examined
         one by one.
         """
-        from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - NumPy for large reads only
+        from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - imports NumPy
 
         runs = find_runs(units, self.room, self.bytes_max - self.size_bytes)
         if runs is None:

@@ -126,6 +126,10 @@ class Queue(QueueState):
         key: tuple[str, int],
         unsynced: set[str] | None = None,
     ) -> None:
+        """Create a queue without units. `key` is (topic, queue id).
+
+        `unsynced` collects the files that the next checkpoint must sync.
+        """
         self.key = key
         self.topic, self.queue_id = key
         self.unsynced = set() if unsynced is None else unsynced
@@ -146,6 +150,7 @@ class Queue(QueueState):
         self._set_end(offset)
 
     def _set_end(self, end: int) -> None:
+        """Drop all units in memory, and let the queue end at offset `end`."""
         self.tail.clear()
         self.tail_start = self.next_offset = self.committed_offset = self.visible_offset = end
 
@@ -453,6 +458,11 @@ class ConsumeQueues:
         long_topics: bool = True,
         deleted: DeletedTopics | None = None,
     ) -> None:
+        """Create an empty collection for the queues in `directory`; `load` finds those on disk.
+
+        `long_topics` allows retry topics to be longer than other topics. `deleted` None means that
+        no topic was deleted.
+        """
         self._files = files
         self._directory = directory
         self._file_bytes = file_bytes

@@ -172,7 +172,7 @@ class LogReader:
     def tag_hits(self) -> "TagHits":
         """The cache of units that match tag codes. HOT."""
         if self._tag_hits is None:
-            from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is needed for filters only
+            from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
             self._tag_hits = bulk.TagHits()
         return self._tag_hits
@@ -348,7 +348,7 @@ class LogReader:
         self, queue: Queue, gather: RecordCollector, codes: frozenset[int], offset: int, end: int
     ) -> int:
         """Take the units with one of the tag codes; return where the next read continues. HOT."""
-        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is needed for filters only
+        from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         tag_hits = self.tag_hits
         position, chunk = offset, bulk.CHUNK_UNITS_MIN
@@ -401,7 +401,7 @@ class LogReader:
         codes = self.tag_codes_only(message_filter)
         if codes is None:
             return self._record_selector(message_filter)
-        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is needed for filters only
+        from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
@@ -414,7 +414,7 @@ class LogReader:
         def by_record(units: Units) -> Iterable[int]:
             for index, (position, size, code) in enumerate(_unpack_units(units)):
                 if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
-                    code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901
+                    code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901 - the code at the address
                 if size == BLANK_SIZE or not by_consume_queue(code):
                     continue
                 if not reads_properties or by_commit_log(self._properties(position, size)):

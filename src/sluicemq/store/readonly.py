@@ -54,6 +54,7 @@ class StoreReader:
     def __init__(
         self, config: StoreConfig, files: Files, wanted: QueuePredicate | None = None
     ) -> None:
+        """Load the log and the wanted queues. `config` must contain the real file sizes."""
         self._log = log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
         self._queues = queues = ConsumeQueues(
             files, config.consume_queue_path, config.consume_queue_file_bytes
@@ -207,7 +208,7 @@ class StoreReader:
         error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
         empty.
         """
-        from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - NumPy and pyarrow
+        from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - imports NumPy, pyarrow
 
         queue, reader = self._queues.get_unchecked((topic, queue_id)), self._reader
         select = columns = None
@@ -237,6 +238,7 @@ class StoreReader:
         return self._log.scan(self._log.start if start is None else start)
 
     def close(self) -> None:
+        """Close all files. Views of the log that were returned stay valid."""
         self._queues.close()
         self._log.close()
 
@@ -271,6 +273,7 @@ def check_recovery(
     )
 
     def refuse() -> None:
+        """Raise the error for queues that recovery would rebuild."""
         raise StoreDamagedError(
             f"Consume queues in {config.consume_queue_path} are missing or shorter than the"
             " checkpoint says.",
@@ -335,6 +338,7 @@ def _add_unflushed_units(
         return
 
     def add(topic: bytes, queue_id: int, offset: int, units: bytes) -> None:
+        """Add consecutive units to a queue if it is wanted and its topic was not deleted since."""
         key = (topic.decode(errors="replace"), queue_id)
         if not wanted(*key) or not queues.deleted.is_live(key[0], UNIT.unpack_from(units)[0]):
             return

@@ -202,6 +202,7 @@ class Retention:
         durable: CheckpointFile,
         visible_end: Callable[[], int],
     ) -> None:
+        """`durable` is the checkpoint file; `visible_end()` returns where the visible log ends."""
         self._log = log
         self._queues = queues
         self._files = files

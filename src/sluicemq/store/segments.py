@@ -71,6 +71,10 @@ class Segment:
     def __init__(
         self, files: Files, path: str, base: int, size: int, *, is_sparse: bool = False
     ) -> None:
+        """Describe the file at `path`, which has `size` bytes and begins at offset `base`.
+
+        `is_sparse` says that the file is mostly holes.
+        """
         self._files = files
         self._is_sparse = is_sparse
         self._file: File | None = None

@@ -181,22 +181,10 @@ class Writer(TurnState):
         offset = queue.next_offset
         try:
             head = _pack_head(
-                size,
-                queue.magic,
-                _crc32(body) & CRC_MASK,
-                queue_id,
-                flag,
-                offset,
-                position,
-                sys_flag,
-                born_time_ms,
-                born_host,
-                self.now_ms,
-                store_host,
-                reconsume_times,
-                prepared_offset,
-                body_bytes,
-            )
+                size, queue.magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
+                sys_flag, born_time_ms, born_host, self.now_ms, store_host, reconsume_times,
+                prepared_offset, body_bytes,
+            )  # fmt: skip
             unit = _pack_unit(position, size, tag_code)
         except struct.error:
             raise _number_error(
@@ -382,7 +370,7 @@ class Writer(TurnState):
         All messages must have IPv4 hosts and valid properties. Returns the positions in the log and
         the queue offset of the first message. Raises the errors of `append`.
         """
-        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - NumPy when needed
+        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - imports NumPy
 
         queue = self._queues.get_or_create((topic, queue_id))
         heads = columns.heads
