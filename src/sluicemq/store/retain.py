@@ -199,15 +199,15 @@ class Retention:
         config: StoreConfig,
         files: Files,
         clock: Clock,
-        durable: CheckpointFile,
+        checkpoint_file: CheckpointFile,
         visible_end: Callable[[], int],
     ) -> None:
-        """`durable` is the checkpoint file; `visible_end()` returns where the visible log ends."""
+        """`visible_end()` returns the position at which the visible part of the log ends."""
         self._log = log
         self._queues = queues
         self._files = files
         self._clock = clock
-        self._checkpoint_file = durable
+        self._checkpoint_file = checkpoint_file
         self._visible_end = visible_end
         self._paths_to_remove: list[str] = []
         """Paths of files to remove from the disk, in order. Nothing uses them any more."""
@@ -230,6 +230,7 @@ class Retention:
 
     def disk_usages(self) -> list[DiskUsage]:
         """Return the usage of the file systems that contain log and queues: one or two items.
+
         Raises OSError.
         """
         config = self.config

@@ -168,7 +168,7 @@ STORE: Final = (
         "a file of the log goes before the mark is behind it",
         "sluicemq.store.retain",
         "Retention.removable_end",
-        "min(self._visible_end(), mark.log_offset)",
+        "min(self._visible_end(), checkpoint.log_offset)",
         "self._visible_end()",
         "tests/unit/store/test_store_retention.py",
     ),
