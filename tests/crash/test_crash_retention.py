@@ -197,7 +197,7 @@ def test_planted_removal_of_queue_files_before_the_log_s_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Queue files go while the log's file may still come back: records without units."""
-    original = retention.Retention._delete
+    original = retention.Retention._delete_file
 
     def hasty(self: Any, file: Any, why: str) -> Any:
         for queue in list(self._queues):
@@ -212,7 +212,7 @@ def test_planted_removal_of_queue_files_before_the_log_s_is_found(
         yield 0.0
         yield from original(self, file, why)
 
-    monkeypatch.setattr(retention.Retention, "_delete", hasty)
+    monkeypatch.setattr(retention.Retention, "_delete_file", hasty)
     found_by_a_seed()
 
 
@@ -220,8 +220,8 @@ def test_planted_removal_without_a_sync_of_the_directory_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hasty(self: Any) -> None:
-        while self._to_remove:
-            self._files.remove(self._to_remove.pop(0))
+        while self._paths_to_remove:
+            self._files.remove(self._paths_to_remove.pop(0))
 
     monkeypatch.setattr(retention.Retention, "_remove_files", hasty)
     found_by_a_seed()

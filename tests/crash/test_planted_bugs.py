@@ -235,7 +235,7 @@ def file_kept_whose_name_could_not_be_synced(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def failed_turn_not_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CommitLog, "_wipe", lambda _log: None)
+    monkeypatch.setattr(CommitLog, "_zero_failed_writes", lambda _log: None)
 
 
 def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,7 @@ class DeletedTopics:
     @classmethod
     def load(cls, files: Files, root: str) -> "DeletedTopics":
         """Read the file. If it is damaged, log a warning and return an empty table.
+
         Raises OSError.
         """
 

@@ -210,6 +210,7 @@ class RecordVerifier:
         self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
     ) -> Units:
         """Return the units with wrong ones rebuilt, and blank ones in place of damaged records.
+
         `offsets` are the queue offsets of the units. `is_whole` checks whole records, else only
         their heads. Units of records that retention has removed stay as they are. Raises
         StoreDamagedError if the whole queue is wrong.
@@ -318,6 +319,7 @@ class RecordVerifier:
 
     def _nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
         """Return the nearest unit around `offset` that leads to its record; None without one.
+
         `step` is the direction: -1 or 1.
         """
         for other in range(offset + step, offset + step * GAP_MAX, step):
@@ -559,6 +561,7 @@ class RecordCollector:
 
     def _take_runs(self, units: Units) -> int:
         """Take as many units as there is room for, in runs of adjacent records.
+
         Returns the number of units. Returns 0, with nothing changed, if the units must be examined
         one by one.
         """

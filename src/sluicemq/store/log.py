@@ -474,6 +474,7 @@ class LogRecord(NamedTuple):
 
     def extra_queues(self) -> list[tuple[tuple[str, int], int]]:
         """Return (queue key, offset) of the queues that contain the record besides its own.
+
         RocketMQ's multi-dispatch writes such records (spec/store.md §3.1).
         """
         if _MULTI_START not in self.properties:

@@ -242,6 +242,7 @@ class Queue(QueueState):
 
     def flush(self) -> list[str]:
         """Write the committed part of the tail; return the files and directories to sync.
+
         If it raises OSError nothing is lost: the units stay in memory, and the next flush writes
         them.
         """
@@ -316,6 +317,7 @@ class Queue(QueueState):
         inspect: "Callable[[Queue], object]" = lambda queue: None,
     ) -> None:
         """Find the end of the queue in its files, and its first unit whose record still exists.
+
         The end is behind the last unit, or with `before` behind the last unit whose record begins
         before this position of the log. The log begins at `log_start`. This takes a few reads,
         however long the queue is.
@@ -612,6 +614,7 @@ class ConsumeQueues:
 
     def digest(self, log_end: int | None = None) -> tuple[int, int]:
         """Return the number of queues that have units, and the sum of their end offsets.
+
         With `log_end`, return what the numbers will be when the log is cut off there. Returns (-1,
         -1), which no start accepts, if the queues are doubtful.
         """
@@ -625,6 +628,7 @@ class ConsumeQueues:
 
     def find_last_unit(self, log_end: int | None = None) -> Unit | None:
         """Return the unit whose record is last in the log, of all queues; None if there are none.
+
         With `log_end`, only units whose records end at that position or before count.
         """
         ends = [

@@ -548,6 +548,7 @@ class LogReader:
 
     def view_at(self, physical_offset: int) -> memoryview | None:
         """Return a view from the position of a record to the end of its file, unchecked.
+
         Returns None if the visible part of the log does not contain the position.
         """
         if not self.log.start <= physical_offset < self.visible_end:

@@ -153,6 +153,7 @@ class Recovery:
         was_followed: bool = False,
     ) -> None:
         """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel), for rebuilt units.
+
         `was_followed` says that the log is a slave's, which is written in pieces that begin and end
         anywhere.
         """
@@ -260,6 +261,7 @@ class Recovery:
 
     def _usable_checkpoint(self) -> Checkpoint | None:
         """Return SluiceMQ's checkpoint; None if there is none, or the log begins behind it.
+
         Raises StoreDamagedError if files of the log are missing that the checkpoint covers.
         """
         checkpoint, segments = self._checkpoint.latest, self._log.segments
@@ -569,6 +571,7 @@ def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
 
 def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
     """Return whether zeros reach from the start of a sector, or of a write, to the sector's end.
+
     A write begins with a record, so such zeros do not belong to a record that has its beginning.
     """
     is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)

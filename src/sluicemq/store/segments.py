@@ -416,6 +416,7 @@ class SegmentFiles:
 
     def read_last_block(self, unit_bytes: int) -> tuple[int, bytes]:
         """Read the end of the data in the last file: about 4 KiB, in units of `unit_bytes` bytes.
+
         Returns (offset, bytes). The bytes are empty if the file has no data, or if there is no
         file.
         """

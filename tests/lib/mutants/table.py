@@ -50,7 +50,7 @@ STORE: Final = (
         "the bytes of a write that failed are not zeroed",
         "recovery may read them as messages",
         "sluicemq.store.log",
-        "CommitLog._wipe",
+        "CommitLog._zero_failed_writes",
         "segment.zero_range(position, position + size)",
         "False",
         "simulation.crashes --world store --seeds 200",

@@ -274,10 +274,10 @@ def test_a_tool_deletes_expired_files_at_any_hour(
 def test_a_tool_s_wish_lasts_for_twenty_runs(old: SteppedBroker, reader: SteppedClient) -> None:
     reader.call(CLEAN_LOG)
     for _ in range(20):
-        assert old.store.retention.manual_rounds > 0
+        assert old.store.retention.manual_runs > 0
         old.advance(61)
         old.clean()
-    assert old.store.retention.manual_rounds == 0
+    assert old.store.retention.manual_runs == 0
 
 
 def test_a_tool_removes_queues_of_topics_that_do_not_exist(
