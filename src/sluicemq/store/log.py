@@ -84,8 +84,8 @@ DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
 """The delays of level 1, 2, … in ms where messageDelayLevel is not known."""
 ZEROS_NEVER_STORED: Final = bytes(16)
 """Properties never contain this many zeros in a row, and never end with a zero."""
-PLACEHOLDER_PROPERTY: Final = "SLUICE_LOST"
-"""The property that a placeholder has, see `PLACEHOLDER_CODE`."""
+PLACEHOLDER_NAME: Final = "SLUICE_LOST"
+"""The property that a placeholder has, and its topic where the lost one is not known."""
 PLACEHOLDER_CODE: Final = int.from_bytes(b"LOST") << 32
 """The tag code of a placeholder, which `sluice store repair` writes in place of a lost message.
 

@@ -10,7 +10,7 @@ import pytest
 from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
 from sluicemq.files import read_text, replace_text
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_PROPERTY, CommitLog
+from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_NAME, CommitLog
 from sluicemq.store.tools.repair import LostRange, RepairReport, repair
 
 LOG = "/store/commitlog/"
@@ -193,7 +193,7 @@ def test_place_holder_says_what_it_is(bench: Any) -> None:
     log.segments.load()
     record = next(r for r in log.scan(sent[9][3]))
     assert (record.topic, record.queue_id, record.queue_offset) == (b"A", 0, sent[9][2])
-    assert record.properties == f"{PLACEHOLDER_PROPERTY}\x011\x02".encode()
+    assert record.properties == f"{PLACEHOLDER_NAME}\x011\x02".encode()
     assert record.is_placeholder
     assert record.tag_code() == PLACEHOLDER_CODE
 

@@ -35,7 +35,7 @@ from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.bulk import QueueUnits
-from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_PREPARED_OFFSET, PLACEHOLDER_PROPERTY
+from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_NAME, PLACEHOLDER_PREPARED_OFFSET
 from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_valid_key
 from sluicemq.store.tools.layout import Hole, Run, Series
 
@@ -263,12 +263,12 @@ def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
 
 FILLER_BYTES_MAX: Final = 1 << 20
 FILLER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1
-_FILLER_BYTES: Final = RECORD_BYTES_MIN + len(PLACEHOLDER_PROPERTY)
+_FILLER_BYTES: Final = RECORD_BYTES_MIN + len(PLACEHOLDER_NAME)
 _ROLLBACK: Final = PREPARED | 8
 _HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
 _HEAD_BYTES: Final = 88
-_PROPERTIES: Final = f"{PLACEHOLDER_PROPERTY}\x011\x02".encode()
-_DELAYED: Final = f"REAL_TOPIC\x01{PLACEHOLDER_PROPERTY}\x02REAL_QID\x010\x02".encode()
+_PROPERTIES: Final = f"{PLACEHOLDER_NAME}\x011\x02".encode()
+_DELAYED: Final = f"REAL_TOPIC\x01{PLACEHOLDER_NAME}\x02REAL_QID\x010\x02".encode()
 """Where a broker's delayed delivery sends the place holder of a delayed message."""
 
 Piece = tuple[int, bytes]
@@ -349,7 +349,7 @@ def _place_holder(
 
 
 def _filler(at: int, size: int, time_ms: int) -> list[Piece]:
-    topic = PLACEHOLDER_PROPERTY[: max(1, size - RECORD_BYTES_MIN)]
+    topic = PLACEHOLDER_NAME[: max(1, size - RECORD_BYTES_MIN)]
     body = bytes(size - RECORD_BYTES_MIN - len(topic))
     record = _record(topic, 0, 0, at, body, b"", _ROLLBACK, time_ms)
     tail = len(topic) + 3
