@@ -173,7 +173,7 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
 ) -> None:  # fmt: skip
     fill(client, 3000, tags="A" + "B" * 99)
     looked: list[int] = []
-    tagged = bulk.tagged
+    tagged = bulk.select_tagged
 
     def count(units: bytes, *rest: Any) -> Any:
         looked.append(len(units) // UNIT_BYTES)
