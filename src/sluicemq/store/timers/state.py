@@ -30,8 +30,8 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
+from sluicemq.files.identity import FileState, FileVerdict, IdentityFile
 from sluicemq.model.system_names import TIMER_TOPIC
-from sluicemq.store.identity import FileState, FileVerdict, IdentityFile
 from sluicemq.store.store import Store
 from sluicemq.store.timers.checking import disagreement, gone_units, revise
 from sluicemq.store.timers.files import (
