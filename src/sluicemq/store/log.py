@@ -85,7 +85,7 @@ DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
 ZEROS_NEVER_STORED: Final = bytes(16)
 """Properties never contain this many zeros in a row, and never end with a zero."""
 PLACEHOLDER_NAME: Final = "SLUICE_LOST"
-"""The property that a placeholder has, and its topic where the lost one is not known."""
+"""The property of a placeholder, and the topic of records that fill up a damaged range."""
 PLACEHOLDER_CODE: Final = int.from_bytes(b"LOST") << 32
 """The tag code of a placeholder, which `sluice store repair` writes in place of a lost message.
 
