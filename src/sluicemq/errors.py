@@ -37,8 +37,8 @@ The text of every error names the value, the limit and the fix. `error.fix` is t
 never contain secrets.
 
 The docstring of a class is its page of the documentation: a summary, then the sections When, Then
-and Fix, then an example. `sluice explain error NAME` prints it, and `tools/errors_page.py` makes
-docs/errors.md of all of them. Below its text an error shows the command that prints its page
+and Fix, then an example. `sluice explain error NAME` prints it, and the error page of the
+documentation is made of all of them. Below its text an error shows the command that prints its page
 (design/0028).
 """
 

@@ -97,29 +97,34 @@ class TlsConfig:
     most of it from tls.config.file too."""
 
     tls_mode: str = setting("tls.server.mode", "permissive",
-        "`permissive` serves TLS and plain connections on the same port, `enforcing` closes plain "
-        "ones, `disabled` those that speak TLS.", choices=("permissive", "enforcing", "disabled"))
+        "`permissive` serves TLS and plaintext connections on the same port, `enforcing` closes "
+        "plaintext connections, `disabled` closes TLS connections.",
+        choices=("permissive", "enforcing", "disabled"))
     tls_certificate: str = setting("tls.server.certPath", "",
-        "PEM file with the certificate and intermediate ones. Read again when it changes.",
+        "PEM file with the certificate of the server and intermediate certificates. Read again "
+        "when it changes.",
         kind=PATH)
     tls_key: str = setting("tls.server.keyPath", "",
-        "PEM file with its private key. Default: the file of the certificate.", kind=PATH)
+        "PEM file with the private key for tls.server.certPath. Default: the same file.", kind=PATH)
     tls_key_password: str = setting("tls.server.keyPassword", "",
-        "Password of that key. Shown to nobody.", is_secret=True)
+        "Password of tls.server.keyPath. Never shown.", is_secret=True)
     tls_client_auth: str = setting("tls.server.need.client.auth", "none",
-        "`require` lets in clients with a certificate only (mutual TLS), `optional` verifies "
-        "those that show one. Both need tls.server.trustCertPath, unlike RocketMQ's.",
+        "`require` accepts only clients with a certificate (mutual TLS), `optional` verifies the "
+        "certificates of clients that present one. Unlike in RocketMQ, both need "
+        "tls.server.trustCertPath.",
         choices=("none", "optional", "require"))
     tls_auth_client: bool = setting("tls.server.authClient", False,
-        "RocketMQ verifies certificates of clients only with this; here they always are.")
+        "RocketMQ verifies certificates of clients only if this is true. SluiceMQ always verifies "
+        "them.")
     tls_ca: str = setting("tls.server.trustCertPath", "",
-        "PEM file with the authorities that sign certificates of clients.", kind=PATH)
+        "PEM file with the authorities that sign the certificates of clients.", kind=PATH)
     tls_test_mode: bool = setting("tls.test.mode.enable", True,
-        "Without a certificate one is made when the first client speaks TLS; nobody can verify "
-        "it. RocketMQ ignores the certificate in this mode, here it is used.")
+        "If there is no certificate, the server creates one when the first client uses TLS. "
+        "Clients cannot verify it. RocketMQ ignores a configured certificate in this mode, "
+        "SluiceMQ uses it.")
     tls_config_file: str = setting("tls.config.file", "",
-        "Properties file with these keys, which wins over this one. Default: "
-        "/etc/rocketmq/tls.properties, if it is there.", kind=PATH)
+        "Properties file with the tls.* keys, which takes precedence over this file. Default: "
+        "/etc/rocketmq/tls.properties, if it exists.", kind=PATH)
     origin: Origin = field(default=Origin(), compare=False, repr=False)
 
 
@@ -135,31 +140,35 @@ class ServerConfig(TlsConfig):
     """Where brokers and name servers listen, and to whom."""
 
     bind_address: str = setting("bindAddress", "",
-        "Address to listen at. Default: every one, in protected mode; `sluice up` uses 127.0.0.1 "
-        "unless this or --host says otherwise.", kind=HOST)
+        "Address to listen on. Default: all addresses, in protected mode. `sluice up` uses "
+        "127.0.0.1 unless this or --host is set.", kind=HOST)
     listen_port: int = 0
     protected_mode: bool = setting("sluiceProtectedMode", True,
-        "Without bindAddress (or --host), aclEnable and mutual TLS (tls.server.mode = enforcing, "
-        "tls.server.need.client.auth = require) only clients on this machine are served, see "
-        "[security](security.md).")
+        "Only clients on the same machine are served, unless one of these is set: bindAddress (or "
+        "--host), aclEnable, or mutual TLS (tls.server.mode = enforcing and "
+        "tls.server.need.client.auth = require). See [security](security.md).")
     acl_enable: bool = setting("aclEnable", False,
-        "Access control: every request needs an account of plain_acl.yml, see "
+        "Access control: every request needs an account of plain_acl.yml. See "
         "[security](security.md).")
     acl_files: tuple[str, ...] = setting("plainAclFile", (),
-        "The file of accounts and permissions; of several the first that is there. Default: "
-        "`plain_acl.yml` beside the file of `-c`, else in `$ROCKETMQ_HOME/conf`, else in `conf` "
-        "below storePathRootDir.")
+        "Files with accounts and permissions, of which the first that exists is used. Default: "
+        "`plain_acl.yml` in the directory of the file given by `-c`, then in "
+        "`$ROCKETMQ_HOME/conf`, then in `conf` below storePathRootDir.")
     acl_compatible: bool = setting("sluiceAclCompatible", False,
-        "plain_acl.yml means what it means to RocketMQ 5, see [security](security.md). Without it "
-        "what RocketMQ reads in silence as something else than it says refuses the file.")
+        "plain_acl.yml means exactly what it means to RocketMQ 5, see [security](security.md). If "
+        "false, a file that RocketMQ would silently understand in another way than it reads is "
+        "refused.")
     idle_timeout_s: int = setting("serverChannelMaxIdleTimeSeconds", 120,
-        "A connection without traffic is closed after so many seconds.", minimum=1, maximum=86_400)
+        "Time after which a connection without traffic is closed, in seconds.",
+        minimum=1, maximum=86_400)
     connections_max: int = setting("sluiceConnectionsMax", 16_384,
-        "More connections are closed at once.", minimum=1)
+        "Maximum number of connections. Further connections are closed at once.", minimum=1)
     connections_per_address_max: int = setting("sluiceConnectionsPerAddressMax", 1000,
-        "More connections of one address are closed at once; 0 is no limit. Loopback has none.")
+        "Maximum number of connections from one address. Further connections are closed at once. "
+        "0 means no limit. Loopback addresses have no limit.")
     frame_timeout_s: int = setting("sluiceFrameTimeoutSeconds", 60,
-        "A connection whose frame is not complete after so many seconds is closed.",
+        "Time after which a connection is closed if its current frame is still incomplete, in "
+        "seconds.",
         minimum=1, maximum=86_400)
 
     inner_account: InnerAccount | None = field(default=None, compare=False, repr=False)
@@ -186,7 +195,7 @@ class MeasuredConfig(ServerConfig):
             ("OTLP_GRPC", "Write sluiceOtlpEndpoint = http://HOST:4318 instead: OTLP leaves by "
              "HTTP, beside PROM or DISABLE; gRPC is not offered."),))
     metrics_host: str = setting("metricsPromExporterHost", "",
-        "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
+        "Address of `/metrics`. Default: bindAddress, or 127.0.0.1 in protected mode.", kind=HOST)
     metrics_port: int = setting("metricsPromExporterPort", 5557,
         "Port of `/metrics`. 0 takes a free port.", maximum=65_535)
 
@@ -196,16 +205,18 @@ class PushedConfig(MeasuredConfig):
     """Of servers whose metrics leave by OTLP too."""
 
     otlp_enable: bool = setting("sluiceOtlpEnable", False,
-        "Metrics are pushed by OTLP over HTTP too (extra `otlp`), see [operation](operation.md). "
-        "sluiceOtlpEndpoint means it as well.")
+        "Metrics are also pushed by OTLP over HTTP (extra `otlp`), see [operation](operation.md). "
+        "Setting sluiceOtlpEndpoint has the same effect.")
     otlp_endpoint: str = setting("sluiceOtlpEndpoint", "",
-        "Base URL of the collector, `http://HOST:4318`. Default: the variable "
+        "Base URL of the OTLP collector, `http://HOST:4318`. Default: the environment variable "
         "OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.")
     otlp_headers: str = setting("sluiceOtlpHeaders", "",
-        "Headers of each push, `name:value,name:value`. Shown to nobody. Default: the variable "
-        "OTEL_EXPORTER_OTLP_HEADERS.", is_secret=True, aliases=("metricsGrpcExporterHeader",))
+        "Headers of each OTLP push, `name:value,name:value`. Never shown. Default: the "
+        "environment variable OTEL_EXPORTER_OTLP_HEADERS.",
+        is_secret=True, aliases=("metricsGrpcExporterHeader",))
     otlp_interval_ms: int = setting("sluiceOtlpIntervalMs", 0,
-        "Every so many ms. 0: the variable OTEL_METRIC_EXPORT_INTERVAL, else 60000.",
+        "Interval of OTLP pushes, in ms. 0 means the environment variable "
+        "OTEL_METRIC_EXPORT_INTERVAL, else 60000.",
         aliases=("metricGrpcExporterIntervalInMills",))
 
     @property
