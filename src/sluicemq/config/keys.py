@@ -1,4 +1,4 @@
-"""How a setting is declared, and what all servers have: where they listen, TLS, metrics."""
+"""The declaration of a setting, and the settings that all servers share: address, TLS, metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ INT_MAX: Final = 2**31 - 1
 
 
 class Kind(StrEnum):
-    """How the text of a value is read."""
+    """How the text of a value is parsed. The values describe the kinds in the documentation."""
 
     BOOLEAN = "true or false"
     INTEGER = "whole number"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Part(StrEnum):
-    """Which settings a key belongs to."""
+    """The group of settings to which a key belongs."""
 
     BROKER = "broker"
     STORE = "store"
@@ -35,7 +35,11 @@ class Part(StrEnum):
 
 
 class Key(NamedTuple):
-    """One key. `choices` maps the words of a file to the value of the field."""
+    """A key of a configuration file, and the field of a dataclass that has its value.
+
+    `choices` maps the words that a file may use to values of the field. `doc` is the text of the
+    page on configuration. A key that is `live` can be changed while the server runs.
+    """
 
     part: Part
     name: str
@@ -43,18 +47,18 @@ class Key(NamedTuple):
     kind: Kind
     doc: str
     default: Any
-    """The value, or a function that finds it."""
+    """The default value, or a function that returns it."""
     minimum: int = 0
     maximum: int = INT_MAX
     aliases: tuple[str, ...] = ()
     choices: tuple[tuple[str, object], ...] = ()
     live: bool = False
     is_secret: bool = False
-    """Shown to nobody: request 26 answers it empty."""
+    """Never shown: the response to GET_BROKER_CONFIG (26) has an empty value."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Words of RocketMQ's that mean nothing here, with what to write instead."""
-    taken_as: tuple[int, int] | None = None
-    """Limits that the value is brought into, as the real broker does (spec/store.md §9)."""
+    """Words that RocketMQ accepts and SluiceMQ refuses, each with the fix."""
+    clamped_to: tuple[int, int] | None = None
+    """The range to which the value is clamped, as RocketMQ does (spec/store.md §9)."""
 
 
 BOOLEAN, INTEGER, TEXT, PATH = Kind.BOOLEAN, Kind.INTEGER, Kind.TEXT, Kind.PATH
@@ -71,8 +75,11 @@ def setting(
     kind: Kind | None = None,
     **rest: Any,
 ) -> Any:
-    """A field with its key. The kind follows from the default where it is not given; a default that
-    can be called makes it. `rest`: further fields of `Key`."""
+    """Declare a field of a dataclass together with its key.
+
+    Without `kind`, the kind follows from the type of the default. A `default` that is a function is
+    called for each new object. `rest` are further fields of `Key`.
+    """
     if kind is None:
         kind = Kind.CHOICE if choices else _KINDS.get(type(default), TEXT)
     pairs = choices if isinstance(choices, Mapping) else {word: word for word in choices}
@@ -82,19 +89,21 @@ def setting(
 
 
 class Origin(NamedTuple):
-    """Where settings come from: nothing that the settings themselves depend on."""
+    """The source of settings. It does not take part in comparisons of settings."""
 
     written: Mapping[str, str] = MappingProxyType({})
-    """Path with its variables replaced -> as the file writes it, which is what answers show."""
+    """Maps a path in which variables were replaced to the text of the file, which is shown."""
     command_line: frozenset[str] = frozenset()
-    """Keys that the command line set, which wins over the file."""
+    """Keys that the command line has set. It takes precedence over the file."""
 
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """What brokers and name servers serve TLS with. RocketMQ takes it as system properties of Java,
-    most of it from tls.config.file too."""
+    """The TLS settings of a server.
+
+    RocketMQ reads them from system properties of Java, and most of them from tls.config.file too.
+    """
 
     tls_mode: str = setting("tls.server.mode", "permissive",
         "`permissive` serves TLS and plaintext connections on the same port, `enforcing` closes "
@@ -129,7 +138,7 @@ class TlsConfig:
 
 
 class InnerAccount(NamedTuple):
-    """An account that is in no file: the servers of one `sluice up` sign with it."""
+    """An account without an entry in a file. The servers of one `sluice up` sign with it."""
 
     access_key: str
     secret_key: str
@@ -137,7 +146,7 @@ class InnerAccount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(TlsConfig):
-    """Where brokers and name servers listen, and to whom."""
+    """The settings of every server: where it listens, who may connect, limits of connections."""
 
     bind_address: str = setting("bindAddress", "",
         "Address to listen on. Default: all addresses, in protected mode. `sluice up` uses "
@@ -172,22 +181,23 @@ class ServerConfig(TlsConfig):
         minimum=1, maximum=86_400)
 
     inner_account: InnerAccount | None = field(default=None, compare=False, repr=False)
-    """Accepted beside the accounts of plain_acl.yml; no setting."""
+    """An account that is accepted in addition to those of plain_acl.yml. It has no key."""
 
     @property
     def listen_address(self) -> str:
+        """The address to listen on: `bind_address`, or every address."""
         return self.bind_address or "0.0.0.0"
 
     @property
     def is_protected(self) -> bool:
-        """Serves this machine alone: nobody has said who else may come."""
+        """Whether the server is in protected mode: it serves only clients on its machine."""
         is_mutual = self.tls_mode == "enforcing" and self.tls_client_auth == "require"
         return self.protected_mode and not (self.bind_address or self.acl_enable or is_mutual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredConfig(ServerConfig):
-    """Of servers with metrics."""
+    """The settings of servers that serve metrics or probes over HTTP."""
 
     metrics_enable: bool = setting("metricsExporterType", True,
         "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
@@ -202,7 +212,7 @@ class MeasuredConfig(ServerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedConfig(MeasuredConfig):
-    """Of servers whose metrics leave by OTLP too."""
+    """The settings of servers that can also push metrics by OTLP."""
 
     otlp_enable: bool = setting("sluiceOtlpEnable", False,
         "Metrics are also pushed by OTLP over HTTP (extra `otlp`), see [operation](operation.md). "
@@ -221,11 +231,12 @@ class PushedConfig(MeasuredConfig):
 
     @property
     def is_pushed(self) -> bool:
+        """Whether metrics are pushed by OTLP."""
         return self.otlp_enable or bool(self.otlp_endpoint)
 
     @property
     def otlp_headers_parsed(self) -> dict[str, str] | None:
-        """By name. Raises ConfigurationError."""
+        """The headers of OTLP pushes by name, or None. Raises ConfigurationError."""
         found = {}
         for pair in filter(None, self.otlp_headers.split(",")):
             name, colon, value = pair.partition(":")

@@ -1,7 +1,7 @@
-"""The limits of a proxy for gRPC clients: the keys of RocketMQ's rmq-proxy.json that bound calls.
+"""The limits of the gRPC proxy: the keys of RocketMQ's rmq-proxy.json that limit calls.
 
-A proxy that stands alone has them among its settings (`ProxyConfig`); the proxy in a broker's
-process takes them from the file of `--proxy-config`, else their defaults.
+They are among the settings of a separate proxy (`ProxyConfig`). A proxy in the process of a broker
+reads them from the file of `--proxy-config`, or uses the defaults.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sluicemq.config.keys import INT_MAX, setting
 
 _HOUR_MS: Final = 3_600_000
 BODY_BYTES_LARGEST: Final = 16 * 1024 * 1024 - 64 * 1024
-"""The largest body that fits into a request with its properties: a request has at most 16 MiB."""
+"""The largest body that fits into a request of 16 MiB, the maximum, together with properties."""
 
 
 # fmt: off
@@ -19,7 +19,7 @@ BODY_BYTES_LARGEST: Final = 16 * 1024 * 1024 - 64 * 1024
 class ProxyLimits:
     """The limits within which one proxy serves its clients.
 
-    Not slotted: a class of settings inherits from it beside another class that has slots.
+    It has no slots, because `ProxyConfig` also inherits from a class that has slots.
     """
 
     invisible_ms_min: int = setting("minInvisibleTimeMillsForRecv", 10_000,
@@ -94,18 +94,17 @@ class ProxyLimits:
 
     @property
     def poll_ms_longest(self) -> int:
-        """The longest wait of a receive in ms: the shortest one where the two keys contradict each
-        other."""
+        """The longest wait of a receive in ms. It is never less than the shortest wait."""
         return max(self.poll_ms_min, self.poll_ms_max)
 
     @property
     def body_bytes_largest(self) -> int:
-        """The bytes of the largest body that the proxy accepts."""
+        """The size in bytes of the largest body that the proxy accepts."""
         return min(self.body_bytes_max, BODY_BYTES_LARGEST) if self.body_bytes_max > 0 else (
             BODY_BYTES_LARGEST
         )
 
     @property
     def invisible_ms_longest(self) -> int:
-        """The longest invisible time in ms. Without a limit it is what a Java int holds."""
+        """The longest invisible time in ms. Without a limit it is the largest `int` of Java."""
         return self.invisible_ms_max if self.invisible_ms_max > 0 else INT_MAX

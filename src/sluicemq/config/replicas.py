@@ -1,4 +1,4 @@
-"""The settings of a broker that is one of several of its name: master and slaves."""
+"""The settings of a broker as a replica: its role, its id, and replication."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,13 +15,13 @@ from sluicemq.errors import ConfigurationError
 
 MASTER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER")
 IN_SYNC_UNWRITTEN: Final = 2
-"""A SYNC_MASTER whose file does not say inSyncReplicas waits for one slave, as 4.9's."""
+"""The value of inSyncReplicas for a SYNC_MASTER whose file does not set it, as in RocketMQ 4.9."""
 
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig(PushedConfig):
-    """Role, place among the replicas, and the connection between them (spec/ha.md)."""
+    """The role and id of a replica, and its connections to the others (spec/ha.md)."""
 
     broker_id: int = setting("brokerId", 0,
         "0 is the master, other ids are slaves. A master always has id 0. With sluiceConsensus it "
@@ -127,30 +127,32 @@ class ReplicaConfig(PushedConfig):
         if self.consensus:
             if self.is_slave:
                 raise ConfigurationError(
-                    "brokerRole = SLAVE with sluiceConsensus: the consensus says who is master.",
-                    fix="Leave brokerRole out, or write how a master answers: SYNC_MASTER.",
+                    "brokerRole = SLAVE is not allowed with sluiceConsensus, which decides who is"
+                    " master.",
+                    fix="Remove brokerRole, or set it to SYNC_MASTER or ASYNC_MASTER.",
                 )
             if not self.broker_id:
                 raise ConfigurationError(
-                    "brokerId = 0 with sluiceConsensus: replicas are told apart by it.",
-                    fix="Give each replica an id of its own, 1 or more, for good.",
+                    "brokerId = 0 is not allowed with sluiceConsensus, which needs an id for each"
+                    " replica.",
+                    fix="Give each replica a different id of 1 or more, and never change it.",
                 )
         elif self.is_slave and not self.broker_id:
             raise ConfigurationError(
-                "brokerRole = SLAVE with brokerId = 0, which is the master's.",
-                fix="Write brokerId = 1, or another number that no other slave has.",
+                "brokerId = 0 is not allowed with brokerRole = SLAVE: 0 is the id of the master.",
+                fix="Set brokerId = 1, or another number that no other slave has.",
             )
         elif not self.is_slave:
             object.__setattr__(self, "broker_id", 0)
 
     @property
     def is_slave(self) -> bool:
-        """By the file."""
+        """Whether the file says that the broker is a slave."""
         return self.broker_role == "SLAVE"
 
     @property
     def in_sync_replicas(self) -> int:
-        """How many replicas have a message before its send is answered, the master among them."""
+        """The number of replicas, including the master, that a send waits for."""
         if self.broker_role != "SYNC_MASTER":
             return 1
         return IN_SYNC_UNWRITTEN if self.in_sync_written is None else self.in_sync_written

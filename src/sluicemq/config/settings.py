@@ -1,13 +1,14 @@
-"""The settings of each server: one declaration a setting.
+"""The settings of each server. Each setting is declared once, as a field of a frozen dataclass.
 
-A field of a frozen dataclass is what the rest of the code reads: whole words, unit last. The same
-line says RocketMQ's key for it, the range and the sentence of the page on configuration; loading,
-changes at run time and the documentation follow from that (`KEYS`). A field without a key cannot be
-set from a file. A change at run time makes a new value, nobody changes one.
+The code reads the field. The declaration also has RocketMQ's key for it, the range, and the text of
+the page on configuration. `KEYS` collects the declarations, and loading, changes at run time and
+the documentation use it. A field without a key cannot be set from a file. A change at run time
+creates a new object.
 
-*Live* keys can be changed in a running server (requests 25 and 318); the others take effect at its
-next start. Keys that begin with `sluice` are ours alone. Names and ranges: spec/config.md; aliases
-are spellings of older releases and of articles.
+*Live* keys can be changed while the server runs (UPDATE_BROKER_CONFIG, 25, and
+UPDATE_NAMESRV_CONFIG, 318). Changes of other keys take effect when the server starts again. Keys
+with the prefix `sluice` exist only in SluiceMQ. Names and ranges are those of RocketMQ
+(spec/config.md). Aliases are spellings in older releases and in articles.
 """
 
 import os
@@ -39,15 +40,15 @@ from sluicemq.numbers import parse_duration_ms
 
 GIB: Final = 1 << 30
 CHANGES_FILE: Final = "sluice.properties"
-"""Where changes at run time go without `-c`; read at the next start."""
+"""The file for changes at run time if there is no `-c`. It is read at the next start."""
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
 INDEX_SLOTS: Final = 5_000_000
 INDEX_ENTRIES_PER_SLOT: Final = 4
 SMALL_LOG_FILE_BYTES: Final = 64 * 1024 * 1024
-"""Log files below this size are those of tests: index files of 420 MB would be too much there."""
+"""Only tests have smaller commit log files. Index files of 420 MB would be too large for them."""
 
 _DERIVED: Final = ("commit_log_path", "consume_queue_path", "index_slots", "index_entries")
-"""Fields of the store that are filled in from others when they are empty."""
+"""Fields of `StoreConfig` that are derived from other fields if they are empty."""
 
 # ------------------------------------------------------------------------------ delay levels
 
@@ -65,29 +66,29 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     for word in text.split():
         delay_ms = parse_duration_ms(word)
         if not isinstance(delay_ms, int) or word.endswith("ms"):
-            raise _wrong(text, f"{word:.80} is not a duration")
+            raise _invalid_levels(text, f"{word:.80} is not a duration")
         if delay_ms > _DELAY_MAX_MS:
-            raise _wrong(text, f"{word} is more than 40 days")
+            raise _invalid_levels(text, f"{word} is more than 40 days")
         levels.append(delay_ms)
     if not levels:
-        raise _wrong(text, "it has no level")
+        raise _invalid_levels(text, "it has no level")
     return tuple(levels)
 
 
-def _wrong(text: str, why: str) -> ConfigurationError:
+def _invalid_levels(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"messageDelayLevel = {text} is not valid: {why}.",
-        fix="Write whole numbers with s, m, h or d, separated by a blank, as in 1s 5s 10s 1m 2h.",
+        fix="Write whole numbers with s, m, h or d, separated by spaces, as in 1s 5s 10s 1m 2h.",
     )
 
 
 def host_name() -> str:
-    """The name of this machine, which names a broker that has no name."""
+    """Return the host name of this machine, which is the default name of a broker."""
     return os.uname().nodename or "broker"
 
 
 SUPERVISED: Final = "SLUICE_SUPERVISED"
-"""Environment variable with which a supervisor says that it restarts the process when it ends."""
+"""The environment variable that tells a process that a supervisor restarts it when it ends."""
 
 
 def is_supervised() -> bool:
@@ -106,7 +107,7 @@ def _under_home(*parts: str) -> str:
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class BrokerConfig(ReplicaConfig):
-    """The settings of a broker without its store."""
+    """The settings of a broker, except those of its store."""
 
     broker_name: str = setting("brokerName", host_name,
         "Name of the broker. Brokers with the same name are one master and its slaves. Default: "
@@ -325,7 +326,7 @@ class BrokerConfig(ReplicaConfig):
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The settings of the message store. Empty paths are filled in below `root`."""
+    """The settings of a store. Empty paths are replaced by paths below `root`."""
 
     root: str = setting("storePathRootDir", partial(_under_home, "store"),
         "Directory of the store. Default: store in the home directory.", kind=PATH)
@@ -422,17 +423,17 @@ class StoreConfig:
     disk_used_ratio_max: int = setting("diskMaxUsedSpaceRatio", 75,
         "Disk usage in percent above which files older than fileReservedTime are deleted at any "
         "hour. Values outside of 10 to 95 are taken as the nearest of these.",
-        maximum=100, live=True, taken_as=(10, 95))
+        maximum=100, live=True, clamped_to=(10, 95))
     disk_forced_ratio: int = setting("diskSpaceCleanForciblyRatio", 85,
         "Disk usage in percent above which the oldest files are deleted whatever their age. "
         "Values outside of 30 to 85 are taken as the nearest of these. Can also be set as "
         "`rocketmq.broker.diskSpaceCleanForciblyRatio = 0.85`, in this file or with -D in the "
-        "environment variable JAVA_OPT.", maximum=100, live=True, taken_as=(30, 85))
+        "environment variable JAVA_OPT.", maximum=100, live=True, clamped_to=(30, 85))
     disk_warning_ratio: int = setting("diskSpaceWarningLevelRatio", 90,
         "Disk usage in percent above which sends are refused. Values outside of 35 to 90 are "
         "taken as the nearest of these. Can also be set as "
         "`rocketmq.broker.diskSpaceWarningLevelRatio = 0.90`, in this file or with -D in the "
-        "environment variable JAVA_OPT.", maximum=100, live=True, taken_as=(35, 90))
+        "environment variable JAVA_OPT.", maximum=100, live=True, clamped_to=(35, 90))
     clean_forcibly: bool = setting("cleanFileForciblyEnable", True,
         "Files may be deleted before fileReservedTime if the disk is too full.", live=True)
     clean_interval_ms: int = setting("cleanResourceInterval", 10_000,
@@ -494,11 +495,14 @@ class StoreConfig:
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """The delay of level 1, 2, …"""
+        """The delays of level 1, 2 and so on, in milliseconds."""
         return parse_delay_levels(self.delay_levels)
 
-    def changed(self, **changes: Any) -> Self:
-        """With other settings; what was not given but follows from them follows anew."""
+    def with_changes(self, **changes: Any) -> Self:
+        """Return the settings with some fields changed.
+
+        Derived fields (`_DERIVED`) that still have their derived value are derived again.
+        """
         unset: dict[str, Any] = {
             name: type(getattr(self, name))() for name in _DERIVED if name not in changes
         }
@@ -518,18 +522,18 @@ class StoreConfig:
         parse_delay_levels(self.delay_levels)
         if "," in self.commit_log_path:
             raise ConfigurationError(
-                f"storePathCommitLog={self.commit_log_path} names several directories.",
-                fix="Name one: a log over several paths is not supported.",
+                f"storePathCommitLog = {self.commit_log_path} names several directories.",
+                fix="Name one directory. A commit log in several directories is not supported.",
             )
         if self.checksum_property_required and not self.checksum_property:
             raise ConfigurationError(
-                "forceVerifyPropCRC = true without enabledAppendPropCRC = true: a recovery would"
-                " throw away every message that is stored from now on.",
+                "forceVerifyPropCRC = true needs enabledAppendPropCRC = true: otherwise a recovery"
+                " would discard every message that is stored from now on.",
                 fix="Set enabledAppendPropCRC = true too.",
             )
         put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
         put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
-        # Rounded up to whole units, as the real one does (spec/config.md).
+        # Rounded up to whole units, as RocketMQ does (spec/config.md).
         put(self, "consume_queue_file_bytes", -(-self.consume_queue_file_bytes // unit) * unit)
         if not self.index_slots:
             log_bytes = self.commit_log_file_bytes
@@ -538,13 +542,14 @@ class StoreConfig:
         if not self.index_entries:
             put(self, "index_entries", INDEX_ENTRIES_PER_SLOT * self.index_slots)
         for key in keys_of(Part.STORE):
-            if key.taken_as is not None:
-                low, high = key.taken_as
+            if key.clamped_to is not None:
+                low, high = key.clamped_to
                 put(self, key.field, min(max(getattr(self, key.field), low), high))
         for hour in self.delete_hours:
             if not (hour.isascii() and hour.isdigit() and int(hour) < 24):
                 raise ConfigurationError(
-                    f"deleteWhen = {';'.join(self.delete_hours)} is not valid: {hour} is no hour.",
+                    f"deleteWhen = {';'.join(self.delete_hours)} is not valid:"
+                    f" {hour} is not an hour.",
                     fix="Write hours from 00 to 23, separated by ; as in 04;16.",
                 )
 
@@ -623,7 +628,7 @@ class NameServerConfig(MeasuredConfig):
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig(PushedConfig, ProxyLimits):
-    """The settings of a proxy that stands alone."""
+    """The settings of a separate proxy."""
 
     listen_port: int = setting("grpcServerPort", 8081,
         "Port to listen on. 0 takes a free port.", maximum=65_535)
@@ -642,8 +647,8 @@ class ProxyConfig(PushedConfig, ProxyLimits):
 _CONFIGS: Final = BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
 
 
-def _declared() -> Iterator[Key]:
-    """Those of a class before those that it shares."""
+def _declared_keys() -> Iterator[Key]:
+    """Yield the keys of all classes. Keys of a class itself come before those that it inherits."""
     for part, config in zip(Part, _CONFIGS, strict=True):
         own: list[Field[Any]] = [item for item in fields(config) if "key" in item.metadata]
         base = {item.name for one in config.__bases__ if one is not object for item in fields(one)}
@@ -651,9 +656,9 @@ def _declared() -> Iterator[Key]:
             yield item.metadata["key"]._replace(part=part, field=item.name)
 
 
-KEYS: Final = tuple(_declared())
+KEYS: Final = tuple(_declared_keys())
 
 
 def keys_of(*parts: Part) -> tuple[Key, ...]:
-    """The keys of some settings, in the order of the table."""
+    """Return the keys of the given parts, in the order in which they are declared."""
     return tuple(key for key in KEYS if key.part in parts)
