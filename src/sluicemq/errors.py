@@ -210,7 +210,7 @@ class StoreDamagedError(StoreError):
     Fix: restore the file from a backup or a replica. `sluice store verify` lists the damage, and
     `sluice store repair` shows what would be lost before it changes anything.
 
-        /data/config/topics.json cannot be read (no JSON). Put back a good copy, or remove the file
+        /data/config/topics.json cannot be read (no JSON). Restore a good copy, or remove the file
         and its .bak to start without it.
     """
 
@@ -236,8 +236,8 @@ class StoreTransientError(StoreError):
     Fix: raise the limit that the text names. The broker retries without a restart.
 
         The commit log in /data/commitlog cannot be written for the moment: Too many open files.
-        Let the process have more open files: `ulimit -n`, LimitNOFILE= of a service, --ulimit
-        nofile= of a container.
+        Raise the limit of open files: `ulimit -n`, LimitNOFILE= of a service, or --ulimit nofile=
+        of a container.
     """
 
 
@@ -251,8 +251,8 @@ class StoreUncertainError(StoreError):
     Fix: look up the message by its key before you send it again.
 
         Writing the commit log in /data/commitlog failed half-way: Input/output error. The message
-        may come back when the broker is started again. The broker must be able to write there:
-        change the rights, or set storePathRootDir.
+        may come back when the broker is started again. Give the broker permission to write
+        there, or set storePathRootDir.
     """
 
 

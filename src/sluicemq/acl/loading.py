@@ -39,7 +39,7 @@ from sluicemq.acl.rules import (
 )
 from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import Files, exposure
+from sluicemq.files import Files, exposure_warning
 
 T = TypeVar("T")
 KEY_UNITS_MIN: Final = 7
@@ -426,7 +426,7 @@ class Source:
     def read(self, texts: Texts) -> Read:
         """As `read_rules`, and warns of files that others can read."""
         read = read_rules(texts, is_compatible=self._is_compatible)
-        exposed = [exposure(self._files, path) for path, _ in texts.items]
+        exposed = [exposure_warning(self._files, path) for path, _ in texts.items]
         return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
 
     def _below(self, directory: str, depth: int) -> list[str]:

@@ -149,7 +149,7 @@ class Broker:
         self._network = network = secured(network, broker_tls(config), config)
         self._stretch = stretch
         # A thread inherits the priority of the loop's, which may be low when it begins.
-        as_usual = partial(priority().lower, is_low=False)
+        as_usual = partial(priority().set_low, is_low=False)
         self._executor = executor or ThreadPoolExecutor(
             EXECUTOR_THREADS, "sluice-broker", initializer=as_usual
         )

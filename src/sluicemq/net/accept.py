@@ -376,8 +376,8 @@ class Server:
         """A connection was accepted, its descriptor is `number`; one too many or too late is
         closed at once."""
         excess = ""
-        if number >= descriptors.sockets_end():
-            excess = descriptors.shortage()
+        if number >= descriptors.socket_descriptor_end():
+            excess = descriptors.shortage_text()
         elif len(self._connections) >= self._connections_max:
             excess = f"there are {self._connections_max} connections, which is the limit"
         elif not self._closing and not self._addresses.enter(connection.address):

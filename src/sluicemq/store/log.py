@@ -46,7 +46,7 @@ from sluicemq.errors import (
     StoreTransientError,
     StoreUncertainError,
 )
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, fix_of
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files, fix_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
@@ -234,14 +234,14 @@ class CommitLog:
                 if segment is not None and segment.zero_from(position, position + size):
                     self._sync_segment(segment)
             except OSError as error:
-                if error.errno not in PASSING_ERRORS | FULL_ERRORS:
+                if error.errno not in TRANSIENT_ERRORS | FULL_ERRORS:
                     self.failure = error
                 raise
             self._unwiped.pop()
 
     def _write_error(self, error: OSError) -> StoreError:
         directory = self.segments.directory
-        if error.errno in PASSING_ERRORS:
+        if error.errno in TRANSIENT_ERRORS:
             return StoreTransientError(
                 f"The commit log in {directory} cannot be written for the moment: {error}.",
                 fix=fix_of(error),
@@ -285,7 +285,7 @@ class CommitLog:
             is_open = True
             file.sync()
         except OSError as error:
-            if not is_open and error.errno in PASSING_ERRORS:
+            if not is_open and error.errno in TRANSIENT_ERRORS:
                 raise self._write_error(error) from error
             self.fail(error)
 

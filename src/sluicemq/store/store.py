@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, fix_of
+from sluicemq.files import FULL_ERRORS, SYSTEM_FILES, TRANSIENT_ERRORS, Files, fix_of
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.outages import Outages, kind_of
 from sluicemq.store.columns.columns import PropertyColumns
@@ -553,7 +553,7 @@ class Store:
                         self._sync_path(path)
                 self._write_mark(due.mark)
             except OSError as error:
-                if error.errno in PASSING_ERRORS:  # it is still due
+                if error.errno in TRANSIENT_ERRORS:  # it is still due
                     raise StoreTransientError(
                         f"The checkpoint in {self._config.root} cannot be made for the moment:"
                         f" {error}.",
@@ -761,7 +761,7 @@ class Store:
                 self.incarnation.note_log()
             self.incarnation.note_shutdown()
         except OSError as error:
-            if error.errno not in FULL_ERRORS | PASSING_ERRORS:
+            if error.errno not in FULL_ERRORS | TRANSIENT_ERRORS:
                 raise
 
 
