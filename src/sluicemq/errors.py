@@ -108,7 +108,7 @@ class ConfigurationError(SluiceError):
     Then: nothing was sent, stored or started.
     Fix: correct what the text names. Repeating the same call fails again.
 
-        Port 9876 is in use already (127.0.0.1:9876). Stop the other process, or configure another
+        Port 9876 is already in use (127.0.0.1:9876). Stop the other process, or configure another
         port.
     """
 
@@ -291,8 +291,8 @@ class RequestError(SluiceError):
     Then: the request was not carried out, unless the remark says otherwise.
     Fix: follow the sentence after the remark, which many codes have. Retry SYSTEM_BUSY (2) later.
 
-        answered by 127.0.0.1:10911 with code 14: the disk is full. The broker cannot write: look at
-        its disk space and its log.
+        answered by 127.0.0.1:10911 with code 14: the disk is full. Check the broker's disk space
+        and log: it cannot write.
     """
 
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
@@ -311,8 +311,8 @@ class TopicNotFoundError(RequestError):
     Then: nothing was stored or changed.
     Fix: create the topic, or let brokers create topics (autoCreateTopicEnable).
 
-        answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it: sluice topic
-        create TOPIC, or set autoCreateTopicEnable=true on the broker.
+        answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it with sluice
+        topic create TOPIC, or set autoCreateTopicEnable=true on a broker.
     """
 
 
@@ -325,7 +325,7 @@ class GroupNotFoundError(RequestError):
     when its first consumer joins.
 
         answered by 127.0.0.1:10911 with code 26: no group billing. Create the group on the broker,
-        or set autoCreateSubscriptionGroup=true there.
+        or set autoCreateSubscriptionGroup=true on it.
     """
 
 
@@ -362,8 +362,8 @@ class NameServerUnreachableError(ClientError):
     Then: nothing was sent.
     Fix: check the host and port, and that a name server runs. `sluice doctor` checks this first.
 
-        no name server answers [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
-        refused]. Check host and port, and that the name server runs (sluice nameserver).
+        no name server responds [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
+        refused]. Check host and port, and that the name server is running (sluice nameserver).
     """
 
 
@@ -376,7 +376,8 @@ class RouteNotFoundError(ClientError):
     Fix: create the topic, start the broker, or correct the name. The text says which name servers
     and brokers were asked.
 
-        the broker 'broker-b' is not in the route of 'orders'. See sluice cluster status.
+        the broker 'broker-b' is not in the route of 'orders'. Check that the broker is running and
+        registered (sluice cluster list).
     """
 
 
@@ -390,8 +391,8 @@ class ConnectionLostError(ClientError):
     Fix: check the address, the firewall and TLS. The log of the server says why it closed a
     connection.
 
-        127.0.0.1:8081 cannot be reached: Connection refused. Is a proxy started there, and does it
-        want TLS (--tls)?
+        Cannot connect to 127.0.0.1:8081: Connection refused. Check that a proxy runs there, and
+        whether it requires TLS (--tls).
     """
 
 
@@ -403,8 +404,8 @@ class RequestTimeoutError(ClientError):
     Fix: check the result before you repeat a request that must not be carried out twice. Raise the
     timeout of requests that take long.
 
-        127.0.0.1:10911 did not answer request 310 within 3 s. Is the server overloaded, or the
-        network slow?
+        127.0.0.1:10911 did not respond to request 310 within 3 s. Check whether the server is
+        overloaded or the network is slow.
     """
 
 
@@ -430,8 +431,8 @@ class SendUnknownError(SendError):
     Fix: look up the message by its id or key (`sluice message show ID`). Send it again only if
     consumers tolerate duplicates (`@idempotent`).
 
-        no answer for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored or
-        not [127.0.0.1:10911: no answer]. Do not simply send it again unless consumers tolerate
+        no response for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored
+        or not [127.0.0.1:10911: no answer]. Do not send it again unless consumers tolerate
         duplicates; look it up by its id first.
     """
 
@@ -445,8 +446,8 @@ class SubscriptionConflictError(ClientError):
     Fix: use the same expression in both, or use two groups, or let the broker keep a lane for each
     subscription (`sluice group update GROUP --contract lanes`).
 
-        the group 'billing' is read by another client of this process too, with tags 'a'; tags 'b'
-        would take messages from it. Close the other one first, or give it another group.
+        another client of this process also uses the group 'billing', with tags='a'; it would lose
+        messages by tags='b'. Close the other client first, or use another group for it.
     """
 
 
@@ -525,7 +526,7 @@ class MessageKeyMissingError(ClientError):
     becomes a dead letter.
     Fix: send the property with every message, or use a key that all messages have.
 
-        Message(id='7F00') lacks the property order_id, so nobody can say whether it was consumed
+        Message(id='7F00') lacks the property order_id, so it is unknown whether it was consumed
         before. Send it with the property, or use a key that all messages have.
     """
 

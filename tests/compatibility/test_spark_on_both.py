@@ -150,7 +150,7 @@ def test_a_topic_made_anew_is_noticed_by_its_messages(
     with Admin(filled.name_server) as admin, Producer(filled.name_server) as producer:
         for count in (5, 9):
             admin.create_topic(name, queues=1)
-            producer.routes.forget(name)
+            producer.routes.expire(name)
             producer.send_batch([Message(name, b"%d" % number) for number in range(count)])
             await_visible(admin, count, name)
             if count == 5:

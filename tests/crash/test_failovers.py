@@ -19,7 +19,7 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.broker.background import Slice
+from sluicemq.broker.background import TimeSlice
 from sluicemq.config import StoreConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
@@ -90,7 +90,7 @@ def test_a_timed_message_that_was_too_late_for_its_second_is_not_taken_for_deliv
     broker.run(2.0)
     send_timed(broker.connect(), 2050)
     broker.clock.advance(5)  # nobody sweeps meanwhile
-    broker.core.delayed.timers.prepare(Slice(broker.clock, 1.0, 1000))
+    broker.core.delayed.timers.prepare(TimeSlice(broker.clock, 1.0, 1000))
     assert broker.core.delayed.timers.queue_behind == 0
     broker.core.delayed.save()
     broker = fail_over(broker)
@@ -143,7 +143,7 @@ def test_resets_that_consumers_have_not_heard_of_are_still_pending() -> None:
         document.save()
     after = fail_over(broker)
     assert after.core.offsets.committed("G", "T", 0) == 1
-    assert after.core.offsets.resets.blocks("G", "T", 0)
+    assert after.core.offsets.resets.blocks_commits("G", "T", 0)
 
 
 # ------------------------------------------------------------------------------------- topics

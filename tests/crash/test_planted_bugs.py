@@ -115,10 +115,12 @@ def a_disk_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     original = GroupCommit.send_after_commit
 
-    def hold(turns: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any) -> None:
-        original(turns, peer, answer, False, *rest)
+    def hold(
+        group_commit: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any
+    ) -> None:
+        original(group_commit, peer, answer, False, *rest)
 
-    monkeypatch.setattr(GroupCommit, "hold", hold)
+    monkeypatch.setattr(GroupCommit, "send_after_commit", hold)
     plain = TABLE[RequestCode.SEND_MESSAGE_V2]._replace(quick=None)
     monkeypatch.setitem(TABLE, RequestCode.SEND_MESSAGE_V2, plain)
 

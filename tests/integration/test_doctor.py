@@ -22,7 +22,7 @@ from histories.namespaces import available, run
 from sluicemq import Message, SendStatus
 from sluicemq.cli import main
 from sluicemq.client.core.conversations import Call, Conversation
-from sluicemq.client.core.requests import fields_of, request
+from sluicemq.client.core.requests import header_fields, make_request
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK, SystemClock
@@ -433,7 +433,7 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-                await broker._take(broker.core.cleaning.run())
+                await broker._run_steps(broker.core.cleaning.run())
                 await becomes(wanted, names, topic="T", group="late")
             expired = await examine(names, message_id=sent[0].message_id)
             assert expired.cause
@@ -462,7 +462,7 @@ class Popper:
             poll_ms=1000,
         )  # fmt: skip
         answer = await self._ask(RequestCode.POP_MESSAGE, header)
-        fields, found = fields_of(answer), decode_records(answer.body) if answer.body else []
+        fields, found = header_fields(answer), decode_records(answer.body) if answer.body else []
         pop_ms, hidden_ms, revive = (
             int(fields[name]) for name in ("popTime", "invisibleTime", "reviveQid")
         )
@@ -482,7 +482,7 @@ class Popper:
 
     async def _ask(self, code: RequestCode, header: Any) -> Command:
         def talk(directory: object) -> Conversation[Command]:
-            return (yield Call(self._mq.servers.broker.address, request(code, header)))
+            return (yield Call(self._mq.servers.broker.address, make_request(code, header)))
 
         return await self._mq.admin.run(talk(self._mq.admin.directory))
 

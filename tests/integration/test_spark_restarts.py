@@ -88,7 +88,7 @@ class World:
         self.queues += 1
         for name in self.names:
             self.admin.create_topic(name, queues=self.queues)
-            self.producer.routes.forget(name)
+            self.producer.routes.expire(name)
 
     def close(self) -> None:
         self.admin.close()

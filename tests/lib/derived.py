@@ -360,7 +360,7 @@ class Workload:
         progress = broker.core.offsets.committed("G", "T", 0)
         if progress > self.progress:
             wrong.append(f"1 offset of G: {progress} instead of {self.progress}")
-        told = broker.core.offsets.resets.tell("GR", "T", 1, 10_000) or self.reset_to
+        told = broker.core.offsets.resets.redirect("GR", "T", 1, 10_000) or self.reset_to
         if told > self.reset_to:
             wrong.append(f"GR is reset to {told} instead of {self.reset_to}")
         shared, consumers = self.consumers(broker)

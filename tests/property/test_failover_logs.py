@@ -21,7 +21,7 @@ from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.ids import Host
-from sluicemq.net.work.background import in_place
+from sluicemq.net.work.background import offload_inline
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -130,7 +130,7 @@ class World:
             )  # fmt: skip
             replica.follower.is_unclean = True
         else:
-            replica.follower.lost()
+            replica.follower.connection_lost()
         here, there = Wire(), Wire()
         self.ends: dict[int, tuple[Wire, Wire]] = {
             **getattr(self, "ends", {}),
@@ -139,7 +139,7 @@ class World:
         stream: Any = there
         replica.feed = Feed(
             stream, master.store, self.gate, master.epochs, self.settings, master.clock,
-            call_soon=lambda run: None, offload=in_place,
+            call_soon=lambda run: None, offload=offload_inline,
         )  # fmt: skip
         dialled: Any = here
         replica.follower.connected(dialled)
@@ -165,9 +165,9 @@ class World:
         to_master, to_slave = bytes(here.written[:up]), bytes(there.written[:down])
         del here.written[:up], there.written[:down]
         if to_master:
-            replica.feed.received(to_master)
+            replica.feed.data_received(to_master)
         if to_slave:
-            replica.follower.received(to_slave)
+            replica.follower.data_received(to_slave)
         assert not here.closed, replica.follower.fault
         replica.feed.grown()
         return bool(to_master or to_slave)

@@ -28,7 +28,7 @@ from sluicemq.errors import (
 from sluicemq.files import SYSTEM_FILES, exposure_warning, read_text
 from sluicemq.hints import did_you_mean
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
-from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
+from sluicemq.net.tls import VERIFY_MODES, Tls, default_tls, tls_from_environment
 from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
 
@@ -69,7 +69,7 @@ _CLIENT_OPTIONS: Final = (
     ),
     click.option("--tls-key", type=_FILE, help="PEM file of the key of --tls-certificate."),
     click.option(
-        "--tls-verify", type=click.Choice(list(VERIFY_WORDS)),
+        "--tls-verify", type=click.Choice(list(VERIFY_MODES)),
         help="What of a server's certificate is checked: full, ca (not the host name), none.",
     ),
 )  # fmt: skip
@@ -116,7 +116,7 @@ class Access:
 
 def client_options(function: F) -> F:
     """The options of a command that makes clients: it gets them as `access`. TLS it does not see:
-    clients take it up by themselves (`net.tls.preset`), as they do the environment."""
+    clients take it up by themselves (`net.tls.default_tls`), as they do the environment."""
     return _with_access(function, _CLIENT_OPTIONS)
 
 
@@ -132,7 +132,7 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
         files = {one: path for one, path in named.items() if path}
         names = ("name_servers", "access_key", "secret_key")
         access = Access(**{name: options.pop(name) for name in names if name in options})
-        with preset(chosen_tls(tls, files, tls_verify)):
+        with default_tls(chosen_tls(tls, files, tls_verify)):
             try:
                 return function(*args, access=access, **options)
             except RouteNotFoundError as error:
@@ -173,12 +173,12 @@ def admin_options(function: F) -> F:
 
 def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
     """What the options say, on top of the environment. Raises ConfigurationError."""
-    base = tls_of_environment()
+    base = tls_from_environment()
     if wanted is False or (wanted is None and base is None and not files.keys() - {"key"}):
         return None
     changes: dict[str, Any] = dict(files)
     if verify is not None:
-        changes["verify"] = VERIFY_WORDS[verify]
+        changes["verify"] = VERIFY_MODES[verify]
     return replace(base or Tls(), **changes)
 
 

@@ -4,7 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from sluicemq.client.core.tracing import Finished, Published, decode
+from sluicemq.client.core.tracing import (
+    ConsumeTrace,
+    SendTrace,
+    decode_trace_records,
+)
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError, TopicNotFoundError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
 from sluicemq.model.message import KEYS, StoredMessage
@@ -288,10 +292,10 @@ def query_trace(session: Session, given: Given) -> None:
     taken: dict[str, list[str]] = {}
     for message in found:
         host = str(message.born_host).rpartition(":")[0]
-        for one in decode(message.body_or_raw)[0]:
-            if one.message_id != wanted or not isinstance(one, Published | Finished):
+        for one in decode_trace_records(message.body_or_raw)[0]:
+            if one.message_id != wanted or not isinstance(one, SendTrace | ConsumeTrace):
                 continue
-            kind = "Pub" if isinstance(one, Published) else "Sub"
+            kind = "Pub" if isinstance(one, SendTrace) else "Sub"
             status = "success" if one.success else "failed"
             time = java.second_text(one.time_ms or message.store_time_ms)
             line = _TRACE.format(kind, one.group or "", host, time, f"{one.cost_ms}ms", status)

@@ -4,7 +4,7 @@ from typing import Final
 
 import orjson
 
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.model.system_names import is_group_topic
@@ -217,7 +217,7 @@ def topic_status(session: Session, given: Given) -> None:
 
 def topic_cluster_list(session: Session, given: Given) -> None:
     """The clusters that have it."""
-    names = set(read_addresses(session.admin.known_route(given["topic"])))
+    names = set(find_read_addresses(session.admin.known_route(given["topic"])))
     for cluster, brokers in session.admin.cluster_info().clusters.items():
         if names.intersection(brokers):
             session.say(cluster)

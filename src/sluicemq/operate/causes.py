@@ -14,7 +14,7 @@ from sluicemq.client.admin.rules import Code, Fate, Finding
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE
 from sluicemq.hints import did_you_mean
 from sluicemq.model.topic import MASTER_ID, PERM_WRITE, MessageQueue
-from sluicemq.net.probe import Reach
+from sluicemq.net.probe import Reachability
 from sluicemq.operate.evidence import HOUR_MS, UNSUPPORTED, BrokerSeen, Evidence, ServerSeen
 
 SKEW_MS: Final = 5_000
@@ -46,7 +46,7 @@ class Named(NamedTuple):
     is_note: bool = False
 
 
-def met(*reaches: Reach) -> Callable[[Evidence], Iterable[ServerSeen]]:
+def met(*reaches: Reachability) -> Callable[[Evidence], Iterable[ServerSeen]]:
     """Servers at whose address this is met."""
     return lambda e: [one for one in (*e.names, *e.brokers) if one.reach in reaches]
 
@@ -79,13 +79,13 @@ def down(e: Evidence) -> Iterator[BrokerSeen]:
     """Those whose address is not to blame."""
     blamed = [one for kind in ("wildcard", "loopback", "private") for one in lost_at(kind)(e)]
     for one in e.brokers:
-        if one.reach in (Reach.REFUSED, Reach.SILENT) and one not in blamed:
+        if one.reach in (Reachability.REFUSED, Reachability.UNREACHABLE) and one not in blamed:
             yield one
 
 
 def lost_at(place: str) -> Callable[[Evidence], Iterable[BrokerSeen]]:
     """Brokers that are not reached at an address of this kind."""
-    unreached = Reach.REFUSED, Reach.SILENT, Reach.UNRESOLVED
+    unreached = Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESOLVED
 
     def found(e: Evidence) -> Iterator[BrokerSeen]:
         nets = {one.host.rpartition(".")[0] for one in e.names if one.is_up}
@@ -95,7 +95,9 @@ def lost_at(place: str) -> Callable[[Evidence], Iterable[BrokerSeen]]:
                 kind = ""  # its network is reached: the name server is there
             if kind == "loopback" and not e.is_remote:
                 kind = ""
-            if kind in ("public", "given") or (kind == "private" and one.reach is Reach.REFUSED):
+            if kind in ("public", "given") or (
+                kind == "private" and one.reach is Reachability.REFUSED
+            ):
                 kind = ""
             is_lost = one.reach in unreached or one.is_other or kind == "wildcard"
             if kind == place and is_lost:
@@ -310,40 +312,43 @@ def similar(name: str, known: Iterable[str]) -> str:
 
 CAUSES: Final[tuple[Cause, ...]] = (
     # --- name servers, and what is met at any address
-    Cause("name-unresolved", lambda e: [one for one in e.names if one.reach is Reach.UNRESOLVED],
+    Cause("name-unresolved", lambda e: [one for one in e.names
+        if one.reach is Reachability.UNRESOLVED],
         "The name server {it.address} cannot be looked up: {it.detail}.",
         "Check the spelling, and the DNS of this machine (a name of a compose file is known in its "
         "network alone)."),
     Cause("name-server-is-broker",
-        lambda e: [o for o in e.names if o.reach is Reach.ANSWERS and o.code == UNSUPPORTED],
+        lambda e: [o for o in e.names
+            if o.reach is Reachability.RESPONDS and o.code == UNSUPPORTED],
         "A broker answers at {it.address}, and no name server.",
         "Give the name server's port: 9876 unless its listenPort says otherwise."),
     Cause("broker-is-name-server",
-        lambda e: [o for o in e.brokers if o.reach is Reach.ANSWERS and o.code == UNSUPPORTED],
+        lambda e: [o for o in e.brokers
+            if o.reach is Reachability.RESPONDS and o.code == UNSUPPORTED],
         "A name server answers at {it.address}, where a broker was expected.",
         "Give the broker's port: 10911 unless its listenPort says otherwise."),
-    Cause("http-server", met(Reach.HTTP),
+    Cause("http-server", met(Reachability.HTTP),
         "An HTTP server answers at {it.address}.",
         "That is a console, metrics or a web server: give the port of the remoting protocol."),
-    Cause("grpc-server", met(Reach.GRPC),
+    Cause("grpc-server", met(Reachability.GRPC),
         "A server of gRPC answers at {it.address}, such as the proxy.",
         "Clients of gRPC use that port; give the name server's, 9876 unless configured otherwise."),
-    Cause("tls-demanded", met(Reach.TLS),
+    Cause("tls-demanded", met(Reachability.TLS),
         "{it.address} speaks TLS alone, and was asked without.",
         "Ask with --tls (SLUICE_TLS=true; Java: -Dtls.enable=true)."),
-    Cause("tls-not-spoken", met(Reach.PLAIN),
+    Cause("tls-not-spoken", met(Reachability.PLAIN),
         "{it.address} speaks no TLS, and was asked with it.",
         "Ask without --tls, or set tls.server.mode = permissive there."),
-    Cause("certificate-expired", met(Reach.EXPIRED),
+    Cause("certificate-expired", met(Reachability.EXPIRED),
         "The certificate of {it.address} has expired.",
         "Put a new one at tls.server.certPath; ours reads it without a restart."),
-    Cause("certificate-wrong-name", met(Reach.WRONG_NAME),
+    Cause("certificate-wrong-name", met(Reachability.WRONG_NAME),
         "The certificate of {it.address} is for another name: {it.detail}.",
         "Use a name that it bears, or --tls-verify ca."),
-    Cause("certificate-untrusted", met(Reach.UNTRUSTED),
+    Cause("certificate-untrusted", met(Reachability.UNTRUSTED),
         "The certificate of {it.address} is not trusted: {it.detail}.",
         "Give the authority that signed it: --tls-ca."),
-    Cause("client-certificate", met(Reach.CLIENT_CERTIFICATE),
+    Cause("client-certificate", met(Reachability.CLIENT_CERTIFICATE),
         "{it.address} refuses the handshake: {it.detail}.",
         "It wants a certificate of the client that its authority signed: --tls-certificate and "
         "--tls-key."),
@@ -367,7 +372,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "decides."),
     # --- nobody there
     Cause("name-server-down",
-        lambda e: [o for o in e.names if o.reach in (Reach.REFUSED, Reach.SILENT, Reach.MUTE)],
+        lambda e: [o for o in e.names if o.reach in (Reachability.REFUSED,
+            Reachability.UNREACHABLE, Reachability.UNRESPONSIVE)],
         "The name server {it.address} does not answer: {it.reach} ({it.detail}).",
         "refused: start it, or check the port. silent: a firewall, a route, or the machine is off. "
         "mute: it hangs, or is no name server."),
@@ -397,13 +403,15 @@ CAUSES: Final[tuple[Cause, ...]] = (
         lambda e: [one for one in e.brokers if one.is_other and one.place != "loopback"],
         "At {it.address}, where {it.name} is registered, {it.config[brokerName]} answers.",
         "Two brokers use one address, or NAT leads to another one: check brokerIP1 and ports."),
-    Cause("broker-unresolved", lambda e: [o for o in e.brokers if o.reach is Reach.UNRESOLVED],
+    Cause("broker-unresolved", lambda e: [o for o in e.brokers
+        if o.reach is Reachability.UNRESOLVED],
         "The broker {it.name} is registered as {it.address}, which cannot be looked up here.",
         "Set brokerIP1 to a name or an address that clients know."),
     Cause("broker-down", down,
         "The broker {it.name} (id {it.id}) at {it.address} does not answer: {it.reach}.",
         "Start it, or open its port. A name server forgets a dead broker after two minutes."),
-    Cause("broker-mute", lambda e: [one for one in e.brokers if one.reach is Reach.MUTE],
+    Cause("broker-mute", lambda e: [one for one in e.brokers
+        if one.reach is Reachability.UNRESPONSIVE],
         "The broker {it.name} at {it.address} takes connections and answers nothing.",
         "It hangs, or another program has its port: look at its log and its machine."),
     Cause("no-master", masterless,
@@ -582,7 +590,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
         "Within the last hour {it.name} gave messages up: %DLQ%{it.name} has {it.dead:,}.",
         "Look at them (consume %DLQ%{it.name}, or a pipeline of dead letters), mend the handler."),
     Cause("vip-port", lambda e: [one for one in e.brokers if one.is_up and one.name
-                               and one.vip not in (None, Reach.ANSWERS)],
+                               and one.vip not in (None, Reachability.RESPONDS)],
         "The VIP port of {it.name}, two below {it.address}, is not reached.",
         "Only clients with vipChannelEnabled (Java before 4.5.1 by default) need it: publish it "
         "too, or set com.rocketmq.sendMessageWithVIPChannel=false.", is_note=True),

@@ -18,8 +18,8 @@ from sluicemq.client.admin.groups import ConsumerClient
 from sluicemq.client.admin.messages import read_range
 from sluicemq.client.admin.rules import Fate
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.names import signed
+from sluicemq.client.core.messages import OutgoingMessage
+from sluicemq.client.core.names import sign_request
 from sluicemq.client.sync.admin import Admin
 from sluicemq.config.load import parse_properties
 from sluicemq.errors import (
@@ -45,7 +45,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     pop_origin,
 )
-from sluicemq.net.probe import listens, probe
+from sluicemq.net.probe import probe, probe_connection
 from sluicemq.operate.causes import RETRIES, Named, decide
 from sluicemq.operate.evidence import (
     UNSUPPORTED,
@@ -70,7 +70,7 @@ ROWS_MAX: Final = 10_000
 TAIL: Final = 64
 NO_QUEUE: Final = 999_999
 _SENDER: Final = "sluice-doctor"
-_NOTHING: Final = Outgoing("", b"-", "", "", 0, 0, True)
+_NOTHING: Final = OutgoingMessage("", b"-", "", "", 0, 0, True)
 _NO_ANSWER: Final = int(ResponseCode.CONSUME_MSG_TIMEOUT)
 _ADMIN: Final = "Need admin permission"
 _DENIED: Final = "no permission to access"
@@ -175,7 +175,7 @@ class Walk:
         if answer is None or answer.code == requests.SUCCESS:
             return answer
         error = requests.request_error(answer, address)
-        if isinstance(error, PermissionDeniedError) or requests.is_refused(answer):
+        if isinstance(error, PermissionDeniedError) or requests.is_access_denied(answer):
             self.refuse(address, error.remark, what)
         elif answer.code not in (requests.TOPIC_NOT_EXIST, requests.GROUP_NOT_EXIST):
             self.unseen.append(f"{what}: {error.fact}.")
@@ -183,9 +183,13 @@ class Walk:
 
     def probed(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
         """What is met at an address, as the first fields of a server that was seen."""
-        met = probe(address, signed(command, self.admin.credentials), self.admin.tls)
-        answer = met.answer
-        values: dict[str, Any] = {"address": address, "reach": met.reach, "detail": met.detail}
+        met = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
+        answer = met.response
+        values: dict[str, Any] = {
+            "address": address,
+            "reach": met.reachability,
+            "detail": met.detail,
+        }
         if answer is not None and answer.code and _ADMIN in (answer.remark or ""):
             self.unseen.append(f"{address}: {answer.remark}.")
         elif answer is not None and answer.code:
@@ -250,11 +254,11 @@ class Walk:
             table = bodies.decode_kv_table(answer.body)
             one = replace(one, runtime=table, skew_ms=skew_ms(table, middle_ms))
         what = f"the settings of {name or address}"
-        told = self.ask(address, requests.request(RequestCode.GET_BROKER_CONFIG), what)
+        told = self.ask(address, requests.make_request(RequestCode.GET_BROKER_CONFIG), what)
         if told is not None:
             one = replace(one, config=parse_properties(bytes(told.body).decode(errors="replace")))
         host, _, port = address.rpartition(":")
-        vip = listens(f"{host}:{int(port) - 2}").reach
+        vip = probe_connection(f"{host}:{int(port) - 2}").reachability
         one = replace(one, vip=vip)
         if self.topic is not None and not one.is_other:
             command = requests.topic_config(topic=self.topic, logical=True)
@@ -313,7 +317,7 @@ class Walk:
             for command in asked:
                 answer = self.look("rights", self.admin.call, one.address, command)
                 remark = (answer and answer.remark) or ""
-                if answer is not None and (requests.is_refused(answer) or _DENIED in remark):
+                if answer is not None and (requests.is_access_denied(answer) or _DENIED in remark):
                     self.denied.append((one.address, remark))
 
     # ------------------------------------------------------------------------------- group

@@ -21,7 +21,7 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.net.probe import Reach
+from sluicemq.net.probe import Reachability
 from sluicemq.wire.bodies import ClusterInfo, RunningInfo
 
 UNSUPPORTED: Final = 3
@@ -33,7 +33,7 @@ class ServerSeen:
     """An address that was asked. `remark`: what it said instead of an answer, with `code`."""
 
     address: str
-    reach: Reach
+    reach: Reachability
     detail: str = ""
     code: int = 0
     remark: str = ""
@@ -41,7 +41,7 @@ class ServerSeen:
     @property
     def is_up(self) -> bool:
         """Does it answer as what it should be?"""
-        return self.reach is Reach.ANSWERS and not self.code
+        return self.reach is Reachability.RESPONDS and not self.code
 
     @property
     def host(self) -> str:
@@ -81,7 +81,7 @@ class BrokerSeen(ServerSeen):
     name: str = ""
     cluster: str = ""
     id: int = MASTER_ID
-    vip: Reach | None = None
+    vip: Reachability | None = None
     runtime: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     skew_ms: int | None = None

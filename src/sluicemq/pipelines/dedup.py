@@ -163,9 +163,9 @@ def shown_url(url: str) -> str:
 def open_engine(url: str) -> "sa.Engine":
     """Raises ConfigurationError when the driver is missing or the URL is none."""
     _sqlalchemy()
-    from sluicemq.client.ledger import blocking_engine  # noqa: PLC0415 - SQLAlchemy
+    from sluicemq.client.ledger import make_blocking_engine  # noqa: PLC0415 - SQLAlchemy
 
-    return blocking_engine(url)
+    return make_blocking_engine(url)
 
 
 @contextmanager

@@ -40,7 +40,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.core.tracing import Ended, Finished, Published, Recalled, Taken, decode
+from sluicemq.client.core.tracing import (
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
+    TransactionTrace,
+    decode_trace_records,
+)
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
@@ -72,10 +79,10 @@ ROWS_MAX: Final = 50_000
 
 # ---- events
 
-Event = Published | Taken | Finished | Ended | Recalled
+Event = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
 UNREAD: Final = "Unread"
-_WORDS: Final = {Published: "Pub", Taken: "SubBefore", Finished: "SubAfter",
-                 Ended: "EndTransaction", Recalled: "Recall"}  # fmt: skip
+_WORDS: Final = {SendTrace: "Pub", DeliveryTrace: "SubBefore", ConsumeTrace: "SubAfter",
+                 TransactionTrace: "EndTransaction", RecallTrace: "Recall"}  # fmt: skip
 _ARROW: Final = {
     "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
 }  # fmt: skip
@@ -96,10 +103,10 @@ def decoded(bodies: pa.Array) -> pa.Array:
     """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
     found = []
     for body in bodies.to_pylist():
-        records, unread = decode(body or b"")
+        records, unread = decode_trace_records(body or b"")
         rows, events = [], list[Event]()
         for record in records:
-            if not isinstance(record, Published) or "," not in (record.message_id or ""):
+            if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
                 events.append(record)
                 continue
             ids = (record.message_id or "").split(",")  # a Java batch: one for each message
@@ -111,9 +118,9 @@ def decoded(bodies: pa.Array) -> pa.Array:
         for event in events:
             values = {name: getattr(event, name, None) for name in _FIELDS}
             values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
-            if isinstance(event, Published | Ended):
+            if isinstance(event, SendTrace | TransactionTrace):
                 values["message_kind"] = event.kind.name.lower()
-            if isinstance(event, Finished):
+            if isinstance(event, ConsumeTrace):
                 values["outcome"] = event.outcome.name.lower().replace("_", " ")
             rows.append(values)
         found.append(rows + [{"kind": UNREAD}] * unread)

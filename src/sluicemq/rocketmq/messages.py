@@ -19,7 +19,7 @@ from typing import Any, Final, Self, overload
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
 from sluicemq.client.aio.received import ReceivedMessage, of_record
-from sluicemq.client.core.consuming import first_topic
+from sluicemq.client.core.consuming import original_topic
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.errors import ConfigurationError, UndecodableBodyError
@@ -414,7 +414,7 @@ class MessageExt(Strict):
     @property
     def topic(self) -> str:
         """That it was sent to, also when it comes from the retry topic."""
-        return first_topic(self.record)
+        return original_topic(self.record)
 
     @property
     def keys(self) -> str:

@@ -21,7 +21,7 @@ from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check_tags
 from sluicemq.hints import did_you_mean
 from sluicemq.model.bodies import BODY_BYTES_MAX
-from sluicemq.net.tls import VERIFY_WORDS, Tls
+from sluicemq.net.tls import VERIFY_MODES, Tls
 from sluicemq.numbers import other_unit
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
@@ -325,7 +325,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("tls.certificate", text, None, _ALL, "PEM file with this client's certificate."),
     Option("tls.key", text, None, _ALL, "PEM file with its key. Default: the same file."),
     Option("tls.keyPassword", text, None, _ALL, "Password of that key."),
-    Option("tls.verify", choice(*VERIFY_WORDS), "full", _ALL,
+    Option("tls.verify", choice(*VERIFY_MODES), "full", _ALL,
            "What is checked: `full` certificate and host name, `ca` the certificate, `none` "
            "nothing."),
     Option("tls.serverName", text, None, _ALL, "The name that certificates must bear instead."),
@@ -414,7 +414,7 @@ class Options:
         values = self.values
         wanted, ca, certificate = values["tls"], values["tls.ca"], values["tls.certificate"]
         if wanted is None and ca is None and certificate is None:
-            return Tls.of(None)
+            return Tls.resolve(None)
         if wanted is False:
             return None
         return Tls(
@@ -422,7 +422,7 @@ class Options:
             certificate=certificate,
             key=values["tls.key"],
             key_password=values["tls.keyPassword"],
-            verify=VERIFY_WORDS[values["tls.verify"]],
+            verify=VERIFY_MODES[values["tls.verify"]],
             server_name=values["tls.serverName"],
         )
 

@@ -32,9 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, checked_tag
+from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, check_tag_cached
 from sluicemq.client.core.names import check_keys, check_properties
-from sluicemq.client.heartbeat_thread import unique_ids
+from sluicemq.client.heartbeat_thread import make_unique_ids
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import (
@@ -152,7 +152,7 @@ class UniqueIdColumns:
     """Message ids for many rows at once: as `client.keeper` makes them, in runs of 65,536."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._ids = unique_ids(clock)
+        self._ids = make_unique_ids(clock)
         self._time = self._next = 0
         self._prefix = ""
 
@@ -361,7 +361,7 @@ def tag_pieces(column: Any) -> list[Any]:
     texts = _without_empty(column)
     for tag in pc.unique(texts).to_pylist():
         if tag is not None:
-            checked_tag(tag)
+            check_tag_cached(tag)
     return _named("TAGS", texts)
 
 

@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from sluicemq.client.core.epochs import StagedRanges
-from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing, delay_properties
+from sluicemq.client.core.epochs import StagedRangeList
+from sluicemq.client.core.messages import BODY_BYTES_MAX, OutgoingMessage, delay_properties
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
-from sluicemq.client.core.sending import DEFAULT_PRODUCER_GROUP, choose_by_key
+from sluicemq.client.core.sending import DEFAULT_PRODUCER_GROUP, choose_by_sharding_key
 from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
@@ -246,7 +246,7 @@ class Sender:
             if place.queue_id is not None or place.key is not None:
                 queues = self.through(partial(self._producer.write_queues, topic))
                 found = (
-                    choose_by_key(queues, place.key) if place.key is not None
+                    choose_by_sharding_key(queues, place.key) if place.key is not None
                     else queue_with_id(queues, place)
                 )  # fmt: skip
             self._queues[place] = found
@@ -259,7 +259,7 @@ class Sender:
         ((flag, body, properties, _),) = decode_batch(made.request(number, number + 1))
         text = properties.decode()
         message_id = text.partition(f"{UNIQ_KEY}\x01")[2].partition("\x02")[0]
-        outgoing = Outgoing(topic, bytes(body), text, message_id, 0, flag, True)
+        outgoing = OutgoingMessage(topic, bytes(body), text, message_id, 0, flag, True)
         return self.through(partial(self._producer.send_outgoing, outgoing, queue=queue))
 
     def through(self, work: Callable[[], T]) -> T:
@@ -431,7 +431,7 @@ class StagingSender(Sender):
         self, producer: Producer, batch_messages: int, task: Task, brokers: tuple[str, ...]
     ) -> None:
         super().__init__(producer, batch_messages)
-        self.staged = StagedRanges(task.partition, task.attempt)
+        self.staged = StagedRangeList(task.partition, task.attempt)
         self._owner = Owner(task.query, task.epoch, task.partition, task.attempt)
         self._brokers = brokers
         self._turn = task.partition

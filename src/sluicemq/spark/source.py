@@ -70,7 +70,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sluicemq.client.core.epochs import EpochCommitter, commit_epoch, is_unknown_request
+from sluicemq.client.core.epochs import EpochCommitter, is_unknown_request, make_commit_request
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
@@ -434,7 +434,7 @@ class _Sink:
             staging = senders.StagingSender(producer, size, task, self.brokers)
             bad, staged = send(staging), staging.staged
             topics = tuple(sorted(staging.topics))
-            return Sent(staged.messages, bad, task.query, task.epoch, topics, staged.ranges)
+            return Sent(staged.message_count, bad, task.query, task.epoch, topics, staged.ranges)
 
     def _commit(self, messages: list[Sent | None], what: str) -> int:
         """Commits what was staged; logs and returns how many messages the tasks stored."""
@@ -533,7 +533,7 @@ def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
         )
     for broker, address in sorted(masters.items()):
         try:
-            expect_success(admin.call(address, commit_epoch(PROBE, 0)), address)
+            expect_success(admin.call(address, make_commit_request(PROBE, 0)), address)
         except RequestError as error:
             if not is_unknown_request(error):
                 raise

@@ -39,7 +39,7 @@ def clean(servers: Any, broker: Any) -> None:
             store.tick()
             await broker._in_executor(store.sync)
         broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-        await broker._take(broker.core.cleaning.run())
+        await broker._run_steps(broker.core.cleaning.run())
 
     servers.run(run())
 

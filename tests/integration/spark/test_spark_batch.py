@@ -207,7 +207,7 @@ def test_an_empty_topic_gives_no_rows(read: Read) -> None:
     [
         ({"topc": "x"}, "unknown option 'topc'. Did you mean 'topic'?"),
         ({"topic": "no-such-topic"}, "no broker serves the topic 'no-such-topic'"),
-        ({"nameServers": "127.0.0.1:1"}, "no name server answers [127.0.0.1:1"),
+        ({"nameServers": "127.0.0.1:1"}, "no name server responds [127.0.0.1:1"),
         ({"columns": "boddy"},
          "'boddy' in the option 'columns' is not a column. Did you mean 'body'?"),
         ({"filter__sql": "delay > 'x'"}, "The SQL92 expression does not compile at character 9"),

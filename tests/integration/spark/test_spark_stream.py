@@ -113,7 +113,7 @@ def test_a_new_queue_is_read_from_its_first_message(
     publish(0, 20)
     job.run(topic)
     admin.create_topic(topic, queues=3)
-    producer.routes.forget(topic)
+    producer.routes.expire(topic)
     queue = next(one for one in producer.write_queues(topic) if one.queue_id == 2)
     producer.send_batch([Message(topic, b"body-77")], queue=queue)
     job.run(topic)
@@ -254,7 +254,7 @@ def test_a_topic_made_anew_is_noticed(
     job.run(topic)
     admin.delete_topic(topic)
     admin.create_topic(topic, queues=2)
-    producer.routes.forget(topic)
+    producer.routes.expire(topic)
     publish(100, 2)
     line = failure(lambda: job.run(topic))
     assert "the topic was deleted and created again" in line
@@ -272,7 +272,7 @@ def test_a_topic_made_anew_is_noticed(
     [
         (
             {"nameServers": "127.0.0.1:1", "timeoutMs": "1000"},
-            "no name server answers [127.0.0.1:1",
+            "no name server responds [127.0.0.1:1",
         ),
         (
             {"topic": "no-such-topic", "timeoutMs": "5000"},

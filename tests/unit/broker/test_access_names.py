@@ -70,7 +70,7 @@ class Victim:
             self.broker.store.queue_offsets(TIMER_TOPIC, 0),
             [str(it.checkpoint) + str([*it.waiting]) for it in core.checkpoints.table],
             {name: len(found.members) for name, found in core.consumers.groups.items()},
-            core.offsets.resets.objects(),
+            core.offsets.resets.to_objects(),
         )
 
 

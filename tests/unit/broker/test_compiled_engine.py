@@ -38,8 +38,8 @@ class Watched:
         self.broker.core.topics.put(TopicConfig("T", 1, 1))
         self.client: SteppedClient = self.broker.connect()
         self.taken = 0
-        self._run = self.broker.dispatcher.run
-        self.broker.dispatcher.run = self._count
+        self._run = self.broker.dispatcher.run_engine
+        self.broker.dispatcher.run_engine = self._count
 
     def _count(self, data: bytes, position: int, *rest: Any) -> int:
         assert self._run is not None

@@ -21,7 +21,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.model.ids import Host
 from sluicemq.net.network import MemoryNetwork
-from sluicemq.net.work.background import Offload, in_place
+from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.ha import Epoch
 from waiting import limit
@@ -99,7 +99,7 @@ class Pair:
         slave: Log,
         *,
         terms: Any = None,
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
         **keys: Any,
     ) -> None:
         """`terms`: the epochs of both, in failover."""
@@ -396,7 +396,7 @@ async def test_a_follower_is_connected_again_and_to_another_address() -> None:
     pair = Pair(filled(10), Log())
     target = [""]
     await pair.start()
-    pair.follower.lost()
+    pair.follower.connection_lost()
     following = asyncio.create_task(follow(pair.network, pair.follower, lambda: target[0]))
     await asyncio.sleep(0)
     target[0] = "h:1"

@@ -160,7 +160,7 @@ def test_the_quick_way_answers_the_same_and_takes_nothing_else(
     for _ in range(2):  # the group is made by the first one
         client.call(34, {}, body)
     taken: list[bool] = []
-    quick, seen = broker.dispatcher.quick, []
+    quick, seen = broker.dispatcher.fast_handlers, []
 
     def watched(header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         answer = known(header, body, peer)
@@ -182,7 +182,7 @@ def test_a_heartbeat_of_many_groups_waits_for_its_turn(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     names = [f"G{number}" for number in range(heartbeat.QUICK_GROUPS_MAX + 1)]
-    again = broker.dispatcher.quick[34]
+    again = broker.dispatcher.fast_handlers[34]
     for count in (len(names) - 1, len(names)):
         groups = tuple(map(ConsumerData, names[:count]))
         body = bodies.encode_heartbeat(Heartbeat("c", (), groups, 7))

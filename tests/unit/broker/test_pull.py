@@ -648,7 +648,7 @@ def test_who_waits_at_a_slave_is_sent_back_when_its_master_is_there_again(
     assert command.opaque not in client.answers
     asked_of_a_slave(broker, has_master=True)
     broker.core.polls.wake("T", 0)
-    broker.core.turns.flush()
+    broker.core.group_commit.flush()
     answer = client.answers[command.opaque]
     assert (answer.code, (answer.fields or {})["nextBeginOffset"]) == (20, "9")
 

@@ -393,7 +393,7 @@ def test_an_undecided_transaction_is_asked_about_when_its_time_is_over(
 def test_another_client_decides_when_the_sender_is_dead(broker: SteppedBroker) -> None:
     sender, other = producer(broker, "sender"), producer(broker, "other")
     begin(sender)
-    broker.core.disconnected(sender.peer)
+    broker.core.on_disconnect(sender.peer)
     sender.peer.closed = True
     run(broker, 7)
     assert questions(sender) == []
@@ -514,7 +514,7 @@ def test_after_so_many_checks_a_transaction_is_given_up(
     broker: SteppedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[GivenUp] = []
-    broker.core.checks.on_given_up.append(told.append)
+    broker.core.transactions.on_given_up.append(told.append)
     client = producer(broker)
     sent = begin(client)
     with caplog.at_level(logging.ERROR):
@@ -526,7 +526,7 @@ def test_after_so_many_checks_a_transaction_is_given_up(
     assert len(lines) == 1
     assert "ID1 of producer group P for topic T is given up after 15 checks" in lines[0]
     assert [(one.unique_id, one.checks, one.topic) for one in told] == [("ID1", 15, "T")]
-    assert broker.core.checks.given_up == 1
+    assert broker.core.transactions.given_up == 1
     [kept] = visible(broker, CHECK_MAX_TOPIC)
     assert (kept.body, kept.properties["REAL_TOPIC"]) == (b"body-1", "T")
     assert bodies_of(broker) == []
@@ -552,10 +552,10 @@ def test_a_hook_that_fails_harms_nobody(
     def broken(given_up: GivenUp) -> None:
         raise KeyError(given_up.unique_id)
 
-    broker.core.checks.on_given_up.append(broken)
+    broker.core.transactions.on_given_up.append(broken)
     begin(broker.connect())
     run(broker, 10)
-    assert broker.core.checks.given_up == 1
+    assert broker.core.transactions.given_up == 1
     assert "a hook for transactions that are given up failed" in caplog.text
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.model.topic import GroupConfig, TopicConfig
-from sluicemq.net.probe import Reach
+from sluicemq.net.probe import Reachability
 from sluicemq.operate.doctor import Walk
 from sluicemq.operate.evidence import BrokerSeen
 from sluicemq.wire.codes import RequestCode
@@ -36,7 +36,7 @@ class Asked:
 def test_only_a_broker_that_has_the_group_is_asked_with_it() -> None:
     admin: Any = Asked()
     seen = [
-        BrokerSeen(address, Reach.ANSWERS, name=name, topic=TopicConfig("T"))
+        BrokerSeen(address, Reachability.RESPONDS, name=name, topic=TopicConfig("T"))
         for name, address in (("a", KNOWS), ("b", KNOWS_NOT))
     ]
     walk = Walk(admin, "T")

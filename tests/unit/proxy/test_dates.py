@@ -102,7 +102,7 @@ def test_a_telemetry_stream_outlives_the_date_of_its_beginning(tmp_path: Path) -
             stream.age_s = minutes * 60
             client.say(stream, said)
             await asyncio.sleep(0)
-            assert not stream.is_over, stream.ended
+            assert not stream.is_closed, stream.ended
         another = client.call("Telemetry", said, None)
         code, text = await another.ended
         assert (code, "sluiceGrpcDateSeconds" in text) == (StatusCode.UNAUTHENTICATED, True)

@@ -15,8 +15,8 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.net import accept
-from sluicemq.net.grpc import Call, CallError, StatusCode, ask
-from sluicemq.net.limits import REFUSED_MAX
+from sluicemq.net.grpc import Call, CallError, StatusCode, call_unary
+from sluicemq.net.limits import REFUSALS_MAX
 from sluicemq.proxy import STATUS, server
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
@@ -166,10 +166,10 @@ def test_its_status_is_for_administrators(tmp_path: Any) -> None:
     def conversation(address: str) -> None:
         def refusal(*metadata: tuple[str, str]) -> StatusCode:
             with pytest.raises(CallError) as caught:
-                ask(address, STATUS, b"", metadata)
+                call_unary(address, STATUS, b"", metadata)
             return caught.value.code
 
-        assert b'"clients":[]' in ask(address, STATUS, b"", sign("operator", "12345678"))
+        assert b'"clients":[]' in call_unary(address, STATUS, b"", sign("operator", "12345678"))
         assert refusal() == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("operator", "12345679")) == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("somebody", "12345678")) == StatusCode.PERMISSION_DENIED
@@ -194,7 +194,7 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
             assert answer.status.code == Code.UNAUTHORIZED
             (peer,) = proxy.peers
             assert not peer.is_trusted
-            for _ in range(REFUSED_MAX - 1):
+            for _ in range(REFUSALS_MAX - 1):
                 await asyncio.to_thread(route, channel)
             with pytest.raises(grpc.RpcError):
                 await asyncio.to_thread(route, channel)
@@ -211,15 +211,15 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
 def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accept, "is_local", lambda peer: False)
+    monkeypatch.setattr(accept, "is_on_this_machine", lambda peer: False)
 
     async def scene(mq: EmbeddedSluice) -> None:
         core = mq.servers.broker.core
         backend = mq.servers.proxies["broker-a"].backend
-        proxy = server.Proxy(backend, None, core.shares, BrokerConfig())
+        proxy = server.Proxy(backend, None, core.scheduler, BrokerConfig())
         await proxy.start("127.0.0.1", 0)
         with pytest.raises(CallError, match="protected mode") as caught:
-            await asyncio.to_thread(ask, f"127.0.0.1:{proxy.port}", STATUS, b"")
+            await asyncio.to_thread(call_unary, f"127.0.0.1:{proxy.port}", STATUS, b"")
         assert caught.value.code == StatusCode.PERMISSION_DENIED
         await proxy.close()
 
@@ -228,14 +228,14 @@ def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
 
 def test_who_is_no_proxy_is_told_from_one_that_does_not_answer() -> None:
     async def scene(mq: EmbeddedSluice) -> None:
-        with pytest.raises(CallError, match="not served here"):
-            await asyncio.to_thread(ask, mq.servers.proxy_address, PATH + "None", b"")
+        with pytest.raises(CallError, match="is not implemented"):
+            await asyncio.to_thread(call_unary, mq.servers.proxy_address, PATH + "None", b"")
         with pytest.raises(ConnectionLostError):
-            await asyncio.to_thread(ask, mq.servers.name_server_address, STATUS, b"")
+            await asyncio.to_thread(call_unary, mq.servers.name_server_address, STATUS, b"")
         with socket.create_server(("127.0.0.1", 0)) as mute:
             address = f"127.0.0.1:{mute.getsockname()[1]}"
             with pytest.raises(RequestTimeoutError):
-                await asyncio.to_thread(ask, address, STATUS, b"", timeout_s=0.05)
+                await asyncio.to_thread(call_unary, address, STATUS, b"", timeout_s=0.05)
 
     at_a_port(scene)
 

@@ -41,7 +41,7 @@ class Cluster:
 
     async def create(self, topic: str, bodies: list[bytes], queues: int = 1) -> None:
         await self.mq.admin.create_topic(topic, queues=queues)
-        self.mq.cluster.routes.forget(topic)
+        self.mq.cluster.routes.expire(topic)
         for body in bodies:
             await self.mq.send(topic, body)
 
@@ -179,7 +179,7 @@ async def test_a_stream_whose_topic_is_created_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.spark.sources.identity.PROOF_PERIOD_S", 0.0)
+    monkeypatch.setattr("sluicemq.spark.sources.identity.CHECK_PERIOD_S", 0.0)
 
     def made(**more: str) -> Any:
         return stream.stream_reader(cluster.options(**more), SCHEMA)
@@ -233,7 +233,7 @@ async def test_a_group_of_the_job_that_has_a_reset_before_it_does_not_stop_the_j
     await blocking(reader.commit, end)
     await cluster.recreate(OLD)
     resets = cluster.mq.servers.broker.core.offsets.resets
-    assert resets.blocks("job", "t", 0)
+    assert resets.blocks_commits("job", "t", 0)
     batch = DefaultSource(options | {"startingOffsets": '{"broker-a": {"0": 20}}'}).reader(SCHEMA)
     planned = await blocking(batch.partitions)
     assert await blocking(bodies, batch, planned) == cluster.new[20:]
@@ -243,8 +243,8 @@ async def test_the_bulk_reader_gives_up_on_a_broker_that_resets_for_ever(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = cluster.mq.servers.broker.core
-    core.offsets.resets.put("job", "t", 0, 5)
-    monkeypatch.setattr(core.offsets.resets.__class__, "tell", lambda *_, **__: 5)
+    core.offsets.resets.add("job", "t", 0, 5)
+    monkeypatch.setattr(core.offsets.resets.__class__, "redirect", lambda *_, **__: 5)
     reader = BulkReader(
         cluster.mq.servers.broker.address, "t", 0, 20, 30, group="job", timeout_s=5.0
     )

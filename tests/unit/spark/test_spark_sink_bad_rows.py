@@ -41,7 +41,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"keys": "a\x01b"}, "keys", "U+0001"),
     ({"to": None}, "to", "has no topic"),
     ({"to": "no such name"}, "to", "contains ' '"),
-    ({"to": "SCHEDULE_TOPIC_XXXX"}, "to", "belongs to the broker"),
+    ({"to": "SCHEDULE_TOPIC_XXXX"}, "to", "is reserved for the broker"),
     ({"properties": [("a", "")]}, "properties", "'a' has an empty value"),
     ({"properties": [("DELAY", "3")]}, "properties", "reserved"),
     ({"properties": [("a", "x\x02")]}, "properties", "U+0002"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.properties import RESERVED, is_copied
@@ -239,13 +239,15 @@ class Producer:
     timeout_ms = 1000
 
     def __init__(self) -> None:
-        self.alone: list[tuple[Outgoing, MessageQueue | None]] = []
+        self.alone: list[tuple[OutgoingMessage, MessageQueue | None]] = []
         self.batches: list[bytes] = []
 
     def write_queues(self, topic: str) -> list[MessageQueue]:
         return [queue for queue in QUEUES if queue.topic == topic]
 
-    def send_outgoing(self, outgoing: Outgoing, *, queue: MessageQueue | None = None) -> SendResult:
+    def send_outgoing(
+        self, outgoing: OutgoingMessage, *, queue: MessageQueue | None = None
+    ) -> SendResult:
         self.alone.append((outgoing, queue))
         return self._result(queue)
 

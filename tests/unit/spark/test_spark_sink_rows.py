@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluicemq.client.core.messages import prepare
+from sluicemq.client.core.messages import make_outgoing
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.record.codec import decode_batch
@@ -63,7 +63,7 @@ def by_messages(rows: list[dict[str, Any]]) -> list[tuple[bytes, dict[str, str]]
             "T", row["body"], row["tags"] or None, tuple(row["keys"] or ()),
             {name: text for name, text in (row["properties"] or {}).items() if text is not None},
         )  # fmt: skip
-        properties = parsed(prepare(message, "ID", compress_from_bytes=0).properties.encode())
+        properties = parsed(make_outgoing(message, "ID", compress_from_bytes=0).properties.encode())
         del properties["UNIQ_KEY"]
         found.append((row["body"], properties))
     return found

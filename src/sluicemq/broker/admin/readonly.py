@@ -125,6 +125,6 @@ def show_all(store: Store, topics: Topics, groups: Groups, offsets: Offsets) -> 
     for topic, count in found.items():
         if topic not in topics:
             topics.put(TopicConfig(topic, count, count, PERM_READ))
-    for group, _, _, _ in offsets.queues():
+    for group, _, _, _ in offsets.iter_offsets():
         if group not in groups:
             groups.put(GroupConfig(group))

@@ -116,7 +116,9 @@ class GroupWatch:
         found: dict[Pair, Risk] = {}
         behind: dict[tuple[str, int], int] = {}
         end_s = self._clock.monotonic_s() + SLICE_S
-        for group, topic, queue_id, committed in list(self._offsets.queues()) if files else ():
+        for group, topic, queue_id, committed in (
+            list(self._offsets.iter_offsets()) if files else ()
+        ):
             key = topic, queue_id
             if key not in behind:
                 behind[key] = self._retention.first_offset_from(*key, files[-1].end)
@@ -167,7 +169,7 @@ class Cleaning:
         self._queues_asked = False
         self._retention.watcher = watch
         self._configure()
-        settings.on_change(self._configure)
+        settings.add_listener(self._configure)
 
     def _configure(self) -> None:
         self._retention.config = self._settings.store

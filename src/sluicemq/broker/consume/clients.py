@@ -58,7 +58,7 @@ from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
@@ -455,7 +455,7 @@ class Consumers:
 
     # ----------------------------------------------------------------------------- heartbeats
 
-    def making(self, data: ConsumerData) -> Steps[Subscribed]:
+    def making(self, data: ConsumerData) -> WorkItem[Subscribed]:
         """Compute, in steps, what `heartbeat` needs of a consumer's subscriptions. Filters are
         compiled where the group does not have them yet."""
         group, made = self.groups.get(data.group), dict[str, tuple[Subscription, Watch]]()
@@ -641,10 +641,10 @@ class Consumers:
         told = [
             peer
             for peer, member in group.members.items()
-            if peer.has_queues and (keys is None or member.key in keys)
+            if peer.can_rebalance and (keys is None or member.key in keys)
         ]
         for peer in told:
-            peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+            peer.send_oneway(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
         return len(told)
 
     # -------------------------------------------------------------------------------- leaving
@@ -674,7 +674,7 @@ class Consumers:
             group.unite()
         self.notices.changed(name, None if lanes is None else {member.key})
 
-    def disconnecting(self, peer: Peer) -> Steps[None]:
+    def disconnecting(self, peer: Peer) -> WorkItem[None]:
         """Take a connection that broke out of its groups, one at each step. A strict group waits
         for a client that has not said that it leaves."""
         self.contracts.disconnect(peer)
@@ -744,7 +744,7 @@ class Producers:
         if not self._held.has(peer, PRODUCER) and self._by_client.get(member.client_id) is peer:
             del self._by_client[member.client_id]
 
-    def disconnecting(self, peer: Peer) -> Steps[None]:
+    def disconnecting(self, peer: Peer) -> WorkItem[None]:
         """Take a connection out of its groups, one at each step."""
         for group in self._held.groups(peer, PRODUCER):
             self.unregister(group, peer)

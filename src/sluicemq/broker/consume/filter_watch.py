@@ -35,7 +35,7 @@ from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
 from sluicemq.broker.lanes.rules import ByteCache, atoms_of
 from sluicemq.broker.lanes.table import show, shown
-from sluicemq.broker.offsets import Offsets, Unfinished
+from sluicemq.broker.offsets import Offsets, UnfinishedMessages
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
@@ -45,7 +45,7 @@ from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Job, Steps
+from sluicemq.net.work.background import Background, Job, WorkItem
 from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -158,7 +158,7 @@ class FilterWatch:
     delivered: dict[Pair, Delivered]
     background: Background
     clock: Clock
-    unfinished: Callable[[str, str, int], Unfinished]
+    unfinished: Callable[[str, str, int], UnfinishedMessages]
     troubles: dict[Pair, Troubles] = field(default_factory=dict)
     matches: dict[Pair, tuple[int, float | None]] = field(default_factory=dict)
     matching: Matching = field(init=False)
@@ -193,7 +193,7 @@ class FilterWatch:
         found = self.consumers.groups.get(group)
         return {*(found.watches if found is not None else ()), *self.filters.table.get(group, ())}
 
-    def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
+    def wanted(self, subscription: Subscription) -> WorkItem[Wanted | None]:
         """Compiled, and kept for a while; None when it does not compile."""
         yield from preparation(subscription.expression, subscription.kind)
         return self._wanted(subscription.kind, subscription.expression)
@@ -202,7 +202,7 @@ class FilterWatch:
 
     def lag(
         self, group: str, topic: str, subscription: Subscription | None
-    ) -> Steps[list[QueueMatches]]:
+    ) -> WorkItem[list[QueueMatches]]:
         """The queues of a topic, for a group with this subscription; for one with lanes see
         `progress`."""
         found: list[QueueMatches] = []
@@ -222,7 +222,7 @@ class FilterWatch:
             yield None
         return found
 
-    def progress(self, group: str, topic: str) -> Steps[list[QueueMatches]]:
+    def progress(self, group: str, topic: str) -> WorkItem[list[QueueMatches]]:
         """The queues of a topic for a group as it is: by its lanes where it has some."""
         made = self.consumers.lanes.table.get(group)
         known = self.topics.get(topic)
@@ -257,7 +257,7 @@ class FilterWatch:
 
     # --- evaluations that failed
 
-    def look(self, group: str, topic: str) -> Steps[None]:
+    def look(self, group: str, topic: str) -> WorkItem[None]:
         """Looks at what the group has fetched through a filter since the last time."""
         delivered = self.delivered.get((topic, group))
         if delivered is None or not delivered.runs:
@@ -305,7 +305,7 @@ class FilterWatch:
             self.matches = {}
             return
 
-        def survey() -> Steps[None]:
+        def survey() -> WorkItem[None]:
             found: dict[Pair, tuple[int, float | None]] = {}
             try:
                 for topic, group in looked:
@@ -343,9 +343,9 @@ class FilterWatch:
     ) -> Command | None:
         """900131: ours."""
         group, expression = header.group, header.expression
-        self.groups.check(group)
+        self.groups.check_exists(group)
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             names = self.topics_of(group) | self.offsets.topics_of(group)
             found = []
             for topic in [header.topic] if header.topic else sorted(names):
@@ -381,7 +381,7 @@ class FilterWatch:
 
     def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
         """900132: ours."""
-        name, topic = header.topic, self.topics.known(header.topic)
+        name, topic = header.topic, self.topics.require(header.topic)
         against = None
         if header.group is not None:
             against = self.subscription(header.group, name)
@@ -407,7 +407,7 @@ class FilterWatch:
         header: TryFilterRequest,
         against: Subscription | None,
         ranges: list[tuple[int, int, int]],
-    ) -> Steps[Command]:
+    ) -> WorkItem[Command]:
         """`ranges`: queue id, first offset, end."""
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation(header.expression, header.kind or TAG)
@@ -471,7 +471,7 @@ class FilterWatch:
     def group_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """900133: ours. A group's contract, its lanes and whom it refused."""
         name = header.group
-        self.groups.check(name)
+        self.groups.check_exists(name)
         contracts = self.consumers.contracts
         made = self.consumers.lanes.table.get(name)
         answer = {

@@ -39,8 +39,8 @@ from sluicemq.filter.subscriptions import (
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -98,7 +98,7 @@ class Heartbeats:
 
     def heartbeat(self, command: Command, peer: Peer) -> bytes | Postponed:
         """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
-        last: Repeated | None = peer.labels.get(REPEATED)
+        last: Repeated | None = peer.attributes.get(REPEATED)
         if last is not None and self._repeats(
             last, command.fields, command.version, command.body, peer
         ):
@@ -107,7 +107,7 @@ class Heartbeats:
 
     def heartbeat_again(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """34. HOT: the last one of its connection once more; False for all else."""
-        last: Repeated | None = peer.labels.get(REPEATED)
+        last: Repeated | None = peer.attributes.get(REPEATED)
         opaque, flag = header.get("opaque"), header.get("flag")
         if (
             last is None
@@ -120,9 +120,9 @@ class Heartbeats:
             return False
         return last.answer_to(opaque)
 
-    def _take_in(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
+    def _take_in(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
         """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
-        data, sizes = yield from decoding(_sized, command.body)
+        data, sizes = yield from decode_body(_sized, command.body)
         member = partial(
             Member,
             data.client_id,
@@ -135,7 +135,7 @@ class Heartbeats:
         changed, creates, refusal = False, False, ""
         for consumer, size in zip(data.consumers, sizes, strict=True):
             yield from self._compile(consumer.subscriptions)
-            config = self.groups.find(consumer.group)
+            config = self.groups.get_or_create(consumer.group)
             if config is None:
                 # It gets nothing and no error: at least the log says why.
                 if consumer.group not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
@@ -170,14 +170,14 @@ class Heartbeats:
         producers = [
             (it, self.producers.groups.get(it, {}).get(peer)) for it in data.producer_groups
         ]
-        peer.labels.pop(REPEATED, None)
+        peer.attributes.pop(REPEATED, None)
         if not (changed or creates or refusal):
             self._remember(command, peer, response, standings, producers)
         if refusal:  # Java logs it with each heartbeat; our client raises it
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates else answer
 
-    def _join(self, groups: Sequence[str], member: Callable[[], Member]) -> Steps[None]:
+    def _join(self, groups: Sequence[str], member: Callable[[], Member]) -> WorkItem[None]:
         """Make the client a member of these producer groups."""
         for count, group in enumerate(groups, 1):
             self.producers.heartbeat(group, member())
@@ -196,7 +196,7 @@ class Heartbeats:
         members = [(group, member) for group, member in producers if member is not None]
         found = [standing for standing in standings if standing is not None]
         if (len(found), len(members)) == (len(standings), len(producers)):
-            peer.labels[REPEATED] = Repeated(
+            peer.attributes[REPEATED] = Repeated(
                 hash(bytes(command.body)), command.fields, command.version, _start(answer), found,
                 members,
             )  # fmt: skip
@@ -223,7 +223,7 @@ class Heartbeats:
             self.producers.heartbeat(group, member)
         return True
 
-    def _compile(self, subscriptions: Iterable[Subscription]) -> Steps[None]:
+    def _compile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
         """What takes long, before it is asked for."""
         yield None
         for subscription in subscriptions:
@@ -255,7 +255,7 @@ class Heartbeats:
         asked = bodies.decode_check_client_config(command.body)
         by_sql92 = self.settings.broker.enable_property_filter
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             subscription = asked.subscription
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)
@@ -283,5 +283,5 @@ def _sized(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list[int]]:
 @cache
 def _start(response: HeartbeatResponse) -> bytes:
     request = Command(0, opaque=OPAQUE_MAX)
-    frame = finish_answer(Command(ResponseCode.SUCCESS, encode_header(response)), request)
+    frame = encode_response_to(Command(ResponseCode.SUCCESS, encode_header(response)), request)
     return frame[_PREFIX.size :].replace(b"%d" % OPAQUE_MAX, b"%d")

@@ -30,8 +30,8 @@ from typing import Final
 
 from sluicemq.broker.group_commit import Durable, Parked
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import Steps
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.gather import Judgement
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer
@@ -57,7 +57,7 @@ class LongPolls:
     hold: Callable[[Peer, bytes, bool, bool], None]
     flush: Callable[[], None]
     size_max: int
-    shares: Shares
+    shares: FairScheduler
     popping: int = 0
     """How many of them are pops."""
     # By queue and contest, as dicts: one leaves without a look at 100,000 others that wait there.
@@ -79,8 +79,8 @@ class LongPolls:
         if self._size >= self.size_max or len(self._by_peer.get(peer, ())) >= PEER_MAX:
             return False
         for key in parked.queues:
-            self._by_queue.setdefault(key, {}).setdefault(parked.contest, {})[parked] = peer
-        self.popping += bool(parked.contest)
+            self._by_queue.setdefault(key, {}).setdefault(parked.competition_key, {})[parked] = peer
+        self.popping += bool(parked.competition_key)
         self._by_peer.setdefault(peer, set()).add(parked)
         heapq.heappush(self._deadlines, (parked.deadline_s, next(self._numbers), peer, parked))
         self._size += 1
@@ -98,11 +98,11 @@ class LongPolls:
             self.flush()
         for parked, peer in pulls:
             is_new = offset_max is None or offset_max > parked.scan_offset
-            if parked.is_done or parked.is_looking or not is_new:
+            if parked.is_done or parked.is_attempt_pending or not is_new:
                 continue
             if self.shares.has_to_wait(peer):
-                parked.is_looking = True
-                self.shares.add(peer, partial(self.look, parked, peer))
+                parked.is_attempt_pending = True
+                self.shares.schedule_slice(peer, partial(self.look, parked, peer))
             else:
                 begin_s = self.shares.now_s()
                 self._look(parked, peer, self.write)
@@ -117,25 +117,25 @@ class LongPolls:
         """There may be messages for one of these, and for the next one if it leaves some. HOT."""
         while rivals:
             parked, peer = next(iter(rivals.items()))
-            if parked.is_looking:
+            if parked.is_attempt_pending:
                 return
             if peer.closed:
                 self._forget(parked, peer)
                 continue
             if self.shares.has_to_wait(peer):
-                parked.is_looking = True
-                self.shares.add(peer, partial(self.look, parked, peer))
+                parked.is_attempt_pending = True
+                self.shares.schedule_slice(peer, partial(self.look, parked, peer))
                 return
             begin_s = self.shares.now_s()
             self._look(parked, peer, self.write)
             self.shares.spent(peer, begin_s)
-            if not parked.leaves_more:
+            if not parked.has_left_messages:
                 return
 
     def _pass_on(self, parked: Parked) -> None:
         """What was offered to this one is for the others of its contest."""
-        for key in parked.queues if parked.contest else ():
-            self._offer(self._by_queue.get(key, NOBODY).get(parked.contest, {}))
+        for key in parked.queues if parked.competition_key else ():
+            self._offer(self._by_queue.get(key, NOBODY).get(parked.competition_key, {}))
 
     def look(
         self,
@@ -145,8 +145,8 @@ class LongPolls:
     ) -> None:
         """A pull looks again, at any time: its answer leaves at once. HOT."""
         self._look(parked, peer, write)
-        if parked.leaves_more:
-            parked.leaves_more = False
+        if parked.has_left_messages:
+            parked.has_left_messages = False
             self._pass_on(parked)
 
     def _look(
@@ -158,11 +158,11 @@ class LongPolls:
         is_last: bool = False,
     ) -> None:
         """An error is its answer and nobody else's. HOT."""
-        parked.is_looking = False
+        parked.is_attempt_pending = False
         if parked.is_done:
             return
         try:
-            answer = parked.look(parked, is_last)
+            answer = parked.try_answer(parked, is_last)
         except Exception as error:
             log.exception("a waiting pull of %s:%d failed", *parked.queues[0])
             remark = f"{type(error).__name__}: {error}"
@@ -174,7 +174,7 @@ class LongPolls:
             else:
                 write(peer, answer or b"")
 
-    def look_on(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> Steps[None]:
+    def look_on(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> WorkItem[None]:
         """What the next look has to know first, and that look."""
         yield None
         if judgement is not None:
@@ -185,10 +185,10 @@ class LongPolls:
         """Answers the pulls whose time is over."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
-            had_offer = parked.is_looking and not parked.is_done
+            had_offer = parked.is_attempt_pending and not parked.is_done
             self._look(parked, peer, self.write, is_last=True)
-            if had_offer or parked.leaves_more:
-                parked.leaves_more = False
+            if had_offer or parked.has_left_messages:
+                parked.has_left_messages = False
                 self._pass_on(parked)
 
     def end_topic(self, topic: str) -> None:
@@ -212,7 +212,7 @@ class LongPolls:
         for parked in gone:
             self._forget(parked, peer)
         for parked in gone:
-            if parked.is_looking:
+            if parked.is_attempt_pending:
                 self._pass_on(parked)
 
     def _forget(self, parked: Parked, peer: Peer) -> None:
@@ -221,13 +221,13 @@ class LongPolls:
         mine = self._by_peer[peer]
         for key in parked.queues:
             contests = self._by_queue[key]
-            rivals = contests[parked.contest]
+            rivals = contests[parked.competition_key]
             del rivals[parked]
             if not rivals:
-                del contests[parked.contest]
+                del contests[parked.competition_key]
             if not contests:
                 del self._by_queue[key]
-        self.popping -= bool(parked.contest)
+        self.popping -= bool(parked.competition_key)
         mine.discard(parked)
         if not mine:
             del self._by_peer[peer]

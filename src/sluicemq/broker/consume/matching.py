@@ -27,7 +27,7 @@ from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, unknown_kind
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
-from sluicemq.net.work.background import Job, Steps
+from sluicemq.net.work.background import Job, WorkItem
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.store.gather import WEIGHT_INLINE
@@ -176,7 +176,7 @@ class Matching:
 
     def lag(
         self, group: str, topic: str, queue_id: int, wanted: Wanted, start: int, now_s: float
-    ) -> Steps[Tally]:
+    ) -> WorkItem[Tally]:
         """Of the messages from `start` to the end of the queue."""
         key = (group, topic, queue_id)
         first, end = self._store.queue_offsets(topic, queue_id)
@@ -217,7 +217,7 @@ class Matching:
 
     def lane_lag(
         self, name: str, topic: str, queue_id: int, place: Place, now_s: float
-    ) -> Steps[Tally]:
+    ) -> WorkItem[Tally]:
         """Of a lane, by its rules from its place on. The one that holds to the end is counted by
         what is known of it, those before it anew: they are gone when the lane has passed them."""
         first, end = self._store.queue_offsets(topic, queue_id)
@@ -238,7 +238,9 @@ class Matching:
         units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
         return int(UNIT.unpack(units)[0]) if len(units) else -1
 
-    def count(self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int) -> Steps[int]:
+    def count(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    ) -> WorkItem[int]:
         """Matches among the messages [start, end)."""
         if start >= end or wanted.is_nothing:
             return 0
@@ -260,7 +262,7 @@ class Matching:
 
     def _count_batch(
         self, topic: str, queue_id: int, wanted: Wanted, batch: "list[ColumnBlock | Load]"
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Of some blocks in one job, those that are not in memory too."""
         vectorised = wanted.vectorised
         assert vectorised is not None
@@ -295,7 +297,7 @@ class Matching:
 
     def _count_verdicts(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Row by row, the records where columns cannot tell."""
         total = 0
         for found in self.verdicts(topic, queue_id, wanted, start, end, only_matches=True):
@@ -360,7 +362,7 @@ class Matching:
 
     def _count_tags(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
         assert wanted.codes is not None
@@ -387,7 +389,7 @@ class Matching:
         units: bytes,
         hits: list[int],
         part: "ColumnBlock | Load | None",
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Of units with a code that is wanted, those whose tag is; `part` has the tags of all
         units in the queue from the first of these on."""
         block: ColumnBlock | None = None

@@ -26,7 +26,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -60,7 +60,7 @@ class OffsetAdmin:
     polls: LongPolls
     store: Store
     clock: Clock
-    turns: GroupCommit
+    group_commit: GroupCommit
 
     # --------------------------------------------------------------------------------- reset
 
@@ -68,8 +68,8 @@ class OffsetAdmin:
         self, header: ResetOffsetRequest, command: Command, peer: Peer
     ) -> Command | Announced:
         """222. Answered with the new offsets, when they are on disk."""
-        topic = self.topics.known(header.topic)
-        self.groups.check(header.group)
+        topic = self.topics.require(header.topic)
+        self.groups.check_exists(header.group)
         is_ours = self.settings.broker.server_side_reset
         name, queue_id, offset = topic.name, header.queue_id, header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
@@ -114,7 +114,7 @@ class OffsetAdmin:
             if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
             self.polls.wake(queue.topic, queue.queue_id)
-        self.turns.schedule_commit()
+        self.group_commit.schedule_commit()
 
     def _let_consumers_reset(
         self, header: ResetOffsetRequest, found: dict[MessageQueue, int], language: str
@@ -145,7 +145,9 @@ class OffsetAdmin:
             )
         )
         for member in tuple(group.members):
-            member.notify(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
+            member.send_oneway(
+                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body)
+            )
         return Command(
             ResponseCode.SUCCESS,
             body=bodies.encode_queue_offsets(found),
@@ -157,9 +159,9 @@ class OffsetAdmin:
     def clone(self, header: CloneGroupOffsetRequest, command: Command, peer: Peer) -> Announced:
         """314: the target goes where the source stands; of one topic or of all but the retry topic.
         Members of the target that are online are moved as by a reset."""
-        self.groups.check(header.source_group)
-        if self.groups.find(header.target_group) is None:
-            self.groups.check(header.target_group)
+        self.groups.check_exists(header.source_group)
+        if self.groups.get_or_create(header.target_group) is None:
+            self.groups.check_exists(header.target_group)
         source, target = header.source_group, header.target_group
         names = {header.topic} if header.topic else self.offsets.topics_of(source)
         for name in sorted(names):
@@ -179,7 +181,7 @@ class OffsetAdmin:
 
     def time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """303."""
-        topic = self.topics.known(header.topic)
+        topic = self.topics.require(header.topic)
         name, spans = topic.name, []
         reader, now_ms = self.store.reader, self.clock.now_ms()
         for queue_id in range(topic.config.write_queues):
@@ -205,7 +207,7 @@ class OffsetAdmin:
         left_out = set(filter(None, (header.groups_left_out or "").split(",")))
         least: dict[int, int] = {}
         compared: dict[int, int] = {}
-        for group, topic, queue_id, offset in self.offsets.queues():
+        for group, topic, queue_id, offset in self.offsets.iter_offsets():
             if topic != header.topic:
                 continue
             if group == header.compare_group:
@@ -220,7 +222,7 @@ class OffsetAdmin:
 
     def units(self, header: QueryConsumeQueueRequest, command: Command, peer: Peer) -> Postponed:
         """321: at most UNITS_MAX; with a group, which of them its filter wants by their tag."""
-        topic = self.topics.known(header.topic)
+        topic = self.topics.require(header.topic)
         low, high = self.store.queue_offsets(topic.name, header.queue_id)
         watch = self.consumers.watch(header.group, topic.name) if header.group else None
         left = min(header.count, UNITS_MAX)
@@ -249,7 +251,7 @@ class OffsetAdmin:
                 bodies.QueueUnits(low, high, found, wanted, filter_text)
             )
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             return Command(ResponseCode.SUCCESS, body=(yield encoded))
 
         return Postponed(steps())

@@ -32,7 +32,7 @@ from typing import Any, Final
 import orjson
 
 from sluicemq import engine
-from sluicemq.broker.background import after
+from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import STRICT, ConsumerGroup, Consumers
 from sluicemq.broker.consume.delivered import Delivered, Deliveries
 from sluicemq.broker.consume.filters import RequestFilters, Watch
@@ -43,14 +43,21 @@ from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
+from sluicemq.broker.topics import (
+    FAQ,
+    Groups,
+    Topic,
+    Topics,
+    make_no_queue_error,
+    make_no_topic_error,
+)
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
-from sluicemq.net.dispatch import Peer, Run
-from sluicemq.net.limits import Shares
+from sluicemq.net.dispatch import Peer, RunEngine
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background
 from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
 from sluicemq.store.log import LOST_CODE
@@ -174,7 +181,7 @@ class Pull:
     background: Background
     delivered: Deliveries
     filters: RequestFilters
-    shares: Shares
+    shares: FairScheduler
     call_later: Callable[[float, Callable[[], None]], object] | None = None
     """The loop's. Without it no pull is held (`_held_back`)."""
     has_master: Callable[[], bool] = lambda: False
@@ -213,7 +220,7 @@ class Pull:
             fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
-            return Postponed(after(postponed.judgement, partial(self.pull, command, peer)))
+            return Postponed(retry_after(postponed.judgement, partial(self.pull, command, peer)))
         except (KeyError, TypeError, ValueError):
             decode_header(PullMessageRequest, command.fields)  # says which field it is
             raise
@@ -222,7 +229,7 @@ class Pull:
         pieces = self._found(reading, command.opaque, result)
         if result.size_bytes < PIECES_BYTES_MIN:
             return b"".join(pieces)
-        peer.write_pieces(pieces)
+        peer.write_buffers(pieces)
         return None
 
     def _looked_at(self, reading: Reading, command: Command) -> bytes | Command:
@@ -283,7 +290,7 @@ class Pull:
             if result.size_bytes < PIECES_BYTES_MIN:
                 answer = b"".join(pieces)
             else:
-                peer.write_pieces(pieces)
+                peer.write_buffers(pieces)
         elif (
             _is_stuck(reading, result)
             or (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND
@@ -294,7 +301,7 @@ class Pull:
         shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
         return answer
 
-    def compile(self, sends: Callable[..., int]) -> Run:
+    def compile(self, sends: Callable[..., int]) -> RunEngine:
         """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
         if engine.pulls is None:
             return lambda data, position, peer, shares: sends(data, position, peer)
@@ -356,7 +363,9 @@ class Pull:
     ) -> bytes | Parked | Postponed:
         """The pull waits, if it may. HOT."""
         if result.judgement is not None:
-            return Postponed(after(result.judgement, partial(self.pull, command, reading.peer)))
+            return Postponed(
+                retry_after(result.judgement, partial(self.pull, command, reading.peer))
+            )
         if _is_stuck(reading, result):
             return self._held_back(reading, command)
         code = self._code_of(reading, result, reading.offset)
@@ -406,7 +415,7 @@ class Pull:
 
         Raises PullRefusedError, PostponedError.
         """
-        group = self.groups.table.get(reading.group) or self.groups.find(reading.group)
+        group = self.groups.table.get(reading.group) or self.groups.get_or_create(reading.group)
         topic = self.topics.get(reading.topic)
         if (
             group is None
@@ -452,16 +461,16 @@ class Pull:
             what = f"subscription group no permission, {name}"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
         if topic is None:
-            raise PullRefusedError.of(no_topic(reading.topic))
+            raise PullRefusedError.of(make_no_topic_error(reading.topic))
         if not topic.is_readable:
             what = f"the topic[{reading.topic}] pulling message is forbidden"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
-        if not self.groups.may_read(name, reading.topic):
+        if not self.groups.can_read(name, reading.topic):
             what = f"the consumer group[{name}] is forbidden for topic[{reading.topic}]"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
         if not 0 <= reading.queue_id < topic.config.read_queues:
             remote, code = reading.peer.remote, ResponseCode.INVALID_PARAMETER
-            raise PullRefusedError.of(no_queue(topic, reading.queue_id, remote, code))
+            raise PullRefusedError.of(make_no_queue_error(topic, reading.queue_id, remote, code))
 
     def _filter_of_request(self, reading: Reading) -> MessageFilter | None:
         """A pull consumer names its expression each time; compiled ones are kept."""
@@ -554,7 +563,7 @@ class Pull:
         commit counts before it hears of another lane, or one that waits."""
         lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
         if lane is None:
-            moved = self.offsets.resets.tell(
+            moved = self.offsets.resets.redirect(
                 reading.group, *reading.queue, reading.offset, is_parked=is_parked
             )
             return READ if moved is None else Step(Do.MOVE, offset=moved)
@@ -623,7 +632,7 @@ class Pull:
         the offset moves on over what the filter did not want. HOT."""
         opaque = parked.command.opaque
         if reading.topic not in self.topics.table:
-            refusal = no_topic(reading.topic)
+            refusal = make_no_topic_error(reading.topic)
             return encode_answer(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
         if reading.group in self._lanes or (resets and (reading.group, *reading.queue) in resets):
@@ -652,7 +661,7 @@ class Pull:
         would say to retry although no message was looked at."""
         if is_last and result.judgement is not None:
             command, peer = parked.command, reading.peer
-            steps = after(result.judgement, partial(self.pull, command, peer))
+            steps = retry_after(result.judgement, partial(self.pull, command, peer))
             self.background.run_request(steps, command, peer)
             return b""
         is_for_master = result.judgement is None and self._is_for_master(
@@ -663,7 +672,7 @@ class Pull:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
-                    parked.is_looking = True
+                    parked.is_attempt_pending = True
                     steps = self.polls.look_on(parked, reading.peer, result.judgement)
                     self.background.run_in_background(steps, reading.peer)
                 return None

@@ -310,7 +310,7 @@ class Publisher:
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
         queues = self._settings.broker.default_topic_queues
-        if name not in self._topics and not self._topics.create_by_send(
+        if name not in self._topics and not self._topics.create_for_send(
             name, DEFAULT_TOPIC, queues
         ):
             raise RequestError(

@@ -171,10 +171,10 @@ class Elsewhere:
 class Intake:
     """The one way into the store for everything that is not a plain send."""
 
-    def __init__(self, settings: Settings, store: Store, turns: GroupCommit) -> None:
+    def __init__(self, settings: Settings, store: Store, group_commit: GroupCommit) -> None:
         self._settings = settings
         self._writer = store.writer
-        self._turns = turns
+        self._group_commit = group_commit
         self.rewrites: list[Rewrite] = []
         self.sizes = [0] * 64
         """Messages by the number of bits of (body size - 1)."""
@@ -203,7 +203,7 @@ class Intake:
     def put(self, draft: Draft) -> Stored:
         """`accept` for what the broker stores on its own: the turn is ended as well."""
         stored = self.accept(draft)
-        self._turns.commit_internal()
+        self._group_commit.commit_internal()
         return stored
 
     def append(self, draft: Draft) -> Stored:
@@ -496,11 +496,11 @@ class Redelivery:
     caller tries again. `gates` are those of topics; what is `elsewhere` is not put."""
 
     def __init__(
-        self, store: Store, turns: GroupCommit, elsewhere: Elsewhere | None = None
+        self, store: Store, group_commit: GroupCommit, elsewhere: Elsewhere | None = None
     ) -> None:
         self._append = store.writer.append
         self._elsewhere = elsewhere or Elsewhere()
-        self.finish = turns.commit_now
+        self.finish = group_commit.commit_now
         self.gates: dict[str, Gate] = {}
 
     def put(self, record: Record, added: bytes = b"") -> str | None:

@@ -48,7 +48,7 @@ from sluicemq.model.system_names import (
     is_broker_written_topic,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.record.codec import as_text
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
@@ -205,7 +205,7 @@ class StandIn(Protocol):
     store: Any
     delayed: Any
     transactions: Any
-    turns: Any
+    group_commit: Any
     producers: Any
 
 
@@ -292,7 +292,7 @@ class Acting:
             assert self._escape is not None
             stand_in.delayed.stop()
             stand_in.transactions.stop()
-            stand_in.turns.commit()
+            stand_in.group_commit.commit()
             self._collect(stand_in)
             for _ in range(TRIES):
                 if await self._escape.flush():
@@ -317,7 +317,7 @@ class Acting:
         """The same, when it is known."""
 
         async def reply() -> None:
-            peer.write(finish_answer(await self.hand_back(), command))
+            peer.write(encode_response_to(await self.hand_back(), command))
 
         task = asyncio.get_running_loop().create_task(reply())
         self._answering.add(task)

@@ -21,13 +21,13 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from sluicemq.acl.rules import numbers_of, parse_pattern
+from sluicemq.acl.rules import address_numbers, parse_pattern
 from sluicemq.broker.replication.epochs import Epochs
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.model.ids import Host
-from sluicemq.net.stream import Stream
+from sluicemq.net.stream import ByteStream
 from sluicemq.net.work.background import Offload
 from sluicemq.wire.ha import (
     FROM_START,
@@ -107,7 +107,7 @@ class Feed:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ByteStream,
         store: Log,
         in_sync: Gate,
         epochs: Epochs | None,
@@ -153,7 +153,7 @@ class Feed:
 
     # ------------------------------------------------------------------------- what it says
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Raises ProtocolError."""
         self._read_s = self._clock.monotonic_s()
         for said in self._reader.feed(data):
@@ -201,7 +201,7 @@ class Feed:
 
     # -------------------------------------------------------------------------- what it gets
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.grown()
 
     def grown(self) -> None:
@@ -320,7 +320,7 @@ class Feed:
     def close(self) -> None:
         self._stream.close()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self._in_sync.left(self)
         self._on_lost(self)
 
@@ -337,7 +337,7 @@ class Admission:
 
     def check(self, host: Host) -> None:
         """Raises ConfigurationError."""
-        peers, numbers = self._settings.broker.ha_peers, numbers_of(host.address)
+        peers, numbers = self._settings.broker.ha_peers, address_numbers(host.address)
         if peers and not any(parse_pattern(text).matches(numbers) for text in peers):
             raise ConfigurationError(
                 f"{host.address} is no replica that this broker knows.",
@@ -370,7 +370,7 @@ class Feeds:
         self.admission = admission
         self.all: set[Feed] = set()
 
-    def accept(self, stream: Stream) -> Feed:
+    def accept(self, stream: ByteStream) -> Feed:
         """Raises ConfigurationError."""
         self.admission.check(stream.remote)
         feed = Feed(

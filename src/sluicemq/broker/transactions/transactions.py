@@ -35,7 +35,7 @@ from collections.abc import Callable
 from itertools import count, islice, takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Progress, Slice
+from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
@@ -145,7 +145,7 @@ class CheckBack:
             return
         transaction.asked = member.peer
         self.sent += 1
-        member.peer.notify(question(transaction, record, self._broker_name))
+        member.peer.send_oneway(question(transaction, record, self._broker_name))
 
     def overdue(self, transaction: OpenTransaction, record: Record) -> None:
         """The next check is due: has the last one been answered?"""
@@ -153,7 +153,7 @@ class CheckBack:
         if peer is None or peer.closed:
             return
         self.unanswered += 1
-        peer.labels[_UNANSWERED] = _unanswered(peer) + 1
+        peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
         group = record.text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
@@ -168,13 +168,13 @@ class CheckBack:
 
     def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
         """A client has answered a check."""
-        peer.labels.pop(_UNANSWERED, None)
+        peer.attributes.pop(_UNANSWERED, None)
         if transaction is not None:
             transaction.asked = None
 
 
 def _unanswered(peer: Peer) -> int:
-    return int(peer.labels.get(_UNANSWERED, 0))
+    return int(peer.attributes.get(_UNANSWERED, 0))
 
 
 def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
@@ -219,7 +219,7 @@ class Transactions:
         offsets: Offsets,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         clock: Clock,
         steady: SteadyClock,
         check_back: CheckBack,
@@ -229,7 +229,7 @@ class Transactions:
         self._offsets = offsets
         self._store = store
         self._intake = intake
-        self._turns = turns
+        self._group_commit = group_commit
         self._clock = clock
         self._steady = steady
         self.check_back = check_back
@@ -287,7 +287,7 @@ class Transactions:
                 if self._settings.store.flush_sync:
                     self._store.publish(self._store.sync())
                 self._follow()
-        self._turns.arrivals |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
+        self._group_commit.topic_listeners |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
         self.is_on = True
         if len(table):
             log.info("%d transactions are undecided", len(table))
@@ -353,7 +353,7 @@ class Transactions:
             self._decided.pop(key, None)
             self.table.plan(transaction, self._steady.now_ms() + self.interval_ms)
 
-        self._turns.commit_internal(undo)
+        self._group_commit.commit_internal(undo)
 
     def _append_op(self, offset: int) -> None:
         now_ms, host = self._clock.now_ms(), self._settings.store_host
@@ -376,7 +376,7 @@ class Transactions:
             transaction.copy_offset = None
             transaction.wants_check = False
 
-        self._turns.commit_internal(undo)
+        self._group_commit.commit_internal(undo)
 
     # -------------------------------------------------------------------- what has become visible
 
@@ -435,7 +435,7 @@ class Transactions:
             self._superseded += offsets
             log.warning("superseded half messages are marked later: %s", error)
             return
-        self._turns.commit_internal(lambda: self._superseded.extend(offsets))
+        self._group_commit.commit_internal(lambda: self._superseded.extend(offsets))
 
     # ------------------------------------------------------------------------------ how far it is
 
@@ -452,7 +452,7 @@ class Transactions:
         for topic, progress in self._progress.items():
             if has_moved:
                 progress.advance(low[topic], self._store.written_offset)
-            safe = progress.safe(self._store.synced_offset)
+            safe = progress.durable_value(self._store.synced_offset)
             if safe > max(self._offsets.committed(TRANSACTION_GROUP, topic, 0), 0):
                 self._offsets.commit(TRANSACTION_GROUP, topic, 0, safe)
 
@@ -464,13 +464,13 @@ class Transactions:
             return
         try:
             self.mark_superseded()
-            work = Slice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
+            work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
             while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
                 # Whatever comes of it now: not again before the next time.
                 self.table.plan(one, work.now_ms + self.interval_ms)
                 if one.copy_offset is None:
                     self._check(one)
-                work.done()
+                work.count_done()
             self._carry()
             self._complaint = ""
         except StoreError as error:
@@ -484,7 +484,7 @@ class Transactions:
         self.note_progress()
         self.is_on = False
         for topic in (HALF_TOPIC, OP_TOPIC):
-            self._turns.arrivals.pop(topic, None)
+            self._group_commit.topic_listeners.pop(topic, None)
 
     def _check(self, transaction: OpenTransaction) -> None:
         record = self.reader.record(transaction.physical_offset)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Slice
+from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.produce.intake import (
     Entry,
     Intake,
@@ -420,7 +420,7 @@ class Timers:
         is_all = self._loading is None and not self.queue_behind and not self._lacks_known
         return is_all or overdue.is_full
 
-    def _settle_overdue(self, work: Slice) -> None:
+    def _settle_overdue(self, work: TimeSlice) -> None:
         """Find out which of those that wait are delivered; the others are due now."""
         overdue = self._overdue
         if overdue is None:
@@ -432,7 +432,7 @@ class Timers:
         try:
             while not work.is_over:
                 next(self._settling)
-                work.done(_CHUNK)
+                work.count_done(_CHUNK)
         except StopIteration as end:
             self._settling = None
             for message in end.value:
@@ -463,7 +463,7 @@ class Timers:
 
     # --- loading
 
-    def _load(self, work: Slice) -> None:
+    def _load(self, work: TimeSlice) -> None:
         """Read the slots of the near future, as far as the slice lasts."""
         if self._loading is None:
             until_ms = self._slot_start(work.now_ms + AHEAD_MS) + self._precision_ms
@@ -471,7 +471,7 @@ class Timers:
                 return
             self._loading = self._load_until(until_ms)
         for _ in self._loading:
-            work.done(_CHUNK)
+            work.count_done(_CHUNK)
             if work.is_over or self.due.count > 2 * LOADED_MAX:
                 return
         self._loading = None
@@ -516,7 +516,7 @@ class Timers:
 
     # --- delivering
 
-    def deliver(self, work: Slice) -> None:
+    def deliver(self, work: TimeSlice) -> None:
         """Append what is due, as long as the slice lasts. Raises StoreError."""
         dequeued = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
         for table, put, until_ms in (
@@ -532,7 +532,7 @@ class Timers:
                 finally:
                     self._taken.append((table, chunk[:done]))
                     table.give_back(chunk[done:])
-                work.done(len(chunk))
+                work.count_done(len(chunk))
 
     def _deliverable_until(self, now_ms: int) -> int:
         """Return up to which due time messages may be delivered at `now_ms`.
@@ -616,7 +616,7 @@ class Timers:
 
     # --- the work
 
-    def prepare(self, work: Slice) -> None:
+    def prepare(self, work: TimeSlice) -> None:
         """Load what comes next, and take in what is new. Seconds that are over and have nothing
         left in the table are read."""
         now_ms, next_ms = self._slot_start(work.now_ms), self.next_ms
@@ -649,7 +649,7 @@ class Timers:
             self._take_one(entry, now_ms)
             self.files.queue_offset += 1
             self.files.record_position = entry.position
-            work.done()
+            work.count_done()
         self._settle_overdue(work)
         self.files.log.write()
 

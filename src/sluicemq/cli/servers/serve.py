@@ -68,7 +68,7 @@ from sluicemq.proxy import proxy_status
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
     from sluicemq.cli.servers.processes import ServerChild
-    from sluicemq.net.limits import Shares
+    from sluicemq.net.limits import FairScheduler
 
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
@@ -105,7 +105,7 @@ class Running(contextlib.AsyncExitStack):
 
         if port is not None:
             self.metrics.insert(
-                0, f"metrics={format_address(metrics_host(config, is_told=True), port)}"
+                0, f"metrics={format_address(metrics_host(config, for_local_clients=True), port)}"
             )
 
     def reread(self) -> None:
@@ -309,10 +309,10 @@ def up(
         )  # fmt: skip
 
     async def start(stack: Running) -> str:
-        from sluicemq.net.limits import Shares  # noqa: PLC0415 - not for `--help`
+        from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
 
         served = name_server_of(config, store, plan.name_server, alone=bool(names))
-        shares = Shares(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
+        shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
         address = await start_name_server(served, stack, read_only=read_only, shares=shares)
         if names:
             text = await _start_children(names, store, address, config, path, plan, stack, inner)
@@ -460,7 +460,7 @@ async def start_name_server(
     stack: Running,
     *,
     read_only: bool = False,
-    shares: "Shares | None" = None,
+    shares: "FairScheduler | None" = None,
 ) -> str:
     """Start a name server that the stack closes. `shares` are those of other servers on this loop.
     Return its address from this machine."""
@@ -474,7 +474,9 @@ async def start_name_server(
     await server.start()
     stack.push_async_callback(server.close)
     if config.metrics_enable:
-        opened = await asyncio.to_thread(wsgi.expose, config, server.unhealthy, server.unready)
+        opened = await asyncio.to_thread(
+            wsgi.serve_probes, config, server.unhealthy, server.unready
+        )
         if opened is not None:
             stack.tell_metrics(config, opened[0])
             stack.callback(opened[1])
@@ -492,7 +494,7 @@ async def start_broker(
     read_only: bool = False,
     proxy: bool | None = False,
     proxy_settings: Sequence[Any] | None = None,
-    shares: "Shares | None" = None,
+    shares: "FairScheduler | None" = None,
 ) -> str:
     """Start a broker that the stack closes, and return what is said of it when it is ready.
 
@@ -510,7 +512,7 @@ async def start_broker(
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 
-        server = Broker(config, store, read_only=read_only, shares=shares)
+        server = Broker(config, store, read_only=read_only, scheduler=shares)
         await server.start()
         stack.push_async_callback(server.close)
     server.on_store_failure = stack.fail

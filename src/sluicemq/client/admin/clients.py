@@ -10,8 +10,8 @@ from sluicemq.client.admin.definitions import known_route
 from sluicemq.client.admin.topics import ask_each
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
-from sluicemq.client.core.directory import Directory, read_addresses
-from sluicemq.client.core.requests import number
+from sluicemq.client.core.directory import Directory, find_read_addresses
+from sluicemq.client.core.requests import int_field
 from sluicemq.errors import TopicNotFoundError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.wire import bodies, fastjson
@@ -29,7 +29,7 @@ def group_route(
         if topic is None:
             raise
         route = yield from known_route(directory, topic)
-    return read_addresses(route)
+    return find_read_addresses(route)
 
 
 def group_connections(
@@ -39,7 +39,7 @@ def group_connections(
     the group's route. Raises TopicNotFoundError, RequestError with code 206 without members."""
     if address is None:
         address = next(iter((yield from group_route(directory, group)).values()))
-    answer = yield from directory.ask(address, requests.consumer_connections(group=group))
+    answer = yield from directory.call(address, requests.consumer_connections(group=group))
     return bodies.decode_consumer_connections(answer.body)
 
 
@@ -48,9 +48,9 @@ def producer_connections(
 ) -> Conversation[list[bodies.Connection]]:
     """The producers of a group, as a broker of their topic sees them. Raises RequestError without
     any."""
-    addresses = read_addresses((yield from known_route(directory, topic)))
+    addresses = find_read_addresses((yield from known_route(directory, topic)))
     address = next(iter(addresses.values()))
-    answer = yield from directory.ask(address, requests.producer_connections(group=group))
+    answer = yield from directory.call(address, requests.producer_connections(group=group))
     return bodies.decode_producer_connections(answer.body)
 
 
@@ -83,9 +83,9 @@ def move_group(
     if place is not None:
         address, queue_id, offset = place
         command = requests.reset_offsets(group, topic, time_ms, queue_id, offset)
-        answer = yield from directory.ask(address, command)
+        answer = yield from directory.call(address, command)
         return bodies.decode_queue_offsets(answer.body)
-    brokers = read_addresses((yield from known_route(directory, topic)))
+    brokers = find_read_addresses((yield from known_route(directory, topic)))
     command = requests.reset_offsets(group, topic, time_ms)
     absent = {int(ResponseCode.CONSUMER_NOT_ONLINE)}
     found: dict[MessageQueue, int] = {}
@@ -100,7 +100,7 @@ def consume_stats_of(
     """How far every group is at one broker: group, queue, progress; of all groups, or of those that
     read in order."""
     command = requests.consume_stats_of_broker(ordered=is_ordered)
-    answer = yield from directory.ask(address, command)
+    answer = yield from directory.call(address, command)
     return [
         (group, queue, stats.queues[queue])
         for groups in bodies.decode_consume_stats_list(answer.body)
@@ -114,7 +114,7 @@ def producers(
     directory: Directory, address: str
 ) -> Conversation[Mapping[str, list[dict[str, Any]]]]:
     """Group -> its producers at one broker, as that says them (spec/admin.md §4, 328)."""
-    answer = yield from directory.ask(address, requests.producers())
+    answer = yield from directory.call(address, requests.producers())
     found: dict[str, list[dict[str, Any]]] = fastjson.loads(answer.body)["data"]
     return found
 
@@ -124,7 +124,7 @@ def offset_at(
 ) -> Conversation[int]:
     """The first offset stored at `time_ms` or later in a queue of a broker."""
     command = requests.offset_by_time(MessageQueue(topic, "", queue_id), time_ms)
-    return number((yield from directory.ask(address, command)), "offset")
+    return int_field((yield from directory.call(address, command)), "offset")
 
 
 def queue_units(
@@ -135,4 +135,4 @@ def queue_units(
     command = requests.queue_units(
         topic=topic, queue_id=queue_id, offset=offset, count=count, group=group
     )
-    return bodies.decode_queue_units((yield from directory.ask(address, command)).body)
+    return bodies.decode_queue_units((yield from directory.call(address, command)).body)

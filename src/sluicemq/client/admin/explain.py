@@ -174,7 +174,7 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
 def _routed(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
     """The brokers from which clients read a topic; None without a route."""
     try:
-        route = yield from directory.route(topic)
+        route = yield from directory.get_route(topic)
     except RouteNotFoundError:
         return None
     readable = {data.broker for data in route.queues if data.perm & PERM_READ and data.read_queues}

@@ -149,7 +149,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
         config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
             changed = replace(config, attributes={f"+{CONTRACT}": contract})
-            yield from directory.ask(address, requests.update_group(changed))
+            yield from directory.call(address, requests.update_group(changed))
             found.append(broker)
     if not found:
         raise ConfigurationError(
@@ -511,7 +511,7 @@ def running_info(
     ConfigurationError when it is not online, RequestError when it does not answer."""
     client = yield from _consumer(directory, group, client_id)
     command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
-    answer = yield from directory.ask(client.broker_address, command)
+    answer = yield from directory.call(client.broker_address, command)
     return bodies.decode_running_info(answer.body)
 
 
@@ -607,7 +607,7 @@ def reset_offsets(
         answer = yield Call(address, command)
         if answer.code == GROUP_NOT_EXIST:  # it has never consumed there
             config = yield from expect_group(directory, group)
-            yield from directory.ask(address, requests.update_group(config))
+            yield from directory.call(address, requests.update_group(config))
             answer = yield Call(address, command)
         if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
             continue
@@ -628,7 +628,7 @@ def _commit_where_needed(
         address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
         answer = yield Call(address, requests.consumer_list(group=group))
         if answer.code != SUCCESS:
-            yield from directory.ask(queue, requests.commit_offset(group, queue, change.new))
+            yield from directory.call(queue, requests.commit_offset(group, queue, change.new))
 
 
 def plan_clone(

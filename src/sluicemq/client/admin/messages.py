@@ -40,15 +40,20 @@ from sluicemq.client.admin.topics import (
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.requests import QUERY_NOT_FOUND, PullStatus, expect_success, pull_answer
+from sluicemq.client.core.requests import (
+    QUERY_NOT_FOUND,
+    PullStatus,
+    expect_success,
+    parse_pull_response,
+)
 from sluicemq.client.core.tracing import (
-    Ended,
-    Finished,
-    Published,
-    Recalled,
-    Taken,
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
     TraceRecord,
-    decode,
+    TransactionTrace,
+    decode_trace_records,
 )
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import (
@@ -209,8 +214,8 @@ def read_range(
         command = requests.pull(
             TOOLS_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
         )
-        address = yield from directory.address(queue)
-        answer = pull_answer((yield Call(address, command)), queue.broker)
+        address = yield from directory.get_read_address(queue)
+        answer = parse_pull_response((yield Call(address, command)), queue.broker)
         if answer.status is PullStatus.FOUND:
             page = decode_records(answer.data, broker=queue.broker)
             wanted = [message for message in page if message.queue_offset < high]
@@ -313,7 +318,7 @@ def _listed(
         cursor: str | None = None
         while len(mine) < count_max:
             command = page(cursor, min(count_max - len(mine), PAGE_MAX))
-            answer = yield from directory.ask(address, command)
+            answer = yield from directory.call(address, command)
             mine += decode(answer.body)
             cursor = (answer.fields or {}).get(cursor_field)
             if not cursor:
@@ -324,7 +329,7 @@ def _listed(
 
 def cancel_delayed(directory: Directory, address: str, handle: str) -> Conversation[None]:
     """Never deliver a message that `delayed` lists. Raises RequestError when it is too late."""
-    yield from directory.ask(address, requests.cancel_delayed(handle=handle))
+    yield from directory.call(address, requests.cancel_delayed(handle=handle))
 
 
 def transactions(
@@ -421,11 +426,11 @@ def timeline(
 ) -> Timeline:
     """Puts records in order. Pure."""
     records = list(records)
-    ends = {r.request_id: r for r in records if isinstance(r, Finished)}
-    begun = {r.request_id for r in records if isinstance(r, Taken)}
+    ends = {r.request_id: r for r in records if isinstance(r, ConsumeTrace)}
+    begun = {r.request_id for r in records if isinstance(r, DeliveryTrace)}
     steps = []
     for record in records:
-        if not isinstance(record, Finished):
+        if not isinstance(record, ConsumeTrace):
             steps.append(_step(record, ends))
         elif record.request_id not in begun and ends[record.request_id] is record:
             began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
@@ -443,10 +448,10 @@ def timeline(
         return max(step.time_ms, begin_ms) if is_store else step.time_ms, _ORDER[step.kind]
 
     steps.sort(key=order)
-    named = [r for r in records if isinstance(r, Published | Ended)]
+    named = [r for r in records if isinstance(r, SendTrace | TransactionTrace)]
     topic = next((r.topic for r in named if r.topic), stored.topic if stored else None)
     tags = next((r.tags for r in named if r.tags), stored.tag if stored else None)
-    keys = next((r.keys for r in records if not isinstance(r, Recalled) and r.keys), None)
+    keys = next((r.keys for r in records if not isinstance(r, RecallTrace) and r.keys), None)
     groups: dict[str, GroupTrace] = {}
     for step in steps:
         if step.kind == "deliver":
@@ -457,22 +462,25 @@ def timeline(
     return Timeline(message_id, topic, tags, keys, steps, list(groups.values()), unread)
 
 
-def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, Finished]) -> Step:
+def _step(
+    record: SendTrace | DeliveryTrace | TransactionTrace | RecallTrace,
+    ends: dict[str | None, ConsumeTrace],
+) -> Step:
     match record:
-        case Published() as r:
+        case SendTrace() as r:
             detail = f"{r.kind.name.lower()}, {r.body_length} bytes"
             result = "success" if r.success else "failed"
             return Step(r.time_ms, "send", r.group, result, r.cost_ms, None, r.store_host, detail)
-        case Taken() as r:
+        case DeliveryTrace() as r:
             end = ends.get(r.request_id)
             outcome = end.outcome.name.lower() if end is not None else None
             cost_ms = end.cost_ms if end is not None else None
             return Step(r.time_ms, "deliver", r.group, outcome, cost_ms, r.retry_times)
-        case Ended() as r:
+        case TransactionTrace() as r:
             why = "after a check" if r.from_check else None
             state = (r.state or "").lower()
             return Step(r.time_ms, "transaction", r.group, state, place=r.store_host, detail=why)
-        case Recalled() as r:
+        case RecallTrace() as r:
             return Step(r.time_ms, "recall", r.group, "success" if r.success else "failed")
 
 
@@ -500,7 +508,7 @@ def trace(
             wanted = stored.message_id
             traces = yield from _traces(directory, wanted, trace_topic)
     records, unread = _records(traces, wanted, None)
-    if not any(isinstance(record, Published) for record in records):
+    if not any(isinstance(record, SendTrace) for record in records):
         stored = stored or (yield from _stored(directory, wanted, None, anywhere))
         if stored is not None:
             late = yield from _batch_traces(directory, stored, trace_topic)
@@ -514,7 +522,9 @@ def trace(
             "--topic.",
         )
     if stored is None:
-        topic = next((r.topic for r in records if isinstance(r, Published | Ended)), None)
+        topic = next(
+            (r.topic for r in records if isinstance(r, SendTrace | TransactionTrace)), None
+        )
         stored = yield from _stored(directory, wanted, topic, anywhere)
     found = timeline(wanted, records, stored, unread)
     if stored is not None:
@@ -608,7 +618,7 @@ def _records(
     records: list[TraceRecord] = []
     unread = 0
     for message in traces:
-        decoded, odd = decode(message.body_or_raw)
+        decoded, odd = decode_trace_records(message.body_or_raw)
         unread += odd
         records += [own for one in decoded if (own := record_about(one, wanted, place)) is not None]
     return list(dict.fromkeys(records)), unread
@@ -618,7 +628,7 @@ def record_about(record: TraceRecord, wanted: str, place: str | None) -> TraceRe
     """The record, when it is about the message; Java's record of a batch tells of several."""
     if record.message_id == wanted:
         return record
-    if not isinstance(record, Published):
+    if not isinstance(record, SendTrace):
         return None
     ids = (record.message_id or "").split(",")
     places = (record.offset_message_id or "").split(",")

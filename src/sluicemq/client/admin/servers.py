@@ -7,7 +7,7 @@ from sluicemq.client.admin.topics import masters_of_topic
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import NAME_SERVERS, Directory
-from sluicemq.client.core.requests import SUCCESS, number
+from sluicemq.client.core.requests import SUCCESS, int_field
 from sluicemq.wire import fastjson, headers
 from sluicemq.wire.declare import decode_header
 
@@ -20,44 +20,46 @@ def _settings(body: bytes | memoryview) -> dict[str, str]:
 
 def broker_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """All settings of a broker, with those that nobody has set."""
-    return _settings((yield from directory.ask(address, requests.broker_settings())).body)
+    return _settings((yield from directory.call(address, requests.broker_settings())).body)
 
 
 def change_broker_settings(
     directory: Directory, address: str, changes: Mapping[str, str]
 ) -> Conversation[None]:
     """Changes settings of a broker, which writes them into its file."""
-    yield from directory.ask(address, requests.change_settings(changes))
+    yield from directory.call(address, requests.change_settings(changes))
 
 
 def name_server_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """All settings of a name server."""
-    return _settings((yield from directory.ask(address, requests.name_server_settings())).body)
+    return _settings((yield from directory.call(address, requests.name_server_settings())).body)
 
 
 def change_name_server_settings(
     directory: Directory, address: str, changes: Mapping[str, str]
 ) -> Conversation[None]:
     """Changes settings of a name server."""
-    yield from directory.ask(address, requests.change_settings(changes, of_name_server=True))
+    yield from directory.call(address, requests.change_settings(changes, of_name_server=True))
 
 
 def put_value(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
     """Keeps a value at every name server."""
     for server in directory.name_servers:
-        yield from directory.ask(server, requests.put_kv(namespace=namespace, key=key, value=value))
+        yield from directory.call(
+            server, requests.put_kv(namespace=namespace, key=key, value=value)
+        )
 
 
 def value(directory: Directory, namespace: str, key: str) -> Conversation[str]:
     """What a name server keeps. Raises RequestError when there is nothing."""
-    answer = yield from directory.ask(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
+    answer = yield from directory.call(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
     return (answer.fields or {}).get("value", "")
 
 
 def delete_value(directory: Directory, namespace: str, key: str) -> Conversation[None]:
     """Forgets a value at every name server."""
     for server in directory.name_servers:
-        yield from directory.ask(server, requests.delete_kv(namespace=namespace, key=key))
+        yield from directory.call(server, requests.delete_kv(namespace=namespace, key=key))
 
 
 def allow_writing(
@@ -66,33 +68,33 @@ def allow_writing(
     """Whether producers may choose a broker, by the word of one name server; the number of topics
     that it is about. Until the broker starts anew, or is allowed again."""
     if allowed:
-        answer = yield from directory.ask(server, requests.add_write_permission(broker=broker))
-        return number(answer, "addTopicCount")
-    answer = yield from directory.ask(server, requests.wipe_write_permission(broker=broker))
-    return number(answer, "wipeTopicCount")
+        answer = yield from directory.call(server, requests.add_write_permission(broker=broker))
+        return int_field(answer, "addTopicCount")
+    answer = yield from directory.call(server, requests.wipe_write_permission(broker=broker))
+    return int_field(answer, "wipeTopicCount")
 
 
 def clean_up(directory: Directory, address: str, what: str) -> Conversation[None]:
     """Deletes what nobody needs: expired `queues`, unused `topics`, expired files of the `log`."""
-    yield from directory.ask(address, requests.clean_up(what))
+    yield from directory.call(address, requests.clean_up(what))
 
 
 def replication_status(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
     """What a broker says of its slaves, or of its master (spec/admin.md §4, 907)."""
-    answer = yield from directory.ask(address, requests.replication_status())
+    answer = yield from directory.call(address, requests.replication_status())
     found: dict[str, Any] = fastjson.loads(answer.body)
     return found
 
 
 def reset_flushed(directory: Directory, address: str, offset: int) -> Conversation[None]:
     """Tells a slave how far its master is flushed."""
-    yield from directory.ask(address, requests.reset_flushed(offset=offset))
+    yield from directory.call(address, requests.reset_flushed(offset=offset))
 
 
 def roll_back_pops(directory: Directory, address: str) -> Conversation[None]:
     """Has a broker bring back what is popped and not acknowledged, from where RocketMQ 5.4 keeps
     it."""
-    yield from directory.ask(address, requests.roll_back_pops())
+    yield from directory.call(address, requests.roll_back_pops())
 
 
 def counted_at(
@@ -123,12 +125,12 @@ def update_account(
     directory: Directory, address: str, account: headers.UpdateAccountRequest
 ) -> Conversation[None]:
     """Creates an account of a broker, or changes what is given."""
-    yield from directory.ask(address, requests.update_account(account))
+    yield from directory.call(address, requests.update_account(account))
 
 
 def delete_account(directory: Directory, address: str, access_key: str) -> Conversation[None]:
     """Deletes an account of a broker."""
-    yield from directory.ask(address, requests.delete_account(access_key=access_key))
+    yield from directory.call(address, requests.delete_account(access_key=access_key))
 
 
 def set_white_addresses(
@@ -137,12 +139,12 @@ def set_white_addresses(
     """Who is let in without a signature: addresses joined by commas, in the main file of a broker
     or in the one that is named."""
     command = requests.set_white_addresses(addresses=addresses, file=file)
-    yield from directory.ask(address, command)
+    yield from directory.call(address, command)
 
 
 def accounts(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
     """The accounts of a broker, by the names of plain_acl.yml, their secrets masked."""
-    answer = yield from directory.ask(address, requests.accounts())
+    answer = yield from directory.call(address, requests.accounts())
     found: dict[str, Any] = fastjson.loads(answer.body)
     return found
 
@@ -151,5 +153,5 @@ def account_versions(
     directory: Directory, address: str
 ) -> Conversation[headers.AccessVersionResponse]:
     """Which edition of its rules a broker has in force."""
-    answer = yield from directory.ask(address, requests.account_versions())
+    answer = yield from directory.call(address, requests.account_versions())
     return decode_header(headers.AccessVersionResponse, answer.fields or {})

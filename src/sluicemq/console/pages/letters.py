@@ -122,10 +122,10 @@ async def replay(context: Context) -> Answer:
 async def send(context: Context, one: Replay) -> None:
     """Under the id of its place. Raises what a send raises."""
     sender = context.mq.sender
-    outgoing = sender.prepare(one.message, one.message_id)
+    outgoing = sender.make_outgoing(one.message, one.message_id)
     if one.system:
         outgoing = add_properties(outgoing, one.system, "a retry")
-    await context.mq.cluster.run(sender.send(outgoing))
+    await context.mq.cluster.run(sender.send_outgoing(outgoing))
 
 
 # ------------------------------------------------------------------------------ selections

@@ -25,9 +25,9 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.identity import PROOF_PERIOD_S, Anchor, anchor_of, look
-from sluicemq.client.core.names import signed
-from sluicemq.client.core.requests import PullStatus, pull_answer
+from sluicemq.client.core.identity import CHECK_PERIOD_S, Anchor, make_anchor, probe_queue
+from sluicemq.client.core.names import sign_request
+from sluicemq.client.core.requests import PullStatus, parse_pull_response
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
@@ -64,9 +64,9 @@ _FIX: Final = (
 def fetch_store_time(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
     """Pull the message at `offset` and return when it was stored (milliseconds since 1970); None if
     there is no such message. Raises SluiceError."""
-    seen = admin.run(look(admin.directory, group, queue, offset))
+    seen = admin.run(probe_queue(admin.directory, group, queue, offset))
     if seen.reset_to is not None:  # so a RocketMQ broker answers once
-        seen = admin.run(look(admin.directory, group, queue, offset))
+        seen = admin.run(probe_queue(admin.directory, group, queue, offset))
     return None if seen.found is None else seen.found.stored_ms
 
 
@@ -122,7 +122,7 @@ class TopicIdentity:
         lowest, highest = bounds
         if offset == highest:
             passed_s = SYSTEM_CLOCK.monotonic_s() - self._looked_s.get(queue, float("-inf"))
-            if passed_s < PROOF_PERIOD_S:
+            if passed_s < CHECK_PERIOD_S:
                 return offset
         is_same = self.is_same(admin, queue, anchor, bounds)
         if offset <= highest and is_same is not False:
@@ -388,8 +388,10 @@ def _changed(plan: ReadPlan, part: RangePartition) -> tuple[int, int] | None:
         return None
     channel = BlockingChannel(part.address, plan.timeout_s, plan.tls)
     try:
-        command = signed(requests.look(plan.group, queue, anchor.offset), plan.credentials)
-        answer = pull_answer(channel.call(command), part.address)
+        command = sign_request(
+            requests.probe_message(plan.group, queue, anchor.offset), plan.credentials
+        )
+        answer = parse_pull_response(channel.call(command), part.address)
     except RequestError as error:
         if error.code in NO_QUEUE:
             return None
@@ -398,6 +400,6 @@ def _changed(plan: ReadPlan, part: RangePartition) -> tuple[int, int] | None:
         channel.close()
     is_same = anchor.offset < answer.offset_max
     if answer.status is PullStatus.FOUND:
-        found = anchor_of(answer.data)
-        is_same = found.offset != anchor.offset or anchor.agrees(found)
+        found = make_anchor(answer.data)
+        is_same = found.offset != anchor.offset or anchor.is_same_message(found)
     return None if is_same else (answer.offset_min, answer.offset_max)

@@ -47,7 +47,7 @@ from pyspark.sql.types import StructType
 
 from sluicemq.client.admin.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core import requests
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
@@ -392,7 +392,7 @@ def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
     return {
         broker: address
         for route in map(admin.route, topics)
-        for broker, address in read_addresses(route).items()
+        for broker, address in find_read_addresses(route).items()
     }
 
 

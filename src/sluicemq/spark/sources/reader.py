@@ -49,8 +49,8 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.names import signed
-from sluicemq.client.core.requests import expect_success, number
+from sluicemq.client.core.names import sign_request
+from sluicemq.client.core.requests import expect_success, int_field
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import (
     ConfigurationError,
@@ -238,8 +238,8 @@ def _first_stored(plan: ReadPlan, partition: RangePartition) -> int:
     assert partition.queue is not None
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
-        answer = channel.call(signed(requests.offset_min(partition.queue), plan.credentials))
-        return number(expect_success(answer, partition.address), "offset")
+        answer = channel.call(sign_request(requests.offset_min(partition.queue), plan.credentials))
+        return int_field(expect_success(answer, partition.address), "offset")
     finally:
         channel.close()
 

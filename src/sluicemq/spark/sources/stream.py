@@ -38,7 +38,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
@@ -100,14 +100,14 @@ ROUNDS_MAX: Final = 4
 
 def _pulled(
     admin: Admin, group: str, queue: MessageQueue, offset: int, count_max: int, bytes_max: int
-) -> PullAnswer | None:
+) -> PullResponse | None:
     """Messages from `offset` on; None when there are none."""
     command = requests.pull(
         group, queue, offset, count_max=count_max, bytes_max=bytes_max,
         subscription=Subscription(queue.topic, ALL),
     )  # fmt: skip
     address = admin.address(queue)
-    answer = pull_answer(admin.call(address, command), address)
+    answer = parse_pull_response(admin.call(address, command), address)
     return answer if answer.status is PullStatus.FOUND else None
 
 

@@ -33,8 +33,8 @@ from sluicemq.files import read_text, replace_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.ids import encode_host, parse_host
 from sluicemq.net.channel import ChannelPool
-from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
-from sluicemq.net.work.background import in_place
+from sluicemq.net.dispatch import Dispatcher, Peer, encode_response_to
+from sluicemq.net.work.background import offload_inline
 from sluicemq.store.store import Store
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
@@ -159,7 +159,7 @@ class Seat:
         loop = asyncio.get_running_loop()
         self.feeds = Feeds(
             store, in_sync, self.epochs, settings, self.clock, call_soon=loop.call_soon,
-            offload=in_place, admission=Admission(settings),
+            offload=offload_inline, admission=Admission(settings),
         )  # fmt: skip
         in_sync.on_confirmed += [self._show, lambda end: self.feeds.grown()]
         self._requests = StateRequests(
@@ -295,7 +295,7 @@ class Seat:
             is_ok = not isinstance(result, BaseException)
             fields = {"queueOffset": str(offset), "queueId": str(queue_id), "msgId": ""}
             code = ResponseCode.SUCCESS if is_ok else ResponseCode.SYSTEM_ERROR
-            peer.write(finish_answer(Command(code, fields), command))
+            peer.write(encode_response_to(Command(code, fields), command))
 
         in_sync.wait(end, done)
         return None
@@ -339,7 +339,7 @@ class Seat:
         def answer(result: int | BaseException) -> bytes:
             is_ok = not isinstance(result, BaseException)
             code = ResponseCode.SUCCESS if is_ok else ResponseCode.SYSTEM_ERROR
-            return finish_answer(Command(code), command)
+            return encode_response_to(Command(code), command)
 
         end = self.store.written_offset
         self.mirror.kept(members, kept)
