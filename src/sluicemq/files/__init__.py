@@ -194,7 +194,7 @@ class Files(Protocol):
 
 
 class SystemFile:
-    """A file of this machine.
+    """A file on the disk of this machine (an implementation of `File`).
 
     If writing was not allowed when the file was opened, because the kernel has remounted the file
     system read-only or permissions are missing, `pwrite` and `truncate` try to open it for writing
@@ -282,7 +282,7 @@ _locked: set[str] = set()
 
 
 class SystemFiles:
-    """The file system of this machine."""
+    """The file system of this machine (an implementation of `Files`)."""
 
     __slots__ = ("pool",)
 

@@ -38,7 +38,7 @@ class Incarnation:
         self._written: dict[str, str | bool] | None = None
         self.text = ""
         self.is_empty = False
-        """Whether the store has no commit log yet, as far as `open` and `note_log` have said."""
+        """Whether the store has no commit log yet. `open` and `note_log` set it."""
 
     def open(self, *, is_empty: bool, is_synced: bool) -> str:
         """Return the id of a store that has been opened, and write it durably.

@@ -237,7 +237,7 @@ class _FileContent:
 
 
 class OverlayFile:
-    """An open file of `OverlayFiles`.
+    """An open file of `OverlayFiles` (an implementation of `File`).
 
     It has no descriptor, so callers cannot map it. They use `read_view` instead.
     """
@@ -299,7 +299,7 @@ class OverlayFile:
 class OverlayFiles:
     """The files of `base`, which is only read, with all changes in memory.
 
-    Methods may be called from any thread.
+    It implements `Files`. Methods may be called from any thread.
     """
 
     def __init__(self, base: Files = READ_ONLY_FILES, *, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -1,6 +1,6 @@
 """Names of topics and groups that RocketMQ and SluiceMQ create for themselves.
 
-Several questions look alike and have different answers, so each has a function of its own:
+Several questions look alike and have different answers, so each has its own function:
 
 - `is_system_topic` and `is_system_group`: is the topic or group a user's? Tools that list, count
   or read "all topics" ask this.
@@ -45,7 +45,7 @@ STAGING_TOPIC: Final = "rmq_sys_sluice_staging"
 EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
 """SluiceMQ's: the commits of the exactly-once sink of Spark."""
 HEARTBEAT_SYNC_TOPIC: Final = "DefaultHeartBeatSyncerTopic"
-"""RocketMQ's proxies tell each other their clients here (`heartbeatSyncerTopicName`)."""
+"""RocketMQ's proxies announce their clients to other proxies here (`heartbeatSyncerTopicName`)."""
 
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 REVIVE_TOPIC_PREFIX: Final = f"{SYSTEM_TOPIC_PREFIX}REVIVE_LOG_"
@@ -122,10 +122,10 @@ def is_send_forbidden_topic(name: str) -> bool:
 def is_broker_written_topic(name: str) -> bool:
     """Return whether only the broker itself writes to the topic.
 
-    These are the topics of `is_send_forbidden_topic` and those in which a message decides what is
-    delivered to whom: timed messages and commits of the exactly-once sink. The revive topic of POP
-    is not among them: a broker that acts for another one hands on records of it. Access control
-    keeps accounts away from that topic (`stores_other_topics_messages`).
+    These are the topics of `is_send_forbidden_topic`, and those whose messages decide what is
+    delivered: timed messages, and commits of the exactly-once sink. The revive topic of POP is not
+    among them, because an acting master hands its records on to another broker. Access control
+    keeps accounts away from the revive topic.
     """
     return name in _BROKER_WRITTEN_TOPICS
 
