@@ -53,6 +53,7 @@ from sluicemq.model.message import (
     SHARDING_KEY,
 )
 from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.system_names import is_retry_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.pipelines.archive import OWN_PROPERTIES
 from sluicemq.pipelines.ready import (
@@ -383,7 +384,7 @@ def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
     missing = frozenset(
         one for one in targets
-        if not one.startswith(RETRY_PREFIX) and admin.find_route(one) is None
+        if not is_retry_topic(one) and admin.find_route(one) is None
     )  # fmt: skip
     judge = Judge(_subscriptions(task, admin, topics), missing)
     return judged(numbered(rows), judge)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import did_you_mean, suggest
-from sluicemq.model.system_names import is_system_topic
+from sluicemq.model.system_names import is_dead_letter_topic, is_system_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.spark.classic import session_state_of
 from sluicemq.spark.options import READ, parse_options
@@ -222,7 +222,7 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
 
 def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
     if topic.startswith(tuple(prefix for prefix in PREFIXES.values() if prefix)):
-        prefix = DLQ_PREFIX if topic.startswith(DLQ_PREFIX) else RETRY_PREFIX
+        prefix = DLQ_PREFIX if is_dead_letter_topic(topic) else RETRY_PREFIX
         groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return ConfigurationError(
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",

@@ -39,8 +39,8 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
-from sluicemq.model.system_names import STAGING_TOPIC
-from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.model.system_names import STAGING_TOPIC, is_retry_topic
+from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.errors import ride_out
 from sluicemq.spark.options import Options
@@ -385,7 +385,7 @@ class DirectSender(Sender):
         bodies, properties, given, flags = _chosen(columns, indices, rows.count)
         ids = id_column(given, self._ids, len(bodies))
         made = encoded(bodies, ids, properties, flags=flags)
-        if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
+        if is_retry_topic(topic):  # brokers take no batch there
 
             def send_each() -> None:
                 for number in range(len(made)):
