@@ -418,7 +418,7 @@ class SendError(ClientError):
     Then: no broker has stored the message.
     Fix: remove the cause and send the message again.
 
-        the batch is empty. Give at least one message.
+        the batch is empty. Pass at least one message.
     """
 
 

@@ -2,8 +2,8 @@
 
 Several questions look alike and have different answers, so each has its own function:
 
-- `is_system_topic` and `is_system_group`: is the topic or group a user's? Tools that list, count
-  or read "all topics" ask this.
+- `is_system_topic` and `is_system_group`: does the topic or group belong to the system, not to a
+  user? Tools that list, count or read "all topics" ask this.
 - `is_rocketmq_system_topic`, `is_rocketmq_system_group`, `is_reserved_group` and
   `is_send_forbidden_topic`: the rules of RocketMQ's brokers, proxies and mqadmin, which SluiceMQ's
   servers follow exactly. A name that these rules do not cover can be created by users.
@@ -16,7 +16,7 @@ The names come from RocketMQ 5 (`TopicValidator`, `MixAll`, `TopicConfigManager`
 except those that contain `sluice`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from sluicemq.model.topic import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
@@ -83,11 +83,25 @@ def sync_member_topic(broker: str) -> str:
     return SYNC_MEMBER_TOPIC_PREFIX + broker
 
 
+def revealed_names(topics: Iterable[str]) -> set[str]:
+    """Return the names of clusters and brokers that the names of their system topics contain.
+
+    Use them for `is_system_topic` if no cluster can be asked, for example with a store directory.
+    Brokers of RocketMQ 4 do not create these topics.
+    """
+    return {
+        topic.removeprefix(prefix)
+        for topic in topics
+        for prefix in (REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX)
+        if topic.startswith(prefix)
+    }
+
+
 def is_system_topic(name: str, own_names: Collection[str] = ()) -> bool:
-    """Return whether RocketMQ or SluiceMQ creates the topic for itself, so that it is no user's.
+    """Return whether the topic belongs to RocketMQ or SluiceMQ itself, not to a user.
 
     `own_names` are the names of the clusters and brokers: each has a topic of its name, and each
-    cluster a reply topic. Without them these topics count as users'.
+    cluster a reply topic. Without them these topics count as users' topics.
 
     Besides the topics of `is_rocketmq_system_topic` this covers every name with the prefix
     "RMQ_SYS_", in which other versions of RocketMQ have further topics, and the topic of
@@ -188,7 +202,7 @@ _OTHER_SYSTEM_GROUPS: Final = frozenset({
 
 
 def is_system_group(name: str) -> bool:
-    """Return whether RocketMQ or SluiceMQ creates the group for itself, so that it is no user's.
+    """Return whether the group belongs to RocketMQ or SluiceMQ itself, not to a user.
 
     Besides the groups of `is_rocketmq_system_group` these are the group of RocketMQ's proxies, and
     two names that are not in RocketMQ 5 but occur in older clusters: CID_SYS_RMQ_TRANS (the name of

@@ -66,7 +66,7 @@ from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
 from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import TAG
-from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.system_names import SCHEDULE_TOPIC, revealed_names
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
@@ -354,7 +354,7 @@ class StorePlace:
             there.update(topic for topic, _ in reader.queues())
             reader.close()
         if wanted.pattern is not None:
-            return list(wanted.matching(sorted(there)))
+            return list(wanted.matching(sorted(there), revealed_names(there)))
         for topic in wanted.names:
             if topic not in there and has_batch_queues(self.root, topic):
                 raise ConfigurationError(
