@@ -461,8 +461,8 @@ class OffsetOutOfRangeError(ClientError):
     Fix: allow the reader to continue with what is left (failOnDataLoss=false, on_gap: note). To
     avoid the error, read more often or keep messages longer: see `sluice group lag --at-risk`.
 
-        retention passed the stream: broker-a/0 of 'orders' begins at 100 now, the stream was at 60:
-        40 messages are gone. Set failOnDataLoss=false to go on with what is left.
+        retention deleted unread messages: broker-a:0 of 'orders' begins at 100 now, the stream was
+        at 60: 40 messages are gone. Set failOnDataLoss=false to read what is left.
     """
 
 
@@ -474,8 +474,8 @@ class MessageNotFoundError(ClientError):
     Fix: name the topic of the message. The message may be deleted already, or the id may belong to
     another cluster.
 
-        no message has the id 7F00 in orders. It may be deleted already, or the id is of another
-        cluster.
+        no message has the id 7F00 in orders. Check the id and the cluster. The message may have
+        been deleted.
     """
 
 

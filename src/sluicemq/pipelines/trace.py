@@ -68,7 +68,7 @@ from sluicemq.pipelines.ready import (
     table_lines,
 )
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.schema import RAW
+from sluicemq.spark.schema import BAD_BODY_RAW
 from sluicemq.spark.sources.offsets import open_admin
 
 PAIRS_MAX: Final = 1_000
@@ -141,7 +141,7 @@ def read_events(
     options = {"startingTimestamp": begin} if begin else {}
     options |= {"endingTimestamp": end} if end else {}
     # A body that cannot be decompressed is counted among the records that cannot be read.
-    options["badBody"] = RAW
+    options["badBody"] = BAD_BODY_RAW
     messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
     decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
     events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")
@@ -323,7 +323,7 @@ def _with_filters(
         }
     found = []
     for topic, group in pairs:
-        said = known[group].wanted(topic)
+        said = known[group].all_of(topic)
         tags = {tag for one in said for tag in one.tags}
         is_by_tags = bool(said) and all(is_tag_kind(one.kind) and one.tags for one in said)
         expression = "; ".join(one.expression for one in said) or None

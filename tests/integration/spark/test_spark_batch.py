@@ -214,7 +214,7 @@ def test_an_empty_topic_gives_no_rows(read: Read) -> None:
         ({"startingOffsets": '{"nobody": {"0": 1}}'},
          "the option 'startingOffsets' names nobody:0"),
         ({"startingOffsets": '{"nobody": 1}'}, "must be earliest, latest or JSON"),
-        ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' does not go with a batch read"),
+        ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' is not supported for a batch read"),
     ],
 )  # fmt: skip
 def test_a_mistake_stands_in_the_first_line_of_the_exception(

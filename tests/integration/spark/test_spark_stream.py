@@ -193,7 +193,7 @@ def test_a_changed_filter_is_refused_unless_allowed(job: Job, topic: str, publis
     job.run(topic, filter__tags="A")
     publish(9, 9)
     line = failure(lambda: job.run(topic, filter__tags="B"))
-    assert "the checkpoint was written with the filter 'TAG A', the stream has 'TAG B'" in line
+    assert "the checkpoint was written with the filter 'TAG A', but the stream has 'TAG B'" in line
     job.run(topic, filter__tags="B", onFilterChange="continue")
     assert job.numbers() == Counter([0, 3, 6, 10, 13, 16])
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     job.run(topic)
     admin.create_topic(f"{topic}-other", queues=2)
     line = failure(lambda: job.run(f"{topic}-other"))
-    assert f"the checkpoint is of the topic '{topic}', the stream reads '{topic}-other'" in line
+    assert f"the checkpoint is of the topic '{topic}', but the stream reads '{topic}-other'" in line
 
 
 def test_a_topic_made_anew_is_noticed(
@@ -278,7 +278,7 @@ def test_a_topic_made_anew_is_noticed(
             {"topic": "no-such-topic", "timeoutMs": "5000"},
             "no broker serves the topic 'no-such-topic'",
         ),
-        ({"endingOffsets": "latest"}, "'endingOffsets' does not go with a stream read"),
+        ({"endingOffsets": "latest"}, "'endingOffsets' is not supported for a stream read"),
         ({"filter__sql": "a >"}, "The SQL92 expression does not compile"),
     ],
 )

@@ -20,7 +20,7 @@ from sluicemq.model.system_names import revealed_names
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.mqadmin import exports
 from sluicemq.pipelines import audit, tables
-from sluicemq.spark.sources.offsets import Topics as SparkTopics
+from sluicemq.spark.sources.offsets import TopicSelection
 
 CLUSTER, BROKER = "East", "broker-a"
 NAMED_BY_CLUSTER = CLUSTER, BROKER, f"{CLUSTER}_REPLY_TOPIC"
@@ -150,8 +150,8 @@ def test_topics_of_the_console() -> None:
 
 
 def test_a_pattern_of_the_spark_source() -> None:
-    assert set(SparkTopics(pattern=".*").found(Admin())) == set(USERS_TOPICS)  # type: ignore[arg-type]
-    assert SparkTopics(pattern="%.*").found(Admin()) == list(GROUPS_TOPICS)  # type: ignore[arg-type]
+    assert set(TopicSelection(pattern=".*").resolve(Admin())) == set(USERS_TOPICS)  # type: ignore[arg-type]
+    assert TopicSelection(pattern="%.*").resolve(Admin()) == list(GROUPS_TOPICS)  # type: ignore[arg-type]
 
 
 def test_topics_that_sluice_sql_offers() -> None:

@@ -14,7 +14,7 @@ from pyspark_rocketmq import DefaultSource
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import OffsetOutOfRangeError
 from sluicemq.spark import errors
-from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+from sluicemq.spark.schema import BASE_COLUMNS, to_spark_schema
 from sluicemq.spark.sources import stream
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from waiting import limit
@@ -22,7 +22,7 @@ from waiting import limit
 pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
-OLD, SCHEMA = 50, struct_type(ALL_COLUMNS)
+OLD, SCHEMA = 50, to_spark_schema(BASE_COLUMNS)
 LENGTHS = (0, 1, OLD - 1, OLD, OLD + 1, 2 * OLD)
 
 
@@ -61,8 +61,10 @@ class Cluster:
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Streams are stopped, as Spark does it."""
     made: list[Any] = []
-    make = stream.stream_reader
-    monkeypatch.setattr(stream, "stream_reader", lambda *of: made.append(make(*of)) or made[-1])
+    make = stream.create_stream_reader
+    monkeypatch.setattr(
+        stream, "create_stream_reader", lambda *of: made.append(make(*of)) or made[-1]
+    )
     yield
     for reader in made:
         reader.stop()
@@ -182,7 +184,7 @@ async def test_a_stream_whose_topic_is_created_again(
     monkeypatch.setattr("sluicemq.spark.sources.identity.CHECK_PERIOD_S", 0.0)
 
     def made(**more: str) -> Any:
-        return stream.stream_reader(cluster.options(**more), SCHEMA)
+        return stream.create_stream_reader(cluster.options(**more), SCHEMA)
 
     strict, loose = made(), made(failOnDataLoss="false")
     begin = await blocking(strict.initialOffset)
@@ -211,8 +213,8 @@ async def test_a_stream_whose_topic_is_created_again(
 async def test_a_micro_batch_whose_topic_is_created_again_before_it_is_read(
     cluster: Cluster,
 ) -> None:
-    strict = stream.stream_reader(cluster.options(), SCHEMA)
-    loose = stream.stream_reader(cluster.options(failOnDataLoss="false"), SCHEMA)
+    strict = stream.create_stream_reader(cluster.options(), SCHEMA)
+    loose = stream.create_stream_reader(cluster.options(failOnDataLoss="false"), SCHEMA)
     begin = await blocking(strict.initialOffset)
     end = await blocking(advanced, loose, begin)
     planned = await blocking(loose.partitions, begin, end)
@@ -228,7 +230,7 @@ async def test_a_group_of_the_job_that_has_a_reset_before_it_does_not_stop_the_j
     """A SluiceMQ broker resets groups with offsets when a topic is created again; what a batch
     reads is given by its plan."""
     options = cluster.options(group="job")
-    reader = stream.stream_reader(options, SCHEMA)
+    reader = stream.create_stream_reader(options, SCHEMA)
     end, _ = await blocking(micro_batch, reader, await blocking(reader.initialOffset))
     await blocking(reader.commit, end)
     await cluster.recreate(OLD)
