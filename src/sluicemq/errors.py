@@ -418,7 +418,7 @@ class SendError(ClientError):
     Then: no broker has stored the message.
     Fix: remove the cause and send the message again.
 
-        the batch is empty. Give at least one message.
+        the batch is empty. Pass at least one message.
     """
 
 
@@ -474,8 +474,8 @@ class MessageNotFoundError(ClientError):
     Fix: name the topic of the message. The message may be deleted already, or the id may belong to
     another cluster.
 
-        no message has the id 7F00 in orders. It may be deleted already, or the id is of another
-        cluster.
+        no message has the id 7F00 in orders. Check the id and the cluster. The message may have
+        been deleted.
     """
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sluicemq"
 
 REWRITTEN: tuple[str, ...] = (
+    "acl",
     "broker/__init__.py",
     "broker/acting_master.py",
     "broker/background.py",
@@ -31,6 +32,8 @@ REWRITTEN: tuple[str, ...] = (
     "broker/table.py",
     "broker/topics.py",
     "broker/trial.py",
+    "client/admin",
+    "operate",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
 
@@ -44,7 +47,7 @@ BANNED = {
     r"\b(hears|told|tells) of\b": "is notified of; is called with",
     r"\bof ours\b": "of SluiceMQ",
     r"\bmends?\b|\bmended\b": "repair; fix",
-    r"\bcures?\b": "fix",
+    r"(?<!\")\bcures?\b(?!\")": "fix",  # in quotes it is a key of JSON output
     r"\bquick (twin|way)\b": "fast path",
     r"\bcannot be had\b": "is not available",
     r"\bLeave it away\b": "remove it",

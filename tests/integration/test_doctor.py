@@ -21,6 +21,7 @@ from certificates import Authority
 from histories.namespaces import available, run
 from sluicemq import Message, SendStatus
 from sluicemq.cli import main
+from sluicemq.client.admin.diagnose import server_rules
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import header_fields, make_request
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
@@ -31,7 +32,6 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.nameserver.routes import all_at_once
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.tls import Tls
-from sluicemq.operate import causes
 from sluicemq.operate.doctor import Diagnosis, diagnose
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -68,7 +68,7 @@ async def becomes(wanted: str, names: str, seconds: float = 20, **about: Any) ->
         if codes[:1] == [wanted]:
             return
         if time.monotonic() > end_s:
-            pytest.fail(f"{wanted} is not the cause, but {codes}; unseen: {found.evidence.unseen}")
+            pytest.fail(f"{wanted} is not the cause, but {codes}; unseen: {found.facts.unseen}")
         await asyncio.sleep(0.2)
 
 
@@ -126,7 +126,7 @@ async def test_what_answers_instead_of_a_name_server(web: str) -> None:
         found = await examine(address, topic="T")
         assert found.cause
         assert found.cause.code == "name-server-down"
-        assert found.evidence.unseen == ("brokers, topics and groups: no name server answers.",)
+        assert found.facts.unseen == ("brokers, topics and groups: no name server answers.",)
         broker = servers.broker.address
         async with name_server(Path("/nowhere")) as other:
             elsewhere = f"127.0.0.1:{other.port}"
@@ -368,7 +368,7 @@ async def test_what_is_wrong_with_replicas(monkeypatch: pytest.MonkeyPatch) -> N
         await becomes_healthy(names, topic="T", group="G")
         await servers.start_broker("slave", haMasterAddress="127.0.0.1:1", **SLAVE)
         await becomes("replica-cut-off", names, topic="T", group="G")
-        monkeypatch.setattr(causes, "BEHIND_BYTES", 1 << 20)
+        monkeypatch.setattr(server_rules, "LAG_BYTES", 1 << 20)
         await mq.send("T", os.urandom(2 << 20))
         found = await examine(names, topic="T", group="G")
         assert found.cause
@@ -380,7 +380,7 @@ async def test_what_is_wrong_with_replicas(monkeypatch: pytest.MonkeyPatch) -> N
             await becomes("no-master", names, topic=topic)
         found = await examine(names, topic="T", group="G", message_id=sent.message_id)
         assert not found.also
-        assert [text.partition(":")[0] for text in found.evidence.unseen][-2:] == [
+        assert [text.partition(":")[0] for text in found.facts.unseen][-2:] == [
             f"the message {sent.message_id}", "the group G",
         ]  # fmt: skip
 
@@ -405,8 +405,8 @@ async def test_a_name_server_of_two_is_down(mq: EmbeddedSluice, tmp_path: Path) 
         assert found.cause.code == "name-server-down"
         assert gone in found.cause.what
         assert not found.also
-        assert not found.evidence.unseen
-        assert found.evidence.group is not None
+        assert not found.facts.unseen
+        assert found.facts.group is not None
 
 
 async def test_retention_passes_a_group(tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ async def test_a_group_that_pops() -> None:
 async def content(names: str, **about: Any) -> None:
     found = await examine(names, **about)
     assert found.cause is None, found.cause
-    assert not found.evidence.unseen
+    assert not found.facts.unseen
 
 
 async def test_nothing_is_found_where_nothing_is_wrong() -> None:

@@ -87,7 +87,7 @@ class MeteredBroker(SteppedBroker):
         peer._transport.write = written.append  # type: ignore[method-assign]
         gc.disable()
         try:
-            shares = self.core.shares
+            shares = self.core.scheduler
             used, found = self._timed(lambda: self.dispatcher.handle_frames(data, peer, shares))
             while used < len(data) or self._soon or self._jobs:
                 for run in [self._soon.popleft() for _ in range(len(self._soon))]:

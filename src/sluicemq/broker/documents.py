@@ -339,7 +339,7 @@ class Document:
         """
         read: list[str] = []
 
-        def parsed(text: str) -> T:
+        def parse_and_note(text: str) -> T:
             try:
                 value = parse(text)
             except ProtocolError as error:
@@ -348,7 +348,7 @@ class Document:
             return value
 
         try:
-            value = load_text(self._files, self.path, parsed)
+            value = load_text(self._files, self.path, parse_and_note)
             if self._identity is not None:
                 self.verdict = self._identity.check(read[-1] if read else None)
         except OSError as error:
@@ -397,7 +397,7 @@ class Document:
             names = ", ".join(values)
             failure = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
             refusal = failure(
-                f"The change of {names[:200]} cannot be written beside {self.path}: "
+                f"Cannot write the change of {names[:200]} to the journal of {self.path}: "
                 f"{error.strerror or error}.",
                 fix=fix_of(error),
             )
@@ -415,18 +415,18 @@ class Document:
         if sync is None:
             return None
 
-        def checked() -> None:
+        def sync_or_explain() -> None:
             try:
                 sync()
             except OSError as error:
                 self.changed = True
                 raise StoreError(
-                    f"The change is made, but {self.path} may not have it after a power failure: "
+                    f"The change was made, but {self.path} may not have it after a power failure: "
                     f"{error.strerror or error}.",
                     fix=fix_of(error),
                 ) from error
 
-        return checked
+        return sync_or_explain
 
     def prepare_write(self) -> Callable[[], None] | None:
         """Return a function that writes the table as it is now, or None if it has not changed.

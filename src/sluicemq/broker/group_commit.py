@@ -216,7 +216,10 @@ class ReplicationGate(Protocol):
         ...
 
     def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None:
-        """Call `done` once enough replicas have the log up to `end`, or with an error."""
+        """Call `done(position)` once enough replicas have the log up to `end`.
+
+        That may be at once. `done(error)` is called instead if it can never happen.
+        """
         ...
 
 

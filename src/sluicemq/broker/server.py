@@ -111,7 +111,7 @@ class Broker:
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
         incarnation: Incarnation | None = None,
-        shares: FairScheduler | None = None,
+        scheduler: FairScheduler | None = None,
     ) -> None:
         """Create a broker that is not started yet.
 
@@ -120,7 +120,7 @@ class Broker:
           usual pause. Under virtual time, months may pass with nothing to do.
         - `read_only` says that the store is a copy that must not change; see `admin/readonly.py`.
         - `incarnation` is that of the store's directory.
-        - `shares` are those of other servers on the same event loop.
+        - `scheduler` shares the loop with other servers of the process.
 
         With sluiceConsensus: `term` says which replica is the master (None: none yet). `claim`
         identifies this replica. `propose` is called with the ids of another in-sync set;
@@ -168,7 +168,7 @@ class Broker:
         )
         self._executor_jobs: set[asyncio.Future[Any]] = set()  # the end of a role waits for them
         self._servers: list[Listener] = []
-        self._shares = shares
+        self._scheduler = scheduler
         self._store: Store | None = None  # while it is open
         self._store_failure: OSError | None = None  # the failure that was logged
         self._ha_port = 0
@@ -225,7 +225,7 @@ class Broker:
         Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
         start; then the broker is closed.
         """
-        kept = {
+        sockets = {
             port: sock
             for server in self._servers
             for port, sock in server.duplicate_sockets().items()
@@ -233,10 +233,10 @@ class Broker:
         try:
             await self._end_role()
             self.term = term
-            await self._open(kept)
+            await self._open(sockets)
         except BaseException:
             await self._abort()
-            for sock in kept.values():
+            for sock in sockets.values():
                 sock.close()
             raise
 
@@ -320,8 +320,8 @@ class Broker:
                 self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
         return store, files, confirmed, mirror
 
-    async def _open(self, kept: ListeningSockets) -> None:
-        """Open the broker in the role of `self.term`. `kept` are listening sockets to reuse."""
+    async def _open(self, sockets: ListeningSockets) -> None:
+        """Open the broker in the role of `self.term`. `sockets` are listening sockets to reuse."""
         self._loop = loop = asyncio.get_running_loop()
         self.settings.clear_listeners()
         if self.settings.is_failover:
@@ -353,7 +353,7 @@ class Broker:
         if isinstance(self.replication_side, MasterSide):
             self._announcements.wait_for_replicas = self.replication_side.kept
 
-        await self._listen(core, kept)
+        await self._listen(core, sockets)
         self._report_role(True)
         core.set_host(core.settings.host._replace(port=self.port))
         self.registration.address = self.address = format_address(advertised.address, self.port)
@@ -413,11 +413,11 @@ class Broker:
             offload=offload_to_executor(self._executor),
             compute=offload_to_executor(self._filter_executor, computes=True),
             in_sync=self.in_sync,
-            shares=self._shares,
+            scheduler=self._scheduler,
             steady_clock=self._steady_clock,
             supervisor=self._supervisor,
         )
-        self._shares = self.core.shares
+        self._scheduler = self.core.scheduler
         self.core.steering = self._steering
         return self.core
 
@@ -487,12 +487,10 @@ class Broker:
 
         On a master, ask the slaves instead which messages they have delivered while it was down.
         """
-        from sluicemq.broker.acting_master import (  # noqa: PLC0415 - few brokers need it
-            ActingMasterContext,
-        )
+        from sluicemq.broker import acting_master  # noqa: PLC0415 - few brokers need it
 
         config, announcements = self.settings.broker, self._announcements
-        context = ActingMasterContext(
+        context = acting_master.ActingMasterContext(
             core=core,
             files=self._files,
             pool=announcements.pool,
@@ -508,7 +506,7 @@ class Broker:
         elif not config.skip_pre_online:
             core.intake.elsewhere.left.update(await context.fetch_escaped())
 
-    async def _listen(self, core: BrokerState, kept: ListeningSockets) -> None:
+    async def _listen(self, core: BrokerState, sockets: ListeningSockets) -> None:
         """Open the port, and the VIP port for old clients. The VIP port may be unavailable.
 
         Raises ConfigurationError if the port cannot be opened.
@@ -516,14 +514,14 @@ class Broker:
         config, handlers = self.settings.broker, make_dispatcher(core)
         self.on_opening(handlers)
         self._servers = []
-        port = next(iter(kept), config.listen_port)
+        port = next(iter(sockets), config.listen_port)
         vip_port = port - VIP_PORT_BELOW
         for listen_port in (port, *([vip_port] if vip_port > 0 else ())):
             server = self._network.listener(
                 handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.from_config(config)
             )
             try:
-                server.inherited_sockets = kept
+                server.inherited_sockets = sockets
                 await server.start(config.listen_address, [listen_port])
                 self._servers.append(server)
             except ConfigurationError as error:
@@ -646,17 +644,15 @@ class Broker:
 
     async def _run_background_jobs(self) -> None:
         """Run the background jobs of the present role until cancelled."""
-        supervisor = self._supervisor
+        supervisor, announcements = self._supervisor, self._announcements
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                supervisor.retry_until_success("registration", self._announcements.run)
-            )
+            group.create_task(supervisor.retry_until_success("registration", announcements.run))
             for name, period_s, job in self._background_jobs():
                 pause_s = partial(self._pause_s, period_s)
                 group.create_task(supervisor.repeat(name, pause_s, job))
             if isinstance(self.replication_side, SlaveSide):
-                side, pool = self.replication_side, self._announcements.pool
-                for name, begin in side.tasks(self._network, pool).items():
+                side = self.replication_side
+                for name, begin in side.tasks(self._network, announcements.pool).items():
                     group.create_task(supervisor.retry_until_success(name, begin))
 
     def _pause_s(self, period_s: Callable[[], float]) -> float:

@@ -99,7 +99,7 @@ class BrokerState:
         offload: Offload = offload_inline,
         compute: Offload | None = None,
         in_sync: InSync | None = None,
-        shares: FairScheduler | None = None,
+        scheduler: FairScheduler | None = None,
         steady_clock: SteadyClock | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ class BrokerState:
         - `look_up(topic, done)` asks the name servers for a route.
         - `offload` runs blocking work on another thread; `compute` runs what filters compute.
         - `in_sync` is what a master knows about its slaves.
-        - `shares`, `steady_clock` and `supervisor` outlive this role; None creates new ones.
+        - `scheduler`, `steady_clock` and `supervisor` outlive this role; None creates new ones.
         """
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
@@ -136,8 +136,10 @@ class BrokerState:
         self.producers = Producers(clock, self.held_bytes)
         self.locks = QueueLocks(files, settings.store.root, clock)
         self.random = Random()
-        self.shares = shares or FairScheduler(clock.monotonic_s, call_soon)
-        self.background = Background(clock, self.shares, self.handle_outcome, call_later, compute)
+        self.scheduler = scheduler or FairScheduler(clock.monotonic_s, call_soon)
+        self.background = Background(
+            clock, self.scheduler, self.handle_outcome, call_later, compute
+        )
         self.group_commit = GroupCommit(
             store,
             clock,
@@ -147,7 +149,7 @@ class BrokerState:
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
         )
-        self.shares.before_round = self.group_commit.commit
+        self.scheduler.before_round = self.group_commit.commit
 
         self._make_consumer_components(call_soon, call_later, look_up)
         self._make_store_components(call_soon, call_later, run_sync, unique_ids)
@@ -170,7 +172,7 @@ class BrokerState:
             group_commit.send_after_commit,
             group_commit.flush,
             settings.broker.parked_pulls_max,
-            self.shares,
+            self.scheduler,
         )
         group_commit.wake = wake = self.polls.wake
         common, waking = (settings, topics, groups, offsets), (files, self.steady_clock, wake)
@@ -198,7 +200,7 @@ class BrokerState:
             background=self.background,
             delivered=self.delivered,
             filters=self.request_filters,
-            shares=self.shares,
+            shares=self.scheduler,
             call_later=call_later,
         )
 
@@ -366,7 +368,7 @@ class BrokerState:
         """Update the values that other components have computed from the settings."""
         slow_ms = self.settings.broker.slow_request_ms
         slow_s = slow_ms / 1000 if slow_ms else math.inf
-        self.shares.slow_s = self.group_commit.slow_commit_s = slow_s
+        self.scheduler.slow_s = self.group_commit.slow_commit_s = slow_s
 
     def load(self) -> None:
         """Read all tables, and write those of topics, groups and checkpoints if they changed.
@@ -491,7 +493,7 @@ class BrokerState:
         self.polls.disconnect(peer)
         self.questions.disconnected(peer)
         self.background.run_in_background(self._remove_client(peer))
-        self.shares.remove(peer)
+        self.scheduler.remove(peer)
         if self.steering is not None:
             self.steering.disconnected(peer)
 

@@ -117,7 +117,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetAllGroupsRequest, Metadata.all_groups),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetGroupConfigRequest, Metadata.group),
     Code.GET_ALL_CONSUMER_OFFSET: Row(None, Metadata.all_offsets),
-    # --- offsets of whole groups, filters, lanes
+    # --- offsets, filters and lanes of groups
     Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(h.ResetOffsetRequest, OffsetAdmin.reset),
     Code.QUERY_CONSUME_TIME_SPAN: Row(h.TopicGroupRequest, OffsetAdmin.time_spans),
     Code.QUERY_CORRECTION_OFFSET: Row(h.QueryCorrectionOffsetRequest, OffsetAdmin.corrections),
@@ -165,7 +165,7 @@ TABLE: Final[dict[int, Row]] = {
     ),
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: Row(None, AccessAdmin.listed),
     Code.SLUICE_ACCESS_STATUS: Row(None, AccessAdmin.status),
-    # --- lists and counts over all, and what only other brokers have
+    # --- statistics, and requests that this broker refuses
     Code.VIEW_BROKER_STATS_DATA: Row(h.StatisticsRequest, Statistics.view),
     Code.GET_BROKER_CONSUME_STATS: Row(h.GetConsumeStatsOfBrokerRequest, Statistics.of_broker),
     Code.GET_ALL_PRODUCER_INFO: Row(None, Statistics.all_producers),
@@ -177,90 +177,92 @@ TABLE: Final[dict[int, Row]] = {
 }
 
 
-def make_handler_objects(b: BrokerState) -> tuple[object, ...]:
+def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
     """Return the objects whose methods `TABLE` names, one of each class."""
-    settings, topics, store = b.settings, b.topics, b.store
+    settings, topics, store = core.settings, core.topics, core.store
     return (
         # Components that answer requests themselves.
-        b.send,
-        b.retries,
-        b.replies,
-        b.epochs,
-        b.pull,
-        b.cleaning,
-        b.assignments,
-        b.filter_watch,
-        b.in_flight,
+        core.send,
+        core.retries,
+        core.replies,
+        core.epochs,
+        core.pull,
+        core.cleaning,
+        core.assignments,
+        core.filter_watch,
+        core.in_flight,
         # Handlers over the components.
-        *_make_consumer_handlers(b),
-        *_make_admin_handlers(b),
-        TransactionRequests(settings, b.transactions, b.clock, b.access),
-        Relays(settings, topics, b.groups, b.consumers, store, b.questions),
-        DelayRequests(settings, topics, b.delayed, b.intake, b.steady_clock),
-        ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.replica_lag),
-        ReplicaRequests(settings, store, b.in_sync, b.replication_side),
+        *_make_consumer_handlers(core),
+        *_make_admin_handlers(core),
+        TransactionRequests(settings, core.transactions, core.clock, core.access),
+        Relays(settings, topics, core.groups, core.consumers, store, core.questions),
+        DelayRequests(settings, topics, core.delayed, core.intake, core.steady_clock),
+        ReplicaAdmin(
+            settings, core.in_sync, core.steering, lambda: store.written_offset, core.replica_lag
+        ),
+        ReplicaRequests(settings, store, core.in_sync, core.replication_side),
     )
 
 
-def _make_consumer_handlers(b: BrokerState) -> Iterator[object]:
+def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that consumers send."""
-    settings, topics, groups, offsets = b.settings, b.topics, b.groups, b.offsets
+    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
     yield Pop(
         settings=settings,
         topics=topics,
         groups=groups,
         offsets=offsets,
-        checkpoints=b.checkpoints,
-        order=b.order,
-        polls=b.polls,
-        store=b.store,
-        clock=b.steady_clock,
-        background=b.background,
-        delivered=b.delivered,
-        filters=b.request_filters,
-        random=b.random,
-        consumers=b.consumers,
-        admit=b.assignments.admit,
+        checkpoints=core.checkpoints,
+        order=core.order,
+        polls=core.polls,
+        store=core.store,
+        clock=core.steady_clock,
+        background=core.background,
+        delivered=core.delivered,
+        filters=core.request_filters,
+        random=core.random,
+        consumers=core.consumers,
+        admit=core.assignments.admit,
     )
     yield Acknowledge(
         topics=topics,
         offsets=offsets,
-        checkpoints=b.checkpoints,
-        order=b.order,
-        store=b.store,
-        group_commit=b.group_commit,
-        clock=b.steady_clock,
-        delivered=b.delivered,
+        checkpoints=core.checkpoints,
+        order=core.order,
+        store=core.store,
+        group_commit=core.group_commit,
+        clock=core.steady_clock,
+        delivered=core.delivered,
     )
-    yield Heartbeats(settings, topics, groups, b.consumers, b.producers, b.clock)
+    yield Heartbeats(settings, topics, groups, core.consumers, core.producers, core.clock)
     yield Queries(
         settings=settings,
         topics=topics,
         groups=groups,
         offsets=offsets,
-        locks=b.locks,
-        consumers=b.consumers,
-        store=b.store,
-        access=b.access,
+        locks=core.locks,
+        consumers=core.consumers,
+        store=core.store,
+        access=core.access,
     )
 
 
-def _make_admin_handlers(b: BrokerState) -> Iterator[object]:
+def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that tools and consoles send."""
-    settings, topics, groups, offsets = b.settings, b.topics, b.groups, b.offsets
+    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
     admin = Admin(
         settings=settings,
         topics=topics,
         offsets=offsets,
-        consumers=b.consumers,
-        producers=b.producers,
-        store=b.store,
-        runtime=b.runtime,
-        rates=b.rates,
-        watch=b.watch,
-        unfinished=b.in_flight.unfinished,
-        files=b.files,
-        clock=b.clock,
+        consumers=core.consumers,
+        producers=core.producers,
+        store=core.store,
+        runtime=core.runtime,
+        rates=core.rates,
+        watch=core.watch,
+        unfinished=core.in_flight.unfinished,
+        files=core.files,
+        clock=core.clock,
     )
     yield admin
     yield Statistics(
@@ -268,9 +270,9 @@ def _make_admin_handlers(b: BrokerState) -> Iterator[object]:
         topics=topics,
         groups=groups,
         offsets=offsets,
-        consumers=b.consumers,
-        producers=b.producers,
-        runtime=b.runtime,
+        consumers=core.consumers,
+        producers=core.producers,
+        runtime=core.runtime,
         status=admin,
     )
     yield OffsetAdmin(
@@ -278,24 +280,26 @@ def _make_admin_handlers(b: BrokerState) -> Iterator[object]:
         topics=topics,
         groups=groups,
         offsets=offsets,
-        consumers=b.consumers,
-        polls=b.polls,
-        store=b.store,
-        clock=b.clock,
-        group_commit=b.group_commit,
+        consumers=core.consumers,
+        polls=core.polls,
+        store=core.store,
+        clock=core.clock,
+        group_commit=core.group_commit,
     )
-    yield Metadata(settings, topics, groups, offsets, b.store, b.group_commit.commit)
-    yield AccessAdmin(settings, b.guard, b.files, b.clock, b.offload, b.handle_outcome)
+    yield Metadata(settings, topics, groups, offsets, core.store, core.group_commit.commit)
+    yield AccessAdmin(
+        settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
+    )
     yield Refused()
 
 
-def make_dispatcher(b: BrokerState) -> Dispatcher:
-    """Return a dispatcher that answers the requests of `TABLE` by the components of `b`.
+def make_dispatcher(core: BrokerState) -> Dispatcher:
+    """Return a dispatcher that answers the requests of `TABLE` by the components of `core`.
 
     A slave and a read-only broker refuse the requests that they must not handle. With access
     control, each request is checked first.
     """
-    objects_by_class = {type(item).__name__: item for item in make_handler_objects(b)}
+    objects_by_class = {type(item).__name__: item for item in make_handler_objects(core)}
 
     def bind(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         class_name = function.__qualname__.partition(".")[0]
@@ -311,42 +315,42 @@ def make_dispatcher(b: BrokerState) -> Dispatcher:
     fast_paths = {
         int(code): bind(row.fast_path) for code, row in TABLE.items() if row.fast_path is not None
     }
-    if b.in_sync is not None and b.settings.is_gated:
-        handlers, fast_paths = while_enough(b.in_sync, handlers, fast_paths)
-    if b.settings.is_read_only:
+    if core.in_sync is not None and core.settings.is_gated:
+        handlers, fast_paths = while_enough(core.in_sync, handlers, fast_paths)
+    if core.settings.is_read_only:
         fast_paths = {}
-        handlers |= readonly.refusals(b.settings.store.root)
-    if b.steering is not None:
-        handlers = b.steering.handlers(handlers, is_slave=b.settings.is_slave)
-    elif b.settings.is_slave:
-        handlers |= refusals(b.settings, handlers)
-    if b.settings.is_slave:
+        handlers |= readonly.refusals(core.settings.store.root)
+    if core.steering is not None:
+        handlers = core.steering.handlers(handlers, is_slave=core.settings.is_slave)
+    elif core.settings.is_slave:
+        handlers |= refusals(core.settings, handlers)
+    if core.settings.is_slave:
         fast_paths = {}
-    if b.guard is not None or b.steering is not None:
+    if core.guard is not None or core.steering is not None:
         # Each of these requests must be checked, or be passed on to the master.
         fast_paths.pop(Code.HEART_BEAT, None)
         fast_paths.pop(Code.PULL_MESSAGE, None)
     return Dispatcher(
         handlers,
         fast_handlers=fast_paths,
-        run_engine=_compile(b, fast_paths),
-        handle_outcome=b.handle_outcome,
-        authorize=b.guard.refuse_command if b.guard is not None else None,
-        authorize_fast=b.guard.admits_send if b.guard is not None else None,
+        run_engine=_compile(core, fast_paths),
+        handle_outcome=core.handle_outcome,
+        authorize=core.guard.refuse_command if core.guard is not None else None,
+        authorize_fast=core.guard.admits_send if core.guard is not None else None,
         codes_with_messages=CODES_WITH_MESSAGES,
-        scheduler=b.shares,
+        scheduler=core.scheduler,
     )
 
 
-def _compile(b: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:
+def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:
     """Return the entry point of the compiled engine, or None if it cannot be used.
 
     The compiled engine takes over plain sends and pulls, so the fast path of pulls is removed from
     `fast_paths`. It is not used with access control, or where sends have no fast path.
     """
-    is_plain = fast_paths.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
-    sends = b.send.compiled
+    is_plain = fast_paths.get(Code.SEND_MESSAGE_V2) == core.send.send_quick and core.guard is None
+    sends = core.send.compiled
     if not is_plain or sends is None:
         return None
     fast_paths.pop(Code.PULL_MESSAGE, None)
-    return b.pull.compile(sends.run)
+    return core.pull.compile(sends.run)

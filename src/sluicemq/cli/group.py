@@ -25,16 +25,15 @@ from sluicemq.cli.output import (
     show_time,
 )
 from sluicemq.cli.servers.serve import print_proxy_clients
+from sluicemq.client.admin.diagnose.findings import Code
+from sluicemq.client.admin.diagnose.records import explain_record
+from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.admin.group_report import GroupReport
 from sluicemq.client.admin.groups import (
-    EARLIEST_MS,
-    LATEST_MS,
     ConsumerClient,
     GroupContract,
-    GroupReport,
-    OffsetChange,
     QueueLag,
 )
-from sluicemq.client.admin.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.system_names import is_system_group
@@ -185,7 +184,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
             "queues": [_progress(item) for item in report.progress],
             "notes": report.notes,
             "filters": [_filter_record(broker, topic) for broker, topic in filters],
-            "findings": unequal,
+            "findings": [explain_record(one) for one in unequal],
             "contract": [_contract(item) for item in contracts],
         })  # fmt: skip
         return
@@ -203,7 +202,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
     for contract in contracts:
         _print_contract(contract)
     for finding in unequal:
-        click.echo(f"{finding.what} {finding.instead}")
+        click.echo(f"{finding.what} {finding.fix}")
 
 
 def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:

@@ -258,10 +258,10 @@ def export_traces(
     What the endpoint has taken is committed, so each span arrives at least once, with the same id.
     """
     from sluicemq.broker.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
-    from sluicemq.operate.spans import Joiner, exportable  # noqa: PLC0415
+    from sluicemq.operate.spans import SpanBuilder, exportable  # noqa: PLC0415
 
     topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
-    exporter, joiner, begin = open_exporter("traces", endpoint), Joiner(), parse_start(start)
+    exporter, joiner, begin = open_exporter("traces", endpoint), SpanBuilder(), parse_start(start)
     done = {"messages": 0, "spans": 0, "unread": 0}
 
     async def parents_of(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:

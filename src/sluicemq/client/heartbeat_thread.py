@@ -197,7 +197,8 @@ class HeartbeatThread:
     ) -> "Future[None]":
         """Remove a producer or consumer group from the heartbeats and unregister it everywhere.
 
-        Return a future that is done when all brokers have responded. Raises ClosedError.
+        Return a future that is done when every broker has responded or failed to. Raises
+        ClosedError.
         """
         if producer:
             self._producers = tuple(group for group in self._producers if group != producer)
@@ -208,7 +209,10 @@ class HeartbeatThread:
         return self._submit(self._unregister(producer, consumer))
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Unregister all groups and end the thread. Wait at most `timeout_s` seconds."""
+        """Unregister all groups and end the thread. Wait at most `timeout_s` seconds.
+
+        Without a thread, use `aclose`: this method only stops the heartbeats.
+        """
         thread, self._closed = self._thread, True
         if thread is None or self._loop is None or not thread.is_alive():
             return
@@ -270,7 +274,7 @@ class HeartbeatThread:
                     await run_application_code(
                         self._send_heartbeats(partial(self._select_due, due))
                     )
-                except Exception:  # noqa: BLE001 - the brokers would forget this client
+                except Exception:  # noqa: BLE001 - without heartbeats brokers remove the client
                     _log.exception("heartbeats of %s failed, retrying", self.client_id)
                     for address in due:
                         self._schedule_heartbeat(RECONNECT_S, address)

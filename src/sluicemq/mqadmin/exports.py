@@ -149,7 +149,7 @@ def _quota(
 ) -> tuple[dict[str, float], dict[str, int], dict[str, object]]:
     counts = session.admin.runtime(address)
     half, late = (
-        session.admin.counted_at(address, "TOPIC_PUT_NUMS", topic)
+        session.admin.statistic_at(address, "TOPIC_PUT_NUMS", topic)
         for topic in (HALF_TOPIC, SCHEDULE_TOPIC)
     )
 

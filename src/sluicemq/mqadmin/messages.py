@@ -316,7 +316,7 @@ def _heading(group: str, time: str) -> str:
 def query_queue(session: Session, given: Given) -> None:
     """Entries of a queue, and what a group's filter says to them."""
     topic = given["topic"]
-    address = given.get("broker") or session.admin.known_route(topic).brokers[0].addresses[0]
+    address = given.get("broker") or session.admin.current_route(topic).brokers[0].addresses[0]
     index = given.number("index")
     found = session.admin.queue_units(
         address, topic, given.number("queue"), index, given.number("count", 10),

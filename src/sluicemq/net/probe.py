@@ -9,45 +9,16 @@ import contextlib
 import socket
 import ssl
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from sluicemq.errors import ProtocolError, SluiceError
 from sluicemq.model.ids import Host, parse_host
+from sluicemq.model.reachability import Reachability
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command
 
 PROBE_TIMEOUT_S: Final = 2.0
-
-
-class Reachability(StrEnum):
-    """How far a client gets at an address."""
-
-    RESPONDS = "answers"
-    """A server responded to the request, or (`probe_connection`) accepted a connection."""
-    UNRESOLVED = "unresolved"
-    """The address is malformed, or its host name cannot be resolved."""
-    REFUSED = "refused"
-    """The machine responds, but no process listens on the port."""
-    UNREACHABLE = "silent"
-    """The machine does not respond: it is off, has no route, or is behind a firewall."""
-    UNRESPONSIVE = "mute"
-    """A server accepts the connection, but sends no response of a known protocol."""
-    TLS = "tls"
-    """The server requires TLS, and the client connected without it."""
-    PLAIN = "plain"
-    """The server does not use TLS, and the client required it."""
-    HTTP = "http"
-    GRPC = "grpc"
-    UNTRUSTED = "untrusted"
-    """The authority of the server's certificate is not trusted."""
-    EXPIRED = "expired"
-    """The server's certificate has expired."""
-    WRONG_NAME = "wrong-name"
-    """The server's certificate is for another host name or address."""
-    CLIENT_CERTIFICATE = "client-certificate"
-    """The server requires a client certificate, or does not accept the one that it was shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.client.admin.explain import GroupSubscriptions
 from sluicemq.client.admin.groups import QueueLag
+from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
@@ -355,12 +355,14 @@ class Audit:
         self.messages += seen.messages
         if not seen.is_whole:
             self.not_known.append(f"{topic} has too many tags: the rarest are left out.")
-        losses = [loss(seen, one.group, one.said(topic)) for one in known if topic in one.topics]
+        losses = [
+            loss(seen, one.group, one.by_member(topic)) for one in known if topic in one.topics
+        ]
         self.unequal += [one for one in losses if one is not None]
         self.collisions += collisions(seen)
         self.failing += failing(seen)
         unwanted = unwanted_tags(seen)
-        silent = [one.group for one in readers if not one.wanted(topic)]
+        silent = [one.group for one in readers if not one.all_of(topic)]
         if unwanted and silent:
             self.not_known.append(
                 f"whether {', '.join(silent)} take tags of {topic} that nobody else takes: away, "
@@ -477,7 +479,7 @@ def audit(
         if stopping():
             break
         say(f"looking at {topic}")
-        wanted = {(s.kind, s.expression): s for one in those for s in one.wanted(topic)}
+        wanted = {(s.kind, s.expression): s for one in those for s in one.all_of(topic)}
         expressions = [wanted[key] for key in sorted(wanted)]
         seen = history(spark, connection, topic, expressions, begin_ms)
         found.judge(seen, known, those, len(expressions))

@@ -31,17 +31,16 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.admin.letters import (
+from sluicemq.client.admin.dead_letters import (
     FILTERED,
     INVALID,
     ORIGIN_IDS,
     ORIGIN_TOPICS,
-    Judge,
-    cause_of,
-    no_letters,
+    ReplayJudge,
+    failure_reason,
+    no_dead_letters,
     replay_id,
-    undecodable_cause,
-    wanted_of,
+    undecodable_reason,
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
@@ -132,7 +131,7 @@ def _bounds(admin: Admin, group: str) -> Bounds:
     try:
         return fetch_bounds(admin, [DLQ_PREFIX + group])
     except RouteNotFoundError:
-        raise no_letters(group) from None
+        raise no_dead_letters(group) from None
 
 
 def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds) -> Any:
@@ -147,9 +146,9 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
 
     def causes(asked: pa.Array) -> pa.Array:
         told = [
-            cause_of(dict(one["own"] or ()), one["body"] or b"")
+            failure_reason(dict(one["own"] or ()), one["body"] or b"")
             if one["error"] is None
-            else undecodable_cause(one["error"])
+            else undecodable_reason(one["error"])
             for one in asked.to_pylist()
         ]
         return pa.array(told, pa.string())
@@ -335,7 +334,7 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
 
-def judged(rows: Any, judge: Judge) -> Any:
+def judged(rows: Any, judge: ReplayJudge) -> Any:
     """The rows with `verdict` and `reason`; bodies do not travel to Python for that."""
 
     def verdicts(asked: pa.Array) -> pa.Array:
@@ -381,18 +380,17 @@ def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     named = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
     targets = {str(row["target"]) for row in named if row["target"]}
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
-    missing = frozenset(
-        one for one in targets
-        if not one.startswith(RETRY_PREFIX) and admin.find_route(one) is None
-    )  # fmt: skip
-    judge = Judge(_subscriptions(task, admin, topics), missing)
+    # A consumer's retry topic is created when it connects.
+    checked = {target for target in targets if not target.startswith(RETRY_PREFIX)}
+    assumed = _assumed_subscriptions(task, topics)
+    judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
     return judged(numbered(rows), judge)
 
 
-def _subscriptions(
-    task: Task, admin: Admin, topics: set[str]
+def _assumed_subscriptions(
+    task: Task, topics: set[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
-    """Topic -> what the group wants of it now, or what is to be assumed; None is not known."""
+    """Return topic -> the subscription that the options name, None for those of the group."""
     options = task.options
     if options["filter_sql"] and options["filter_tags"]:
         raise ConfigurationError(
@@ -402,7 +400,7 @@ def _subscriptions(
         if options[option]:
             check_subscription(Subscription("", options[option], kind))
             return {topic: (subscribe(topic, options[option], kind),) for topic in topics}
-    return wanted_of(admin.subscriptions(options["group"]), topics)
+    return None
 
 
 # ---- the ready pipeline

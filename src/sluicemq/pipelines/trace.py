@@ -323,7 +323,7 @@ def _with_filters(
         }
     found = []
     for topic, group in pairs:
-        said = known[group].wanted(topic)
+        said = known[group].all_of(topic)
         tags = {tag for one in said for tag in one.tags}
         is_by_tags = bool(said) and all(is_tag_kind(one.kind) and one.tags for one in said)
         expression = "; ".join(one.expression for one in said) or None

@@ -65,7 +65,7 @@ def proxy_of(
     """
     core = broker.core
     backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
-    proxy = Proxy(backend, core.guard, core.shares, config or core.settings.broker, limits)
+    proxy = Proxy(backend, core.guard, core.scheduler, config or core.settings.broker, limits)
     collector = ProxyCollector(proxy)
     core.metric_collectors.append(collector.collect)
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicemq.cli import main
-from sluicemq.client.admin.rules import Code, Fate
+from sluicemq.client.admin.diagnose.findings import Code, Fate
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import (
@@ -108,4 +108,4 @@ async def test_what_is_in_flight_is_told(mq: EmbeddedSluice) -> None:
     assert fates == [(Fate.CONSUMED, Code.OFFSET_PAST), (Fate.IN_FLIGHT, Code.IN_FLIGHT)]
     told = await sluice(mq, "explain", "message", second.message_id, "--group", "G")
     assert "popper popped it" in told.stdout
-    assert "the 1. time" in told.stdout
+    assert "(delivery 1)" in told.stdout

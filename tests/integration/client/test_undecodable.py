@@ -17,7 +17,7 @@ from sluicemq.client.core.transactions import parse_check_request
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer
 from sluicemq.operate.doctor import Diagnosis, diagnose
-from sluicemq.operate.mcp import told
+from sluicemq.operate.mcp import message_fields
 from sluicemq.rocketmq import ConsumeFromWhere, DefaultMQPushConsumer
 from sluicemq.rocketmq.messages import MessageExt
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -216,7 +216,7 @@ async def test_commands_show_the_stored_bytes_and_why(mq: EmbeddedSluice) -> Non
     assert why in await run("message", "query", "-t", "t", "-k", "k", *at, "--json")
     explained = await run("explain", "message", BAD_ID, "-t", "t", "-g", "g", *at)
     assert "body     The body of message BAD0 cannot be decoded" in explained
-    assert "body-undecodable: Its body cannot be decoded" in explained
+    assert "body-undecodable: The body of the message cannot be decoded" in explained
     listed = await run("explain", "message", BAD_ID, "-t", "t", *at, "--json")
     assert why in json.loads(listed)["message"]["body_error"]
 
@@ -284,10 +284,10 @@ async def test_a_listener_of_rocketmq_fails_on_it_alone(mq: EmbeddedSluice) -> N
 
 
 def test_an_assistant_is_told_why() -> None:
-    message = told(stored(GARBAGE))
+    message = message_fields(stored(GARBAGE))
     assert (message["body_of_the_sender"], message["body_bytes"]) == ("not compressed", 14)
     assert "incorrect header check" in message["body_error"]
-    assert "body_error" not in told(stored(GOOD["zlib"]))
+    assert "body_error" not in message_fields(stored(GOOD["zlib"]))
 
 
 def stored(body: StoredBody) -> Any:

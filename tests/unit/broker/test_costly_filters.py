@@ -188,7 +188,7 @@ def test_an_asker_who_is_gone_costs_nothing_more(watched: Watched) -> None:
     gone.disconnect()
     watched.settle()
     assert not len(watched.broker.core.background)
-    assert gone.peer not in watched.broker.core.shares._owners
+    assert gone.peer not in watched.broker.core.scheduler._owners
 
 
 # ------------------------------------------------------------------------------- heartbeats
@@ -212,7 +212,7 @@ def test_a_heartbeat_of_many_groups_is_taken_group_by_group(
 ) -> None:
     # A clock under which slices and turns end.
     monkeypatch.setattr(watched.broker.clock, "monotonic_s", time.thread_time)
-    monkeypatch.setattr(watched.broker.core.shares, "now_s", time.thread_time)
+    monkeypatch.setattr(watched.broker.core.scheduler, "now_s", time.thread_time)
     expressions = [contains(at, 5) for at in range(600)]
     expressions[300] = "p1 CONTAINS"
     expressions[301] = contains(6)

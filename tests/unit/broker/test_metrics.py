@@ -274,7 +274,7 @@ def test_a_broker_that_clients_cannot_find_or_use_is_not_ready(
 def test_slow_requests_are_logged_as_long_as_the_setting_says(
     broker: SteppedBroker, client: SteppedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shares, peer = broker.core.shares, client.peer
+    shares, peer = broker.core.scheduler, client.peer
     begin_s = broker.clock.monotonic_s()
     broker.clock.advance(1.5)
     with caplog.at_level(logging.WARNING, "sluicemq.slow"):

@@ -477,7 +477,7 @@ def test_a_producer_has_its_answer_before_a_crowd_looks(broker: SteppedBroker) -
     producer = broker.connect()
     order: list[object] = []
     for one in (producer, *consumers):
-        one.peer.carry(Noting(one, order))
+        one.peer.set_transport(Noting(one, order))
     producer.feed(producer.request(310, send_fields(), b"x"))
     broker.step()
     assert order[0] is producer

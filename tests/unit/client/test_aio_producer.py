@@ -99,7 +99,7 @@ async def test_a_name_server_without_brokers_is_told_from_a_missing_topic(fake):
     fake.auto_create = False
     fake.brokers, kept = [], fake.brokers
     async with Sluice(fake.name_server) as mq:
-        with pytest.raises(RouteNotFoundError, match="no broker is registered there"):
+        with pytest.raises(RouteNotFoundError, match="no broker is registered with them"):
             await mq.send("nosuch", b"x")
     fake.brokers = kept
 
@@ -281,7 +281,7 @@ async def test_what_breaks_a_rule_is_refused_without_a_connection():
     async with Sluice("127.0.0.1:1") as mq:
         for arguments, text in [
             ({"tag": "a|b"}, "contains '|'"),
-            ({"tag": "a\tb"}, "invisible"),
+            ({"tag": "a\tb"}, "unprintable"),
             ({"tag": "x" * 129}, "129 characters"),
             ({"properties": {"KEYS": "x"}}, "reserved"),
             ({"properties": {"a": "x\x01y"}}, "U\\+0001"),

@@ -100,7 +100,7 @@ def test_names_are_ours_and_javas():
     }  # fmt: skip
     assert strategy("AVG") is strategy("average")
     assert hash_to_ring("MessageQueue [topic=T, brokerName=b, queueId=0]") < 1 << 32
-    with pytest.raises(ConfigurationError, match="points"):
+    with pytest.raises(ConfigurationError, match="virtual_nodes must be"):
         ConsistentHash(0)
     with pytest.raises(ConfigurationError, match="room"):
         allocate(strategy("machine_room_nearby"), "-x", [], ["-x"])

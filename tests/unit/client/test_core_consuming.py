@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluicemq.client.admin.groups import QueueProgress, group_report
+from sluicemq.client.admin.group_report import group_report
+from sluicemq.client.admin.groups import QueueProgress
 from sluicemq.client.admin.topics import masters_of
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
@@ -176,7 +177,7 @@ def test_idle_members_are_named_with_the_reason():
     assert "3 members share 2 queues" in report.members[2].idle_because
     assert "stop 1 members" in report.members[2].idle_because
     assert report.lag == 7
-    assert "No member is online" in group_report("g", [], [], {}).notes[0]
+    assert "No member of g is online" in group_report("g", [], [], {}).notes[0]
     assert "used by two members" in group_report("g", ["m", "m"], [], {"t": queues(2)}).notes[0]
     assert "no offsets yet" in group_report("g", ["m"], [], {}).members[0].idle_because
 
@@ -184,7 +185,7 @@ def test_idle_members_are_named_with_the_reason():
 def test_masters_of_an_unknown_cluster_name_the_known_ones():
     info = ClusterInfo({data.broker: data for data in ROUTE.brokers}, {"c1": ("a", "b")})
     assert masters_of(info) == masters_of(info, "c1") == {"b": "b:1"}
-    with pytest.raises(ConfigurationError, match="knows: c1"):
+    with pytest.raises(ConfigurationError, match="Use one of: c1"):
         masters_of(info, "c2")
 
 

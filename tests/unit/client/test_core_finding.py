@@ -129,10 +129,10 @@ def test_topics_are_not_all_walked_through_for_others(message_id: str) -> None:
 @pytest.mark.parametrize(
     ("key", "begin", "end", "count", "text"),
     [
-        ("two words", 0, 1, 1, "is not a key"),
-        ("", 0, 1, 1, "is not a key"),
+        ("two words", 0, 1, 1, "is not a valid key"),
+        ("", 0, 1, 1, "is not a valid key"),
         ("k", 2, 1, 1, "begins at 2 ms"),
-        ("k", 0, 1, 0, "0 messages are asked for"),
+        ("k", 0, 1, 0, "count_max must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_asked_is_said(

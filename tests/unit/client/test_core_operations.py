@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.client.admin.groups import OffsetChange
+from sluicemq.client.admin.group_offsets import OffsetChange
 from sluicemq.client.core.consuming import TopicConsumeStats
 from sluicemq.client.core.messages import make_outgoing
 from sluicemq.client.core.replies import (

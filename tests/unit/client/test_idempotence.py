@@ -396,13 +396,13 @@ def test_mysql_ignores_and_compares_exactly():
 @pytest.mark.parametrize(
     ("database", "message"),
     [
-        (":memory:", "forgets"),
-        ("sqlite://", "forgets"),
+        (":memory:", "loses"),
+        ("sqlite://", "loses"),
         ("", "must be a path, a URL or an engine"),
         (7, "must be a path, a URL or an engine"),
         ("oracle+oracledb://host/name", "driver for 'oracle|does not know"),
         ("nosuch://host/name", "cannot be used"),
-        ("://", "cannot be read"),
+        ("://", "is not valid"),
     ],
 )
 def test_what_is_no_database_is_said_when_the_handler_is_defined(database, message):
@@ -450,8 +450,8 @@ def test_an_engine_without_transactions_is_refused(path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key": ""}, "key is ''"),
-        ({"key": 7}, "key is 7"),
+        ({"key": ""}, "got ''"),
+        ({"key": 7}, "got 7"),
         ({"keep": timedelta(0)}, "keep must be a positive timedelta, got 0:00:00"),
     ],
 )
@@ -463,7 +463,7 @@ def test_wrong_options_are_said(path, options, message):
 
 
 def test_options_belong_to_the_one_who_makes_the_ledger(ledger):
-    with pytest.raises(ConfigurationError, match="where the ledger is made"):
+    with pytest.raises(ConfigurationError, match="where the ledger is created"):
 
         @idempotent(ledger, table="other")
         def handle(message, connection): ...

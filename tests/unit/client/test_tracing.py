@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sluicemq import ConfigurationError, Message
 from sluicemq.cli.message import drawn
-from sluicemq.client.admin.messages import GroupTrace, record_about, timeline
+from sluicemq.client.admin.messages import GroupTrace, record_of_message, timeline
 from sluicemq.client.core.messages import join_batch, make_outgoing
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.tracing import (
@@ -311,10 +311,10 @@ def test_a_message_of_javas_batch_is_known_by_its_id_or_its_place():
     batch = SendTrace(
         1, "r", "p", "t", "a,b,c", None, None, "h:1", 9, 2, MessageKind.NORMAL, "x,y,z", True
     )
-    own = record_about(batch, "b", None)
+    own = record_of_message(batch, "b", None)
     assert (own.message_id, own.offset_message_id) == ("b", "y")
-    own = record_about(batch, "id of the batch", "z")
+    own = record_of_message(batch, "id of the batch", "z")
     assert (own.message_id, own.offset_message_id) == ("id of the batch", "z")
-    assert record_about(batch, "a,b,c", None) == batch
-    assert record_about(batch, "d", "w") is None
-    assert record_about(batch, "d", None) is None
+    assert record_of_message(batch, "a,b,c", None) == batch
+    assert record_of_message(batch, "d", "w") is None
+    assert record_of_message(batch, "d", None) is None

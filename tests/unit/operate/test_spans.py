@@ -13,7 +13,7 @@ from sluicemq.client.core.tracing import (
     TransactionTrace,
 )
 from sluicemq.operate import spans as subject
-from sluicemq.operate.spans import Joiner, Span, exportable, parent_of
+from sluicemq.operate.spans import Span, SpanBuilder, exportable, parse_traceparent
 
 ID = "7F0000010001D41A00000BD5A5F30000"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -41,7 +41,7 @@ def finished(
 
 
 def made(*records: TraceRecord, now_ms: int = 3000, **options: dict[str, str]) -> list[Span]:
-    return list(Joiner().spans(records, now_ms, **options))
+    return list(SpanBuilder().spans(records, now_ms, **options))
 
 
 def test_a_send_and_its_delivery_are_parent_and_child_in_the_trace_of_the_message() -> None:
@@ -119,7 +119,7 @@ def test_the_end_of_the_cloud_has_time_and_group_of_its_beginning() -> None:
 
 
 def test_a_delivery_that_never_ends_is_told_after_the_time_that_consumers_have() -> None:
-    joiner = Joiner()
+    joiner = SpanBuilder()
     assert list(joiner.spans([taken()], 2000 + subject.BEGUN_MS - 1)) == []
     assert len(joiner) == 1
     (process,) = joiner.spans([], 2000 + subject.BEGUN_MS)
@@ -130,7 +130,7 @@ def test_a_delivery_that_never_ends_is_told_after_the_time_that_consumers_have()
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "BEGUN_MAX", 2)
     monkeypatch.setattr(subject, "KNOWN_MAX", 1)
-    joiner = Joiner()
+    joiner = SpanBuilder()
     told = list(joiner.spans([taken(f"r-{number}") for number in range(5)], 2000))
     assert (len(told), len(joiner)) == (3, 2)
     list(joiner.spans([published(), published("other")], 2000))
@@ -170,7 +170,7 @@ def test_a_traceparent_of_the_message_takes_it_into_that_trace() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", PARENT[:-3], f"00-{'0' * 32}-{'1' * 16}-01"])
 def test_what_is_no_traceparent_is_none(text: str) -> None:
-    assert parent_of(text) is None
+    assert parse_traceparent(text) is None
     (send,) = made(published(), traceparents={ID: text})
     assert send.trace_id == int(ID, 16)
 

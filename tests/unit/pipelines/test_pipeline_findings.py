@@ -15,7 +15,7 @@ pytest.importorskip("sqlalchemy")
 import pyarrow as pa
 import sqlalchemy as sa
 
-from sluicemq.client.admin.explain import GroupSubscriptions
+from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.client.core.tracing import (
     ConsumeOutcome,
     ConsumeTrace,
@@ -131,9 +131,9 @@ def test_all_that_anybody_says_of_a_topic_counts_once() -> None:
         "g", {"one": {"orders": TAG_A}, "two": {"orders": TAG_B, "%RETRY%g": retry}, "mute": None},
         {"orders": TAG_B, "%RETRY%g": retry}, {"bills": DEAR},
     )  # fmt: skip
-    assert known.wanted("orders") == [TAG_A, TAG_B]
+    assert known.all_of("orders") == [TAG_A, TAG_B]
     assert known.topics == {"orders", "bills"}
-    assert known.said("bills") == {"one": None, "two": None}
+    assert known.by_member("bills") == {"one": None, "two": None}
 
 
 def test_findings_make_figures_and_lag_alone_is_none() -> None:

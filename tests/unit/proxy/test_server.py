@@ -216,7 +216,7 @@ def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
     async def scene(mq: EmbeddedSluice) -> None:
         core = mq.servers.broker.core
         backend = mq.servers.proxies["broker-a"].backend
-        proxy = server.Proxy(backend, None, core.shares, BrokerConfig())
+        proxy = server.Proxy(backend, None, core.scheduler, BrokerConfig())
         await proxy.start("127.0.0.1", 0)
         with pytest.raises(CallError, match="protected mode") as caught:
             await asyncio.to_thread(call_unary, f"127.0.0.1:{proxy.port}", STATUS, b"")

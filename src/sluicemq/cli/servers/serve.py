@@ -512,7 +512,7 @@ async def start_broker(
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 
-        server = Broker(config, store, read_only=read_only, shares=shares)
+        server = Broker(config, store, read_only=read_only, scheduler=shares)
         await server.start()
         stack.push_async_callback(server.close)
     server.on_store_failure = stack.fail

@@ -390,7 +390,7 @@ def check_undecodable(on_undecodable: object, body_bytes_max: object) -> None:
 class ConsumeLimits(TypedDict, total=False):
     """Keyword options that all kinds of consumers accept; the defaults are in parentheses.
 
-    `pull_count` (32) is the number of messages that one request asks for. `commit_period_s` (5) is
+    `pull_count` (256) is the number of messages that one request asks for. `commit_period_s` (5) is
     the interval in seconds between commits of offsets, `balance_period_s` (20) that between
     rebalances. `span_max` (None) limits the difference between the first and the last
     unacknowledged offset of a queue. `topic_count_max` and `topic_bytes_max` (None) limit the

@@ -64,13 +64,13 @@ _NAME_SERVER_OUTAGE: Final = "the name servers"
 
 
 def list_write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Return the queues of a topic that a producer may send to, ordered by broker and queue id.
+    """Return the queues of a topic that a producer may send to.
 
-    These are the writable queues of brokers whose master is in the route. A topic with an order
-    configuration has exactly the queues of that configuration, so that their number does not change
-    while a broker is unreachable.
+    These are the writable queues of brokers whose master is in the route, sorted by broker and
+    queue id. A topic with an order configuration has exactly the queues of that configuration, in
+    its order, so that their number does not change while a broker is unreachable.
     """
-    if route.order_topic_config:  # strict order keeps the count while a broker is away
+    if route.order_topic_config:
         pairs = [part.partition(":") for part in route.order_topic_config.split(";") if part]
         return [
             MessageQueue(topic, broker, queue_id)

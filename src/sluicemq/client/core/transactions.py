@@ -254,7 +254,7 @@ class Transactions:
             )
         self.listener = listener
         self.trace = trace
-        self._lock = nullcontext() if lock is None else lock
+        self._tables_lock = nullcontext() if lock is None else lock
         self._running: set[str] = set()
         self._ended: OrderedDict[str, tuple[TransactionState, str]] = OrderedDict()
         self._has_warned = False
@@ -287,7 +287,7 @@ class Transactions:
         `make_prepared`, `send` and `locate_prepared` raise.
         """
         prepared = make_prepared(outgoing, self.group, check_after_s)
-        with self._lock:
+        with self._tables_lock:
             self._running.add(prepared.message_id)
         try:
             result = yield from send(prepared)
@@ -298,7 +298,7 @@ class Transactions:
 
     def _record_end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
         """Record that the local transaction is over. `broker` stores its prepared message."""
-        with self._lock:
+        with self._tables_lock:
             self._running.discard(transaction_id)
             if state is not TransactionState.UNKNOWN:
                 self._ended[transaction_id] = (state, broker)
@@ -433,7 +433,7 @@ class Transactions:
         response. It is rolled back, so that it does not become a second message.
         """
         transaction_id = check.location.transaction_id
-        with self._lock:
+        with self._tables_lock:
             if transaction_id in self._running:
                 return TransactionState.UNKNOWN
             state, broker = self._ended.get(transaction_id, (None, ""))

@@ -269,7 +269,7 @@ class Inbound(Transactions):
             self._known[topic] = self._keeper.send_heartbeats()
         return self._keeper, self._known[topic]
 
-    def begin(
+    def send_prepared(
         self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
     ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
         """Sends the half message, when its brokers know whom to ask."""

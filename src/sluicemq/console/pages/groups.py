@@ -4,9 +4,8 @@ import asyncio
 from typing import Any, Final
 from urllib.parse import quote
 
+from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS
 from sluicemq.client.admin.groups import (
-    EARLIEST_MS,
-    LATEST_MS,
     GroupContract,
     QueueLag,
     TopicMatching,

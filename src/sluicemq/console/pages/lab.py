@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from sluicemq.client.admin.explain import BrokerTrial
+from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import SluiceError
 from sluicemq.filter.check import check

@@ -270,7 +270,7 @@ async def test_a_request_that_was_written_when_the_tunnel_broke_ends_the_connect
     world.forwarder.master = MASTER
     call = asyncio.ensure_future(channel.call(send("x"), 5))
     await asyncio.wait([call])
-    assert "closed before the answer" in str(call.exception())
+    assert "closed before the response" in str(call.exception())
     await world.forwarder.close()
 
 
