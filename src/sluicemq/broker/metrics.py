@@ -91,7 +91,7 @@ def _messages_in(b: BrokerState) -> Samples:
 
 def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
     def samples(b: BrokerState) -> Samples:
-        for (topic, group), delivered in b.pull.delivered.copy().items():
+        for (topic, group), delivered in b.pull.deliveries.copy().items():
             yield topic, group, *_flags(b, topic), getattr(delivered, attribute)
 
     return samples
@@ -144,7 +144,7 @@ COUNTERS: Final = (
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
     Family("rocketmq_throughput_out", "Bytes delivered.", _OUT, _delivered("bytes_out")),
     Family("sluicemq_messages_filtered", "Messages that a filter kept back.", _OUT,
-           _delivered("filtered")),
+           _delivered("filtered_count")),
     Family("sluicemq_messages_retried", "Messages that come to a group again.", _GROUP,
            _each(lambda b: b.retries.retried)),
     Family("rocketmq_send_to_dlq_messages", "Dead letters of a group.", _GROUP,
@@ -173,7 +173,7 @@ COUNTERS: Final = (
     Family("sluicemq_filter_errors", "Evaluations of a filter that failed: the message is dropped.",
            (*_PAIR, "reason"),
            lambda b: [(*pair, reason, count)
-                      for pair, troubles in b.filter_watch.troubles.copy().items()
+                      for pair, troubles in b.filter_watch.failures.copy().items()
                       for reason, count in troubles.reasons.copy().items()]),
     Family("sluicemq_messages_lost", "Messages that were deleted before the group read them.",
            _PAIR, _each(lambda b: b.watch.lost)),
@@ -182,7 +182,7 @@ COUNTERS: Final = (
     Family("sluicemq_lane_messages_unmatched", "Messages no lane wants.", _GROUP,
            _each(lambda b: {name: made.unmatched for name, made in b.lanes.table.copy().items()})),
     Family("sluicemq_subscription_conflicts", "Subscriptions that differed from their group's.",
-           _GROUP, _each(lambda b: b.contracts.conflicts)),
+           _GROUP, _each(lambda b: b.contracts.conflict_counts)),
     Family("sluicemq_property_columns_messages",
            "Messages made into columns: in memory for a reader, or sealed into a file.", ("kind",),
            _each(lambda b: {"memory": b.store.columns.rows_decoded,
@@ -195,10 +195,11 @@ GAUGES: Final = (
            _one(lambda b: len(b.checkpoints.table))),
     Family("sluicemq_consumer_lag_matching_messages",
            "Messages not consumed yet that the group's filter lets through, exactly.", _PAIR,
-           lambda b: [(*pair, count) for pair, (count, _) in b.filter_watch.matches.items()]),
+           lambda b: [(*pair, count)
+                      for pair, (count, _) in b.filter_watch.survey_results.items()]),
     Family("sluicemq_consumer_lag_eta_seconds",
            "When none of them will be left at the present pace; absent when not known.", _PAIR,
-           lambda b: [(*pair, eta_s) for pair, (_, eta_s) in b.filter_watch.matches.items()
+           lambda b: [(*pair, eta_s) for pair, (_, eta_s) in b.filter_watch.survey_results.items()
                       if eta_s is not None]),
     Family("rocketmq_half_messages", "Transactions that are not decided.", (),
            _one(lambda b: len(b.transactions.table))),
@@ -225,7 +226,7 @@ GAUGES: Final = (
            lambda b: [(name, len(made.lanes)) for name, made in b.lanes.table.copy().items()]),
     Family("sluicemq_group_refused_clients",
            "Clients online whose subscription their strict group refuses.", _GROUP,
-           _each(lambda b: Counter(group for group, _ in b.contracts.refused.copy()))),
+           _each(lambda b: Counter(group for group, _ in b.contracts.refusals.copy()))),
     Family("sluicemq_property_columns_bytes",
            "Files of property columns, of the topics in use.", (),
            _one(lambda b: b.store.columns.size_bytes)),

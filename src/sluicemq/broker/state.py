@@ -11,14 +11,15 @@ from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
-from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
-from sluicemq.broker.consume.delivered import Deliveries
-from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.consume.client_memory import ClientMemory
+from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.contracts import Contracts
+from sluicemq.broker.consume.delivery import DeliveryStates
+from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
 from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
-from sluicemq.broker.consume.held import HeldBytes
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed, RunSync
@@ -111,7 +112,7 @@ class BrokerState:
         self.offsets = offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
         self.guard = guard = Guard.of(files, clock, settings.broker)
-        self.held = HeldBytes(settings)
+        self.held = ClientMemory(settings)
         self.access, self.producers = Access(guard), Producers(clock, self.held)
         self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
         self.shares = shares or Shares(clock.monotonic_s, call_soon)
@@ -137,8 +138,8 @@ class BrokerState:
             settings, groups, self.filters, self.lanes, self.contracts, clock, self.held
         )
         self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
-        self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
-        self.pull = Pull(
+        self.delivered, self.request_filters = DeliveryStates(offsets.pulled_by), RequestFilters()
+        self.pull = PullHandlers(
             *common, consumers, self.polls, store, clock, call_soon, self.background,
             self.delivered, self.request_filters, self.shares, call_later=call_later,
         )  # fmt: skip
@@ -151,7 +152,7 @@ class BrokerState:
         self.checkpoints = Checkpoints(
             settings, topics, offsets, store, intake, turns, self.delayed, files, steady
         )
-        offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
+        offsets.on_forget += [self.checkpoints.forget, self.contracts.forget_deleted]
         self.in_flight = InFlight(groups, self.checkpoints, self.order, steady, self.background)
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock, steady,
@@ -178,13 +179,13 @@ class BrokerState:
         groups, offsets, consumers, turns = self.groups, self.offsets, self.consumers, self.turns
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.commit)
-        self.filter_watch = FilterWatch(
+        self.filter_watch = FilterHandlers(
             store, topics, groups, offsets, consumers, self.filters, self.delivered,
             self.background, clock, self.in_flight.unfinished,
         )  # fmt: skip
         self.runtime = RuntimeInfo(
             topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,
-            (self.delayed.runtime, self.filter_watch.runtime),
+            (self.delayed.runtime, self.filter_watch.runtime_info),
         )  # fmt: skip
 
     def _follow_topics(self) -> None:
@@ -220,8 +221,8 @@ class BrokerState:
     def _topic_removed(self, name: str) -> None:
         """Answer the requests that wait for messages of a deleted topic, and forget what pulls
         noted about its offsets."""
-        self.polls.end_topic(name)
-        self.delivered.topic_deleted(name)
+        self.polls.answer_deleted_topic(name)
+        self.delivered.forget_topic(name)
 
     def _take_up(self) -> None:
         """Settings that others hold copies of."""
@@ -322,7 +323,7 @@ class BrokerState:
 
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone."""
-        self.polls.disconnect(peer)
+        self.polls.remove_connection(peer)
         self.questions.disconnected(peer)
         self.background.run_in_background(self._leaving(peer))
         self.shares.forget(peer)
@@ -331,8 +332,8 @@ class BrokerState:
 
     def _leaving(self, peer: Peer) -> Steps[None]:
         """A connection may have been in thousands of groups."""
-        yield from self.consumers.disconnecting(peer)
-        yield from self.producers.disconnecting(peer)
+        yield from self.consumers.remove_connection(peer)
+        yield from self.producers.remove_connection(peer)
 
     # ---------------------------------------------------------------------------- by the clock
 
@@ -372,7 +373,7 @@ class BrokerState:
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.turns.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
-        run("notices of members", self.consumers.notices.run)
+        run("notices of members", self.consumers.notices.send_due)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
@@ -381,7 +382,7 @@ class BrokerState:
         run("ordered pops", self.order.run)
         run("epochs", self.epochs.run)
         run("transaction checks", self.transactions.run)
-        run("filter watch", self.filter_watch.run)
+        run("filter watch", self.filter_watch.survey_if_due)
 
     def second(self) -> None:
         """Once a second: samples for rates, and what lanes have to do."""

@@ -70,7 +70,7 @@ from sluicemq.store.segments import Segment
 
 PULL_SPAN_MAX: Final = 2000
 """How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as
-long as nothing else is known of it (`broker.consume.delivered`).
+long as nothing else is known of it (`broker.consume.delivery`).
 
 The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
 an answer of 32 matches of a rare tag would cost more than it brings."""

@@ -1,21 +1,23 @@
-"""What filters do, made visible: exact lag, evaluations that failed, an expression on trial, lanes.
+"""Handlers and surveys that show what filters do: exact lag, failed evaluations, trials, lanes.
 
-Pulls count what they let through and keep back, a sum for each pull. All else happens beside them:
-every ten seconds, and when somebody asks, the messages that a group has fetched since are looked at
-again, in slices, for evaluations that failed (`Troubles`), and those before it are counted that
-match (`Matching`). So the way of a message costs nothing more, and the figures are exact: each
-message is looked at once for each time that a group has passed it.
+Pulls only add up how many messages they delivered and filtered. Everything else is done beside
+them. Every SURVEY_PERIOD_S, and when a tool asks, the messages that a group has fetched since the
+last time are evaluated again, in slices, to find evaluations that failed (`FilterFailures`). Then
+the matching messages that the group has not consumed are counted (`MatchCounter`). So delivering a
+message costs nothing more, and the figures are exact: each message is examined once for each time
+that a group has passed it.
 
-Of a group that pops, what is in flight counts too: it matches, and is not done.
+For a group that pops, messages in flight count as lag, too: they match and are not acknowledged.
 
-The own offset of a group with lanes is the least of its lanes': from there on most may be delivered
-already. A lane's messages are those from its place on that its rules there want. The rules of a
-group exclude each other, so the sum over the lanes is what nobody was given yet.
+The committed offset of a group with lanes is the least of its lanes' offsets, so most messages
+behind it may be delivered already. The messages of a lane are those from its offset on that match
+its rules there. The rules of a group exclude each other, so the sum over the lanes is the number of
+messages that no member has received.
 
-Tools ask for it, with requests of ours alone: 900131 exact lag and counters, 900132 an expression
-on trial, 900133 a group's contract and lanes. The first two look at many messages and answer when
-they are done (`background.py`). A trial looks at no more than the asker allows, the newest messages
-of each queue.
+Tools use three requests of SluiceMQ: SLUICE_FILTERED_LAG (900131), SLUICE_TRY_FILTER (900132) and
+SLUICE_GROUP_LANES (900133). The first two examine many messages, and are answered when they are
+done (`net.work.background`). A trial examines no more messages than the request allows, the newest
+ones of each queue.
 """
 
 import math
@@ -28,9 +30,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import orjson
 
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivered import Delivered
-from sluicemq.broker.consume.filters import ConsumerFilters, filter_bytes
-from sluicemq.broker.consume.matching import RECORDS_A_STEP, Matching, Tally, Wanted
+from sluicemq.broker.consume.delivery import DeliveryState
+from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
+from sluicemq.broker.consume.matching import RECORDS_PER_STEP, MatchCounter, MatchCriteria, Tally
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
 from sluicemq.broker.lanes.rules import ByteCache, atoms_of
@@ -60,43 +62,59 @@ if TYPE_CHECKING:
     from sluicemq.filter.lab import Trial
 
 SURVEY_PERIOD_S: Final = 10.0
+"""The time in seconds between two surveys of all filters."""
 REASONS_MAX: Final = 32
+"""The most reasons that are counted for a group and topic; further ones count as OTHER_REASONS."""
 OTHER_REASONS: Final = "other reasons"
 SAMPLES_KEPT: Final = 10
+"""The most failed evaluations that are kept as samples."""
 EXPLAINED_MAX: Final = 256
-"""So many failed evaluations of a block are asked for their reasons one by one; of more, as many
-are taken evenly, and their reasons stand for all."""
+"""The most failed evaluations of a block that are repeated to find their reasons.
+
+If more have failed, evenly spaced ones are taken, and their reasons stand for all.
+"""
 EXPLAINED_WEIGHT: Final = 1 << 15
-"""Characters of an expression, times as often as it is asked: so much is a millisecond."""
-WANTED_BYTES_MAX: Final = 8 << 20
-"""Compiled filters that are kept, in bytes as `filter_bytes` counts them."""
+"""The most characters of an expression, times the number of repetitions: about a millisecond."""
+CRITERIA_BYTES_MAX: Final = 8 << 20
+"""The limit of the cached filters in bytes, as `estimate_filter_bytes` counts them."""
 ROWS_MAX: Final = 1_000_000
-ROWS_A_STEP: Final = 8192
-ROWS_A_JOB: Final = 1024
-Pair = tuple[str, str]
-"""Topic and group."""
+"""The most messages that a trial examines if the request does not say."""
+ROWS_PER_STEP: Final = 8192
+"""The number of rows of columns that a trial examines in one step."""
+ROWS_PER_JOB: Final = 1024
+"""The number of records that a trial examines in one job."""
+TopicGroup = tuple[str, str]
+"""A topic and a group."""
 
 
 @dataclass(slots=True)
-class Troubles:
-    """Evaluations that failed for a group on a topic since the broker started."""
+class FilterFailures:
+    """The evaluations that failed for a group on a topic since the broker started.
+
+    `reasons` counts them by reason, and `samples` are the last ones.
+    """
 
     reasons: dict[str, int] = field(default_factory=dict)
     samples: deque[bodies.FilterFailure] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
 
     @property
     def total(self) -> int:
+        """The number of failed evaluations."""
         return sum(self.reasons.values())
 
-    def explain(
+    def record_failures(
         self,
         queue_id: int,
-        wanted: Wanted,
+        wanted: MatchCriteria,
         first: int,
         verdicts: "NDArray[np.uint8]",
         properties_at: Callable[[int], Mapping[str, str] | None],
     ) -> None:
-        """Why did evaluations fail on messages from offset `first` on?"""
+        """Count the ERROR verdicts in `verdicts` by reason.
+
+        The verdicts are those on the messages from offset `first` on. `properties_at(offset)`
+        returns the properties of a message, None if there is none.
+        """
         verdict = wanted.verdict
         assert verdict is not None
         rows = (verdicts == ERROR).nonzero()[0].tolist()
@@ -116,14 +134,18 @@ class Troubles:
             self.add(reason, share)
 
     def add(self, reason: str, count: int) -> None:
+        """Count `count` failures with this reason."""
         if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
             reason = OTHER_REASONS
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-class QueueMatches(NamedTuple):
-    """One queue of a group. `tally` is None when it is not known what the group wants; `lanes`: of
-    each lane from its own offset on; `in_flight` and `extra` as in `Unfinished`."""
+class QueueLag(NamedTuple):
+    """The lag of a group in one queue.
+
+    `tally` is None if the filter of the group is unknown. `lanes` has the tally of each lane, from
+    the lane's own offset on. `in_flight` and `extra` are those of `Unfinished`.
+    """
 
     queue_id: int
     committed: int
@@ -135,19 +157,21 @@ class QueueMatches(NamedTuple):
     extra: int = 0
 
 
-def _compiled(kind: str, expression: str) -> Wanted | None:
-    """Return the compiled filter of an expression on any topic, None if it does not compile."""
+def _compile_or_none(kind: str, expression: str) -> MatchCriteria | None:
+    """Return the criteria of an expression on any topic; None if it does not compile."""
     try:
-        return Wanted(Subscription("", expression, kind))
+        return MatchCriteria(Subscription("", expression, kind))
     except FilterError:
         return None
 
 
 @dataclass(slots=True, eq=False)
-class FilterWatch:
-    """The request family of filters and lanes, which knows what the filters of all groups do.
-    `matches` is as the last survey found it, of groups with a filter: matching messages before the
-    group, and the seconds until it has none."""
+class FilterHandlers:
+    """Request handlers for filters and lanes, and the survey of all filters.
+
+    They answer SLUICE_FILTERED_LAG (900131), SLUICE_TRY_FILTER (900132) and SLUICE_GROUP_LANES
+    (900133).
+    """
 
     store: Store
     topics: Topics
@@ -155,32 +179,42 @@ class FilterWatch:
     offsets: Offsets
     consumers: Consumers
     filters: ConsumerFilters
-    delivered: dict[Pair, Delivered]
+    deliveries: dict[TopicGroup, DeliveryState]
     background: Background
     clock: Clock
     unfinished: Callable[[str, str, int], Unfinished]
-    troubles: dict[Pair, Troubles] = field(default_factory=dict)
-    matches: dict[Pair, tuple[int, float | None]] = field(default_factory=dict)
-    matching: Matching = field(init=False)
+    """Return the `Unfinished` of (group, topic, queue id)."""
+    failures: dict[TopicGroup, FilterFailures] = field(default_factory=dict)
+    survey_results: dict[TopicGroup, tuple[int, float | None]] = field(default_factory=dict)
+    """The last survey: for each group with a filter, its lag and the seconds until it has none."""
+    match_counter: MatchCounter = field(init=False)
     _survey_s: float = field(init=False)
     _is_surveying: bool = False
-    _wanted: ByteCache[Wanted | None] = field(
-        default_factory=lambda: ByteCache(_compiled, filter_bytes, WANTED_BYTES_MAX)
+    _criteria_cache: ByteCache[MatchCriteria | None] = field(
+        default_factory=lambda: ByteCache(
+            _compile_or_none, estimate_filter_bytes, CRITERIA_BYTES_MAX
+        )
     )
 
     def __post_init__(self) -> None:
-        self.matching = Matching(self.store)
+        self.match_counter = MatchCounter(self.store)
         self._survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
 
     # --- what a group wants
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
-        """What its members say; else the SQL92 expression that is kept of it; None: not known."""
+    def find_subscription(self, group: str, topic: str) -> Subscription | None:
+        """Return the subscription of a group to a topic; None if it is unknown.
+
+        It is that of the pops or heartbeats of the group, or else the SQL92 expression that the
+        table of expressions has kept. For a retry topic of pops it is that of the original topic.
+        """
         origin = pop_origin(topic, group)  # what comes again is wanted as it was
-        for popped, kind, expression in self.consumers.contracts.pops(group):
+        for popped, kind, expression in self.consumers.contracts.popped_subscriptions(group):
             if popped == origin:
-                return _parsed(topic, expression, kind)
-        watch = self.consumers.watch(group, topic) or self.consumers.watch(group, origin)
+                return _parse_subscription(topic, expression, kind)
+        watch = self.consumers.find_subscription(group, topic) or self.consumers.find_subscription(
+            group, origin
+        )
         if watch is not None:
             return watch.subscription
         kept = self.filters.table.get(group, {}).get(origin)
@@ -188,46 +222,56 @@ class FilterWatch:
             return None
         return Subscription(topic, kept.expression, kept.kind, version=kept.version)
 
-    def topics_of(self, group: str) -> set[str]:
-        """Topics of which it is known what the group wants."""
+    def known_topics(self, group: str) -> set[str]:
+        """Return the topics to which the subscription of the group is known."""
         found = self.consumers.groups.get(group)
-        return {*(found.watches if found is not None else ()), *self.filters.table.get(group, ())}
+        return {
+            *(found.subscriptions if found is not None else ()),
+            *self.filters.table.get(group, ()),
+        }
 
-    def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
-        """Compiled, and kept for a while; None when it does not compile."""
+    def compile_criteria(self, subscription: Subscription) -> Steps[MatchCriteria | None]:
+        """Return the criteria of a subscription; None if its expression does not compile.
+
+        Compiled criteria are cached.
+        """
         yield from preparation(subscription.expression, subscription.kind)
-        return self._wanted(subscription.kind, subscription.expression)
+        return self._criteria_cache(subscription.kind, subscription.expression)
 
     # --- lag
 
-    def lag(
+    def count_lag(
         self, group: str, topic: str, subscription: Subscription | None
-    ) -> Steps[list[QueueMatches]]:
-        """The queues of a topic, for a group with this subscription; for one with lanes see
-        `progress`."""
-        found: list[QueueMatches] = []
+    ) -> Steps[list[QueueLag]]:
+        """Count the lag in each queue of a topic for a group with this subscription.
+
+        Lanes are not considered: see `count_group_lag`.
+        """
+        found: list[QueueLag] = []
         known = self.topics.get(topic)
-        wanted = None if subscription is None else (yield from self.wanted(subscription))
+        wanted = None if subscription is None else (yield from self.compile_criteria(subscription))
         for queue_id in range(known.config.read_queues if known is not None else 0):
             start, in_flight, extra = self.unfinished(group, topic, queue_id)
             tally = None
             if wanted is not None:
                 now_s = self.clock.monotonic_s()
-                tally = yield from self.matching.lag(group, topic, queue_id, wanted, start, now_s)
+                tally = yield from self.match_counter.count_lag(
+                    group, topic, queue_id, wanted, start, now_s
+                )
             first, end = self.store.queue_offsets(topic, queue_id)
             end = end if tally is None else tally.end
             found.append(
-                QueueMatches(queue_id, start, first, end, tally, in_flight=in_flight, extra=extra)
+                QueueLag(queue_id, start, first, end, tally, in_flight=in_flight, extra=extra)
             )
             yield None
         return found
 
-    def progress(self, group: str, topic: str) -> Steps[list[QueueMatches]]:
-        """The queues of a topic for a group as it is: by its lanes where it has some."""
+    def count_group_lag(self, group: str, topic: str) -> Steps[list[QueueLag]]:
+        """Count the lag in each queue of a topic for a group, by its lanes if it has some."""
         made = self.consumers.lanes.table.get(group)
         known = self.topics.get(topic)
         if made is None or known is None:
-            counted = yield from self.lag(group, topic, self.subscription(group, topic))
+            counted = yield from self.count_lag(group, topic, self.find_subscription(group, topic))
             return [
                 it._replace(tally=it.tally and replace(it.tally, count=it.tally.count + it.extra))
                 for it in counted
@@ -241,7 +285,9 @@ class FilterWatch:
                 place = lane.places.get((topic, queue_id))
                 if place is not None:
                     name = f"{group}@{lane.id}"
-                    tally = yield from self.matching.lane_lag(name, topic, queue_id, place, now_s)
+                    tally = yield from self.match_counter.count_lane_lag(
+                        name, topic, queue_id, place, now_s
+                    )
                     lanes.append((lane, tally))
             first, end = self.store.queue_offsets(topic, queue_id)
             committed, whole = self.offsets.committed(group, topic, queue_id), None
@@ -251,19 +297,22 @@ class FilterWatch:
                 committed, end = min(tally.start for tally in tallies), whole.end
                 count = sum(tally.count for tally in tallies)
                 whole = replace(whole, start=committed, count=count)
-            found.append(QueueMatches(queue_id, committed, first, end, whole, tuple(lanes)))
+            found.append(QueueLag(queue_id, committed, first, end, whole, tuple(lanes)))
             yield None
         return found
 
     # --- evaluations that failed
 
-    def look(self, group: str, topic: str) -> Steps[None]:
-        """Looks at what the group has fetched through a filter since the last time."""
-        delivered = self.delivered.get((topic, group))
-        if delivered is None or not delivered.runs:
+    def check_fetched(self, group: str, topic: str) -> Steps[None]:
+        """Evaluate filters again on what the group has fetched since the last call.
+
+        Evaluations that fail are recorded in `failures`.
+        """
+        delivered = self.deliveries.get((topic, group))
+        if delivered is None or not delivered.ranges_to_check:
             return
-        looked, delivered.runs = delivered.runs, {}
-        troubles = self.troubles.setdefault((topic, group), Troubles())
+        looked, delivered.ranges_to_check = delivered.ranges_to_check, {}
+        troubles = self.failures.setdefault((topic, group), FilterFailures())
         for (message_filter, queue_id), ends in looked.items():
             # Of a lane's rule what the lane itself wants.
             rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
@@ -271,97 +320,104 @@ class FilterWatch:
             if isinstance(message_filter, Selector):
                 texts = {message_filter.text}
             for text in sorted(texts):
-                wanted = yield from self.wanted(Subscription(topic, text, SQL92))
+                wanted = yield from self.compile_criteria(Subscription(topic, text, SQL92))
                 if wanted is None:
                     continue
                 for start, end in zip(ends[::2], ends[1::2], strict=True):
                     low = max(start, self.store.queue_offsets(topic, queue_id)[0])
-                    for found in self.matching.verdicts(topic, queue_id, wanted, low, end):
+                    for found in self.match_counter.iter_verdicts(
+                        topic, queue_id, wanted, low, end
+                    ):
                         if callable(found):
                             yield found
                             continue
                         if found is not None:
-                            at = partial(self.matching.records.at, topic, queue_id)
-                            troubles.explain(queue_id, wanted, *found, at)
+                            at = partial(self.match_counter.properties.read_at, topic, queue_id)
+                            troubles.record_failures(queue_id, wanted, *found, at)
                         yield None
 
     # --- by the clock
 
-    def run(self) -> None:
-        """A survey of all filters when it is time."""
+    def survey_if_due(self) -> None:
+        """Begin a survey of all filters in the background if the last one is long enough ago."""
         now_s = self.clock.monotonic_s()
         if now_s < self._survey_s or self._is_surveying:
             return
         self._survey_s = now_s + SURVEY_PERIOD_S
-        looked = [pair for pair, delivered in self.delivered.items() if delivered.runs]
+        looked = [pair for pair, delivered in self.deliveries.items() if delivered.ranges_to_check]
         filtering = [
             (name, subscription)
             for name, group in self.consumers.groups.items()
-            for topic in group.watches
-            if (subscription := self.subscription(name, topic)) is not None
+            for topic in group.subscriptions
+            if (subscription := self.find_subscription(name, topic)) is not None
             and (not subscription.is_everything or name in self.consumers.lanes.table)
         ]
         if not looked and not filtering:
-            self.matches = {}
+            self.survey_results = {}
             return
 
         def survey() -> Steps[None]:
-            found: dict[Pair, tuple[int, float | None]] = {}
+            found: dict[TopicGroup, tuple[int, float | None]] = {}
             try:
                 for topic, group in looked:
-                    yield from self.look(group, topic)
+                    yield from self.check_fetched(group, topic)
                 for group, subscription in filtering:
-                    queues = yield from self.progress(group, subscription.topic)
+                    queues = yield from self.count_group_lag(group, subscription.topic)
                     tallies = [queue.tally for queue in queues if queue.tally is not None]
                     if tallies:
                         count = sum(tally.count for tally in tallies)
                         found[subscription.topic, group] = count, eta_s(tallies)
             finally:
                 self._is_surveying = False
-            self.matches = found
+            self.survey_results = found
 
         self._is_surveying = True
         self.background.run_in_background(survey())
 
-    def runtime(self) -> dict[str, str]:
-        """For 28: what each filter has let through, kept back, and failed on."""
+    def runtime_info(self) -> dict[str, str]:
+        """Return entries for GET_BROKER_RUNTIME_INFO (28) with the counters of each filter."""
         table = {}
-        for (topic, group), delivered in self.delivered.items():
-            troubles = self.troubles.get((topic, group))
-            if delivered.filtered or troubles is not None:
+        for (topic, group), delivered in self.deliveries.items():
+            troubles = self.failures.get((topic, group))
+            if delivered.filtered_count or troubles is not None:
                 errors = 0 if troubles is None else troubles.total
                 table[f"sluiceFilter:{topic}@{group}"] = (
-                    f"matched {delivered.messages_out} filtered {delivered.filtered} "
+                    f"matched {delivered.messages_out} filtered {delivered.filtered_count} "
                     f"errors {errors}"
                 )
         return table
 
     # --- what tools ask
 
-    def filtered_lag(
+    def report_filtered_lag(
         self, header: FilteredLagRequest, command: Command, peer: Peer
     ) -> Command | None:
-        """900131: ours."""
+        """Answer SLUICE_FILTERED_LAG (900131): the exact lag and the counters of a group.
+
+        Return None if the answer follows later. With an expression in the request, the lag is
+        counted as if the group had that expression. Raises RequestError if the group does not
+        exist.
+        """
         group, expression = header.group, header.expression
         self.groups.check(group)
 
         def steps() -> Steps[Command]:
-            names = self.topics_of(group) | self.offsets.topics_of(group)
+            names = self.known_topics(group) | self.offsets.topics_of(group)
             found = []
             for topic in [header.topic] if header.topic else sorted(names):
                 if topic not in self.topics:
                     continue
-                wanted = self.subscription(group, topic)
+                wanted = self.find_subscription(group, topic)
                 if expression is not None:
                     yield from preparation(expression, header.kind or TAG)
-                    wanted = _parsed(topic, expression, header.kind)
-                yield from self.look(group, topic)
+                    wanted = _parse_subscription(topic, expression, header.kind)
+                yield from self.check_fetched(group, topic)
                 if expression is None:
-                    queues = yield from self.progress(group, topic)
+                    queues = yield from self.count_group_lag(group, topic)
                 else:
-                    queues = yield from self.lag(group, topic, wanted)
-                delivered = self.delivered.get((topic, group))
-                troubles = self.troubles.get((topic, group)) or Troubles()
+                    queues = yield from self.count_lag(group, topic, wanted)
+                delivered = self.deliveries.get((topic, group))
+                troubles = self.failures.get((topic, group)) or FilterFailures()
                 found.append(
                     bodies.GroupMatching(
                         topic,
@@ -369,10 +425,10 @@ class FilterWatch:
                         wanted.expression if wanted is not None else None,
                         tuple(map(_queue_matching, queues)),
                         delivered.messages_out if delivered is not None else 0,
-                        delivered.filtered if delivered is not None else 0,
+                        delivered.filtered_count if delivered is not None else 0,
                         troubles.reasons,
                         tuple(troubles.samples),
-                        tuple(_lanes(topic, queues)),
+                        tuple(_lane_matchings(topic, queues)),
                     )
                 )
             return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(found))
@@ -380,11 +436,16 @@ class FilterWatch:
         return self.background.answer(steps(), command, peer)
 
     def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
-        """900132: ours."""
+        """Answer SLUICE_TRY_FILTER (900132): evaluate an expression on stored messages.
+
+        Nothing is consumed. Return None if the answer follows later. With a group, its subscription
+        is compared with the expression. Raises RequestError if the topic does not exist or the
+        subscription of the group is unknown.
+        """
         name, topic = header.topic, self.topics.known(header.topic)
         against = None
         if header.group is not None:
-            against = self.subscription(header.group, name)
+            against = self.find_subscription(header.group, name)
             if against is None:
                 raise RequestError(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -400,18 +461,21 @@ class FilterWatch:
                 high = self.store.reader.offset_by_time(name, queue_id, header.end_ms + 1)
             if low < high:
                 ranges.append((queue_id, low, high))
-        return self.background.answer(self._try(header, against, ranges), command, peer)
+        return self.background.answer(self._run_trial(header, against, ranges), command, peer)
 
-    def _try(
+    def _run_trial(
         self,
         header: TryFilterRequest,
         against: Subscription | None,
         ranges: list[tuple[int, int, int]],
     ) -> Steps[Command]:
-        """`ranges`: queue id, first offset, end."""
+        """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
+
+        If the ranges have more messages than the request allows, the newest part of each is taken.
+        """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation(header.expression, header.kind or TAG)
-        wanted = _parsed(topic, header.expression, header.kind)
+        wanted = _parse_subscription(topic, header.expression, header.kind)
         stored = sum(end - start for _, start, end in ranges)
         if not self.store.columns.is_warm:
             yield self.store.columns.warm_up
@@ -422,9 +486,9 @@ class FilterWatch:
         for queue_id, start, end in ranges:
             if stored > rows_max:
                 start = end - max((end - start) * rows_max // stored, 1)  # noqa: PLW2901
-            yield from self._try_queue(trial, weight, topic, queue_id, start, end)
+            yield from self._add_queue(trial, weight, topic, queue_id, start, end)
         report = yield trial.report
-        at = self.matching.records.at
+        at = self.match_counter.properties.read_at
         samples = [*report.samples, *(cause.sample for cause in report.causes)]
         if report.difference is not None:
             samples += [*report.difference.samples_here, *report.difference.samples_there]
@@ -444,57 +508,67 @@ class FilterWatch:
         data = yield partial(orjson.dumps, body, default=str)
         return Command(ResponseCode.SUCCESS, {}, data)
 
-    def _try_queue(
+    def _add_queue(
         self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
-        records = self.matching.records
+        """Add the messages [`start`, `end`) of a queue to a trial.
+
+        `weight` is the number of characters of its expressions.
+        """
+        records = self.match_counter.properties
         blocks = self.store.columns.blocks(topic, queue_id, start, end)
         if blocks is None or weight > WEIGHT_INLINE:  # each condition is counted by itself
-            for first in range(start, end, ROWS_A_JOB):
+            for first in range(start, end, ROWS_PER_JOB):
                 rows: list[dict[str, str]] = []
-                for low in range(first, min(first + ROWS_A_JOB, end), RECORDS_A_STEP):
-                    found = records.between(topic, queue_id, low, min(low + RECORDS_A_STEP, end))
+                for low in range(first, min(first + ROWS_PER_JOB, end), RECORDS_PER_STEP):
+                    found = records.iter_range(
+                        topic, queue_id, low, min(low + RECORDS_PER_STEP, end)
+                    )
                     rows += [row for _, row in found]
                     yield None
                 yield partial(trial.add_rows, rows, first_offset=first, source=queue_id)
             return
         for block in blocks:
-            for low in range(block.first_offset, block.end, ROWS_A_STEP):
-                part = block.part(low, min(low + ROWS_A_STEP, block.end))
+            for low in range(block.first_offset, block.end, ROWS_PER_STEP):
+                part = block.part(low, min(low + ROWS_PER_STEP, block.end))
 
                 def properties_of(row: int, first: int = low) -> Mapping[str, str]:
-                    return records.at(topic, queue_id, first + row) or {}
+                    return records.read_at(topic, queue_id, first + row) or {}
 
                 trial.add(part, queue_id, properties_of)
                 yield None
 
-    def group_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
-        """900133: ours. A group's contract, its lanes and whom it refused."""
+    def report_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
+        """Answer SLUICE_GROUP_LANES (900133): the contract and lanes of a group.
+
+        The answer also has the clients that the group refused, and its pops.
+        """
         name = header.group
         self.groups.check(name)
         contracts = self.consumers.contracts
         made = self.consumers.lanes.table.get(name)
         answer = {
-            "conflicts": contracts.conflicts.get(name, 0),
-            "contract": contracts.of(name),
+            "conflicts": contracts.conflict_counts.get(name, 0),
+            "contract": contracts.contract_of(name),
             "forgotten": list(made.forgotten) if made is not None else [],
             "lanes": show(made) if made is not None else [],
-            "pops": contracts.pops(name),
-            "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
+            "pops": contracts.popped_subscriptions(name),
+            "refused": {c: said.reason for (g, c), said in contracts.refusals.items() if g == name},
             "unmatched": made.unmatched if made is not None else 0,
         }
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
 
 
-def _parsed(topic: str, expression: str, kind: str | None) -> Subscription:
+def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
+    """Return the subscription to a topic. Raises RequestError if it does not compile."""
     try:
         return subscribe(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
 
 
-def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatching]:
-    """What each lane still has to get, the oldest lane first."""
+def _lane_matchings(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
+    """Yield the lag of each lane; live lanes come before idle ones, the oldest first."""
     lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
         kind, expression = shown(atoms_of(lane.key).get(topic, ()))
@@ -511,7 +585,8 @@ def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatchi
         )
 
 
-def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
+def _queue_matching(queue: QueueLag) -> bodies.QueueMatching:
+    """Return the lag of a queue as the body of an answer describes it."""
     tally = queue.tally
     eta_s = tally.eta_s if tally is not None else None
     return bodies.QueueMatching(
@@ -527,7 +602,7 @@ def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
 
 
 def eta_s(tallies: list[Tally]) -> float | None:
-    """When the slowest queue is done; None when one of them does not tell."""
+    """Return the seconds until the slowest queue is done; None if one of them is unknown."""
     times = [tally.eta_s for tally in tallies]
     known = [time for time in times if time is not None]
     return max(known, default=0.0) if len(known) == len(times) else None
