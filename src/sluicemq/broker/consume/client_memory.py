@@ -87,7 +87,8 @@ class ClientMemory:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
                 f"The groups and subscriptions of all clients would take {self.total + more} "
-                f"bytes, the limit is sluiceClientsBytesMax = {config.clients_bytes_max}. Raise it in broker.conf.",
+                f"bytes, the limit is sluiceClientsBytesMax = {config.clients_bytes_max}. "
+                "Raise it in broker.conf.",
             )
         self._by_connection[peer] = connection
         connection.groups[kind][group] = size

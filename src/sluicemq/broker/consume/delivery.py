@@ -111,16 +111,17 @@ class SpanEstimator:
         if passed_s < QUICK_S:
             if now_s >= self._grows_at_s:
                 self.span_max = max(self.span_max, min(2 * span, SPAN_MAX))
-                if span >= self._failed_span:  # it was for another reason
+                if span >= self._failed_span:  # the earlier pause had another reason
                     self._backoff_s = BACKOFF_MIN_S
-        elif LATE_S <= passed_s <= SLOW_S and now_s >= self._shrinks_at_s:  # once for several
+        # The span shrinks once for several pulls that come late at the same time.
+        elif LATE_S <= passed_s <= SLOW_S and now_s >= self._shrinks_at_s:
             self.span_max = max(self.span_max // 2, SPAN_MIN)
             self._failed_span = span
             self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
 
     def make_reach(
-        self, queue_id: int, offset: int, consumed: int | None, is_parked: bool
+        self, queue_id: int, offset: int, commit_offset: int | None, is_parked: bool
     ) -> Reach:
         """Return the `Reach` for a read from `offset` on.
 
@@ -130,10 +131,11 @@ class SpanEstimator:
         queue = self._queue_timings.get(queue_id)
         if queue is None:
             queue = self._queue_timings[queue_id] = _QueueTiming()
-        if consumed is None and queue.next_offset == offset and queue.first_held >= 0:
-            consumed = queue.first_held  # nothing yet, of what it got
+        consumed = offset if commit_offset is None else commit_offset
+        if commit_offset is None and queue.next_offset == offset and queue.first_held >= 0:
+            consumed = queue.first_held  # the client has processed none of the last answer
         is_patient = not is_parked and queue.delay_s > 0
-        return Reach(offset if consumed is None else consumed, self.span_max, is_patient)
+        return Reach(consumed, self.span_max, is_patient)
 
     def record_delay(self, queue_id: int) -> float:
         """Record that a pull out of reach is delayed, and return the delay in seconds."""
@@ -198,23 +200,24 @@ class DeliveryState:
         each message. If a reader jumps, or changes its filter, more often than the ranges are
         taken, the oldest ranges are dropped.
         """
-        runs = self.ranges_to_check.get((message_filter, queue_id))
-        if runs is None:
+        bounds = self.ranges_to_check.get((message_filter, queue_id))
+        if bounds is None:
             self.ranges_to_check[message_filter, queue_id] = [start, end]
             while (
                 len(self.ranges_to_check) > FILTERS_MAX or self._filter_chars() > FILTERS_CHARS_MAX
             ):
                 del self.ranges_to_check[next(iter(self.ranges_to_check))]
-        elif runs[-1] == start:
-            runs[-1] = end
+        elif bounds[-1] == start:
+            bounds[-1] = end
         else:
-            runs += (start, end)
-            if len(runs) > RANGE_BOUNDS_MAX:
-                del runs[:2]
+            bounds += (start, end)
+            if len(bounds) > RANGE_BOUNDS_MAX:
+                del bounds[:2]
 
     def _filter_chars(self) -> int:
         """Return the number of characters in the expressions of `ranges_to_check`."""
-        return sum(getattr(one, "weight", 0) for one in {one for one, _ in self.ranges_to_check})
+        filters = {message_filter for message_filter, _ in self.ranges_to_check}
+        return sum(getattr(message_filter, "weight", 0) for message_filter in filters)
 
 
 class DeliveryStates(dict[tuple[str, str], DeliveryState]):
@@ -235,15 +238,15 @@ class DeliveryStates(dict[tuple[str, str], DeliveryState]):
 
     def __missing__(self, key: tuple[str, str]) -> DeliveryState:
         topic, group = key
-        found = self[key] = DeliveryState(self._pulled_by(group, topic))
-        return found
+        state = self[key] = DeliveryState(self._pulled_by(group, topic))
+        return state
 
     def forget_topic(self, topic: str) -> None:
         """Forget the offsets that pulls of a deleted topic have noted, but keep the counters.
 
         A new topic of the same name begins at offset 0.
         """
-        for (name, _), delivered in self.items():
+        for (name, _), state in self.items():
             if name == topic:
-                delivered.span_estimator = SpanEstimator()
-                delivered.ranges_to_check.clear()
+                state.span_estimator = SpanEstimator()
+                state.ranges_to_check.clear()

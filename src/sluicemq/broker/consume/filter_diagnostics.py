@@ -44,7 +44,7 @@ from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import preparation, subscribe
-from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Background, Job, Steps
@@ -105,7 +105,7 @@ class FilterFailures:
     def record_failures(
         self,
         queue_id: int,
-        wanted: MatchCriteria,
+        criteria: MatchCriteria,
         first: int,
         verdicts: "NDArray[np.uint8]",
         properties_at: Callable[[int], Mapping[str, str] | None],
@@ -115,22 +115,24 @@ class FilterFailures:
         The verdicts are those on the messages from offset `first` on. `properties_at(offset)`
         returns the properties of a message, None if there is none.
         """
-        verdict = wanted.verdict
+        verdict = criteria.verdict
         assert verdict is not None
         rows = (verdicts == ERROR).nonzero()[0].tolist()
-        count_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(wanted.weight, 1)))
-        asked = rows[:: -(-len(rows) // count_max)] if rows else []
+        count_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(criteria.weight, 1)))
+        repeated = rows[:: -(-len(rows) // count_max)] if rows else []
         reasons: dict[str, int] = {}
-        for row in asked:
+        for row in repeated:
             try:
                 verdict(properties_at(first + row) or {})
             except FilterEvaluationError as error:
                 reasons[error.reason] = reasons.get(error.reason, 0) + 1
                 self.samples.append(bodies.FilterFailure(queue_id, first + row, str(error)))
-        left, told = len(rows), sum(reasons.values())
+
+        # Distribute all failures over the reasons in proportion to the repeated evaluations.
+        rows_left, reasons_left = len(rows), sum(reasons.values())
         for reason, count in reasons.items():
-            share = left * count // told
-            left, told = left - share, told - count
+            share = rows_left * count // reasons_left
+            rows_left, reasons_left = rows_left - share, reasons_left - count
             self.add(reason, share)
 
     def add(self, reason: str, count: int) -> None:
@@ -200,7 +202,7 @@ class FilterHandlers:
         self.match_counter = MatchCounter(self.store)
         self._survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
 
-    # --- what a group wants
+    # --- subscriptions of groups
 
     def find_subscription(self, group: str, topic: str) -> Subscription | None:
         """Return the subscription of a group to a topic; None if it is unknown.
@@ -208,27 +210,27 @@ class FilterHandlers:
         It is that of the pops or heartbeats of the group, or else the SQL92 expression that the
         table of expressions has kept. For a retry topic of pops it is that of the original topic.
         """
-        origin = pop_origin(topic, group)  # what comes again is wanted as it was
+        # Messages of a retry topic are filtered by the subscription to the original topic.
+        origin = pop_origin(topic, group)
         for popped, kind, expression in self.consumers.contracts.popped_subscriptions(group):
             if popped == origin:
                 return _parse_subscription(topic, expression, kind)
-        watch = self.consumers.find_subscription(group, topic) or self.consumers.find_subscription(
-            group, origin
-        )
-        if watch is not None:
-            return watch.subscription
-        kept = self.filters.table.get(group, {}).get(origin)
-        if kept is None:
+        find = self.consumers.find_subscription
+        compiled = find(group, topic) or find(group, origin)
+        if compiled is not None:
+            return compiled.subscription
+        stored = self.filters.table.get(group, {}).get(origin)
+        if stored is None:
             return None
-        return Subscription(topic, kept.expression, kept.kind, version=kept.version)
+        return Subscription(topic, stored.expression, stored.kind, version=stored.version)
 
     def known_topics(self, group: str) -> set[str]:
         """Return the topics to which the subscription of the group is known."""
-        found = self.consumers.groups.get(group)
-        return {
-            *(found.subscriptions if found is not None else ()),
-            *self.filters.table.get(group, ()),
-        }
+        topics = set(self.filters.table.get(group, ()))
+        members = self.consumers.groups.get(group)
+        if members is not None:
+            topics.update(members.subscriptions)
+        return topics
 
     def compile_criteria(self, subscription: Subscription) -> Steps[MatchCriteria | None]:
         """Return the criteria of a subscription; None if its expression does not compile.
@@ -247,41 +249,55 @@ class FilterHandlers:
 
         Lanes are not considered: see `count_group_lag`.
         """
-        found: list[QueueLag] = []
+        queues: list[QueueLag] = []
         known = self.topics.get(topic)
-        wanted = None if subscription is None else (yield from self.compile_criteria(subscription))
+        criteria = None
+        if subscription is not None:
+            criteria = yield from self.compile_criteria(subscription)
         for queue_id in range(known.config.read_queues if known is not None else 0):
             start, in_flight, extra = self.unfinished(group, topic, queue_id)
             tally = None
-            if wanted is not None:
+            if criteria is not None:
                 now_s = self.clock.monotonic_s()
                 tally = yield from self.match_counter.count_lag(
-                    group, topic, queue_id, wanted, start, now_s
+                    group, topic, queue_id, criteria, start, now_s
                 )
             first, end = self.store.queue_offsets(topic, queue_id)
             end = end if tally is None else tally.end
-            found.append(
-                QueueLag(queue_id, start, first, end, tally, in_flight=in_flight, extra=extra)
+            queues.append(
+                QueueLag(
+                    queue_id=queue_id,
+                    committed=start,
+                    offset_min=first,
+                    offset_max=end,
+                    tally=tally,
+                    in_flight=in_flight,
+                    extra=extra,
+                )
             )
             yield None
-        return found
+        return queues
 
     def count_group_lag(self, group: str, topic: str) -> Steps[list[QueueLag]]:
         """Count the lag in each queue of a topic for a group, by its lanes if it has some."""
-        made = self.consumers.lanes.table.get(group)
+        group_lanes = self.consumers.lanes.table.get(group)
         known = self.topics.get(topic)
-        if made is None or known is None:
+        if group_lanes is None or known is None:
             counted = yield from self.count_lag(group, topic, self.find_subscription(group, topic))
             return [
-                it._replace(tally=it.tally and replace(it.tally, count=it.tally.count + it.extra))
-                for it in counted
+                queue._replace(
+                    tally=queue.tally
+                    and replace(queue.tally, count=queue.tally.count + queue.extra)
+                )
+                for queue in counted
             ]
-        found = []
+
+        queues = []
         for queue_id in range(known.config.read_queues):
             now_s = self.clock.monotonic_s()
-            made.ensure((topic, queue_id))
+            group_lanes.ensure((topic, queue_id))
             lanes = []
-            for lane in [made.lanes[key] for keys in made.ordered() for key in keys]:
+            for lane in [group_lanes.lanes[key] for keys in group_lanes.ordered() for key in keys]:
                 place = lane.places.get((topic, queue_id))
                 if place is not None:
                     name = f"{group}@{lane.id}"
@@ -290,16 +306,19 @@ class FilterHandlers:
                     )
                     lanes.append((lane, tally))
             first, end = self.store.queue_offsets(topic, queue_id)
-            committed, whole = self.offsets.committed(group, topic, queue_id), None
-            if lanes:  # it is where its last lane is, and has to get what any of them has to
+            committed, total = self.offsets.committed(group, topic, queue_id), None
+            if lanes:
+                # The group is where its last lane is, and its lag is the sum over its lanes.
                 tallies = [tally for _, tally in lanes]
-                whole = max(tallies, key=lambda t: math.inf if t.eta_s is None else t.eta_s)
-                committed, end = min(tally.start for tally in tallies), whole.end
+                slowest = max(
+                    tallies, key=lambda tally: math.inf if tally.eta_s is None else tally.eta_s
+                )
+                committed, end = min(tally.start for tally in tallies), slowest.end
                 count = sum(tally.count for tally in tallies)
-                whole = replace(whole, start=committed, count=count)
-            found.append(QueueLag(queue_id, committed, first, end, whole, tuple(lanes)))
+                total = replace(slowest, start=committed, count=count)
+            queues.append(QueueLag(queue_id, committed, first, end, total, tuple(lanes)))
             yield None
-        return found
+        return queues
 
     # --- evaluations that failed
 
@@ -308,35 +327,32 @@ class FilterHandlers:
 
         Evaluations that fail are recorded in `failures`.
         """
-        delivered = self.deliveries.get((topic, group))
-        if delivered is None or not delivered.ranges_to_check:
+        delivery = self.deliveries.get((topic, group))
+        if delivery is None or not delivery.ranges_to_check:
             return
-        looked, delivered.ranges_to_check = delivered.ranges_to_check, {}
-        troubles = self.failures.setdefault((topic, group), FilterFailures())
-        for (message_filter, queue_id), ends in looked.items():
-            # Of a lane's rule what the lane itself wants.
-            rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
-            texts = {atom.text for item in rule for atom in item.must if atom.kind == SQL92}
-            if isinstance(message_filter, Selector):
-                texts = {message_filter.text}
-            for text in sorted(texts):
-                wanted = yield from self.compile_criteria(Subscription(topic, text, SQL92))
-                if wanted is None:
+        ranges, delivery.ranges_to_check = delivery.ranges_to_check, {}
+        failures = self.failures.setdefault((topic, group), FilterFailures())
+        for (message_filter, queue_id), bounds in ranges.items():
+            for text in sorted(_sql92_expressions(message_filter)):
+                criteria = yield from self.compile_criteria(Subscription(topic, text, SQL92))
+                if criteria is None:
                     continue
-                for start, end in zip(ends[::2], ends[1::2], strict=True):
+                for start, end in zip(bounds[::2], bounds[1::2], strict=True):
                     low = max(start, self.store.queue_offsets(topic, queue_id)[0])
-                    for found in self.match_counter.iter_verdicts(
-                        topic, queue_id, wanted, low, end
-                    ):
-                        if callable(found):
-                            yield found
+                    steps = self.match_counter.iter_verdicts(topic, queue_id, criteria, low, end)
+                    for step in steps:
+                        if callable(step):
+                            yield step
                             continue
-                        if found is not None:
-                            at = partial(self.match_counter.properties.read_at, topic, queue_id)
-                            troubles.record_failures(queue_id, wanted, *found, at)
+                        if step is not None:
+                            first, verdicts = step
+                            read_at = partial(
+                                self.match_counter.properties.read_at, topic, queue_id
+                            )
+                            failures.record_failures(queue_id, criteria, first, verdicts, read_at)
                         yield None
 
-    # --- by the clock
+    # --- surveys
 
     def survey_if_due(self) -> None:
         """Begin a survey of all filters in the background if the last one is long enough ago."""
@@ -344,7 +360,7 @@ class FilterHandlers:
         if now_s < self._survey_s or self._is_surveying:
             return
         self._survey_s = now_s + SURVEY_PERIOD_S
-        looked = [pair for pair, delivered in self.deliveries.items() if delivered.ranges_to_check]
+        to_check = [pair for pair, delivery in self.deliveries.items() if delivery.ranges_to_check]
         filtering = [
             (name, subscription)
             for name, group in self.consumers.groups.items()
@@ -352,24 +368,24 @@ class FilterHandlers:
             if (subscription := self.find_subscription(name, topic)) is not None
             and (not subscription.is_everything or name in self.consumers.lanes.table)
         ]
-        if not looked and not filtering:
+        if not to_check and not filtering:
             self.survey_results = {}
             return
 
         def survey() -> Steps[None]:
-            found: dict[TopicGroup, tuple[int, float | None]] = {}
+            results: dict[TopicGroup, tuple[int, float | None]] = {}
             try:
-                for topic, group in looked:
+                for topic, group in to_check:
                     yield from self.check_fetched(group, topic)
                 for group, subscription in filtering:
                     queues = yield from self.count_group_lag(group, subscription.topic)
                     tallies = [queue.tally for queue in queues if queue.tally is not None]
                     if tallies:
                         count = sum(tally.count for tally in tallies)
-                        found[subscription.topic, group] = count, eta_s(tallies)
+                        results[subscription.topic, group] = count, combined_eta_s(tallies)
             finally:
                 self._is_surveying = False
-            self.survey_results = found
+            self.survey_results = results
 
         self._is_surveying = True
         self.background.run_in_background(survey())
@@ -377,17 +393,17 @@ class FilterHandlers:
     def runtime_info(self) -> dict[str, str]:
         """Return entries for GET_BROKER_RUNTIME_INFO (28) with the counters of each filter."""
         table = {}
-        for (topic, group), delivered in self.deliveries.items():
-            troubles = self.failures.get((topic, group))
-            if delivered.filtered_count or troubles is not None:
-                errors = 0 if troubles is None else troubles.total
+        for (topic, group), delivery in self.deliveries.items():
+            failures = self.failures.get((topic, group))
+            if delivery.filtered_count or failures is not None:
+                errors = 0 if failures is None else failures.total
                 table[f"sluiceFilter:{topic}@{group}"] = (
-                    f"matched {delivered.messages_out} filtered {delivered.filtered_count} "
+                    f"matched {delivery.messages_out} filtered {delivery.filtered_count} "
                     f"errors {errors}"
                 )
         return table
 
-    # --- what tools ask
+    # --- requests of tools
 
     def report_filtered_lag(
         self, header: FilteredLagRequest, command: Command, peer: Peer
@@ -403,35 +419,35 @@ class FilterHandlers:
 
         def steps() -> Steps[Command]:
             names = self.known_topics(group) | self.offsets.topics_of(group)
-            found = []
+            matchings = []
             for topic in [header.topic] if header.topic else sorted(names):
                 if topic not in self.topics:
                     continue
-                wanted = self.find_subscription(group, topic)
+                subscription = self.find_subscription(group, topic)
                 if expression is not None:
                     yield from preparation(expression, header.kind or TAG)
-                    wanted = _parse_subscription(topic, expression, header.kind)
+                    subscription = _parse_subscription(topic, expression, header.kind)
                 yield from self.check_fetched(group, topic)
                 if expression is None:
                     queues = yield from self.count_group_lag(group, topic)
                 else:
-                    queues = yield from self.count_lag(group, topic, wanted)
-                delivered = self.deliveries.get((topic, group))
-                troubles = self.failures.get((topic, group)) or FilterFailures()
-                found.append(
+                    queues = yield from self.count_lag(group, topic, subscription)
+                delivery = self.deliveries.get((topic, group))
+                failures = self.failures.get((topic, group)) or FilterFailures()
+                matchings.append(
                     bodies.GroupMatching(
-                        topic,
-                        wanted.kind if wanted is not None else "",
-                        wanted.expression if wanted is not None else None,
-                        tuple(map(_queue_matching, queues)),
-                        delivered.messages_out if delivered is not None else 0,
-                        delivered.filtered_count if delivered is not None else 0,
-                        troubles.reasons,
-                        tuple(troubles.samples),
-                        tuple(_lane_matchings(topic, queues)),
+                        topic=topic,
+                        kind=subscription.kind if subscription is not None else "",
+                        expression=subscription.expression if subscription is not None else None,
+                        queues=tuple(map(_queue_matching, queues)),
+                        matched=delivery.messages_out if delivery is not None else 0,
+                        filtered=delivery.filtered_count if delivery is not None else 0,
+                        errors=failures.reasons,
+                        failures=tuple(failures.samples),
+                        lanes=tuple(_lane_matchings(topic, queues)),
                     )
                 )
-            return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(found))
+            return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(matchings))
 
         return self.background.answer(steps(), command, peer)
 
@@ -443,14 +459,14 @@ class FilterHandlers:
         subscription of the group is unknown.
         """
         name, topic = header.topic, self.topics.known(header.topic)
-        against = None
+        compared = None
         if header.group is not None:
-            against = self.find_subscription(header.group, name)
-            if against is None:
+            compared = self.find_subscription(header.group, name)
+            if compared is None:
                 raise RequestError(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                    f"what the group {header.group} wants of {name} is not known: no "
-                    "member is online, and no SQL92 expression is kept of it.",
+                    f"The subscription of group {header.group} to topic {name} is unknown: no "
+                    "member is online, and no SQL92 expression is stored.",
                 )
         ranges = []
         for queue_id in range(topic.config.read_queues):
@@ -461,38 +477,43 @@ class FilterHandlers:
                 high = self.store.reader.offset_by_time(name, queue_id, header.end_ms + 1)
             if low < high:
                 ranges.append((queue_id, low, high))
-        return self.background.answer(self._run_trial(header, against, ranges), command, peer)
+        return self.background.answer(self._run_trial(header, compared, ranges), command, peer)
 
     def _run_trial(
         self,
         header: TryFilterRequest,
-        against: Subscription | None,
+        compared: Subscription | None,
         ranges: list[tuple[int, int, int]],
     ) -> Steps[Command]:
         """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
 
         If the ranges have more messages than the request allows, the newest part of each is taken.
+        `compared` is the subscription with which the expression is compared, if any.
         """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation(header.expression, header.kind or TAG)
-        wanted = _parse_subscription(topic, header.expression, header.kind)
+        subscription = _parse_subscription(topic, header.expression, header.kind)
         stored = sum(end - start for _, start, end in ranges)
         if not self.store.columns.is_warm:
             yield self.store.columns.warm_up
-        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
+        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy is loaded only for trials
 
-        trial = yield partial(Trial, wanted, against)
-        weight = len(wanted.expression) + (0 if against is None else len(against.expression))
+        trial = yield partial(Trial, subscription, compared)
+        weight = len(subscription.expression)
+        if compared is not None:
+            weight += len(compared.expression)
         for queue_id, start, end in ranges:
+            first = start
             if stored > rows_max:
-                start = end - max((end - start) * rows_max // stored, 1)  # noqa: PLW2901
-            yield from self._add_queue(trial, weight, topic, queue_id, start, end)
+                first = end - max((end - start) * rows_max // stored, 1)
+            yield from self._add_queue(trial, weight, topic, queue_id, first, end)
+
         report = yield trial.report
-        at = self.match_counter.properties.read_at
+        read_at = self.match_counter.properties.read_at
         samples = [*report.samples, *(cause.sample for cause in report.causes)]
         if report.difference is not None:
             samples += [*report.difference.samples_here, *report.difference.samples_there]
-        places = sorted({(str(sample.source), sample.offset) for sample in samples})
+        messages = sorted({(str(sample.source), sample.offset) for sample in samples})
         body = {
             "report": report,
             "stored": stored,
@@ -500,9 +521,9 @@ class FilterHandlers:
                 {
                     "queueId": int(source),
                     "queueOffset": offset,
-                    "properties": at(topic, int(source), offset) or {},
+                    "properties": read_at(topic, int(source), offset) or {},
                 }
-                for source, offset in places
+                for source, offset in messages
             ],
         }
         data = yield partial(orjson.dumps, body, default=str)
@@ -517,7 +538,9 @@ class FilterHandlers:
         """
         records = self.match_counter.properties
         blocks = self.store.columns.blocks(topic, queue_id, start, end)
-        if blocks is None or weight > WEIGHT_INLINE:  # each condition is counted by itself
+        # A trial counts each condition separately. A long expression would take too long on the
+        # event loop, so jobs evaluate its records on another thread.
+        if blocks is None or weight > WEIGHT_INLINE:
             for first in range(start, end, ROWS_PER_JOB):
                 rows: list[dict[str, str]] = []
                 for low in range(first, min(first + ROWS_PER_JOB, end), RECORDS_PER_STEP):
@@ -546,17 +569,29 @@ class FilterHandlers:
         name = header.group
         self.groups.check(name)
         contracts = self.consumers.contracts
-        made = self.consumers.lanes.table.get(name)
+        lanes = self.consumers.lanes.table.get(name)
         answer = {
             "conflicts": contracts.conflict_counts.get(name, 0),
             "contract": contracts.contract_of(name),
-            "forgotten": list(made.forgotten) if made is not None else [],
-            "lanes": show(made) if made is not None else [],
+            "forgotten": list(lanes.forgotten) if lanes is not None else [],
+            "lanes": show(lanes) if lanes is not None else [],
             "pops": contracts.popped_subscriptions(name),
-            "refused": {c: said.reason for (g, c), said in contracts.refusals.items() if g == name},
-            "unmatched": made.unmatched if made is not None else 0,
+            "refused": {
+                client_id: refusal.reason
+                for (group, client_id), refusal in contracts.refusals.items()
+                if group == name
+            },
+            "unmatched": lanes.unmatched if lanes is not None else 0,
         }
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
+
+
+def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
+    """Return the SQL92 expressions of a filter; those that must match for the rule of a lane."""
+    if isinstance(message_filter, Selector):
+        return {message_filter.text}
+    rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
+    return {atom.text for item in rule for atom in item.must if atom.kind == SQL92}
 
 
 def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
@@ -572,16 +607,18 @@ def _lane_matchings(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneM
     lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
         kind, expression = shown(atoms_of(lane.key).get(topic, ()))
-        own = [(queue, tally) for queue in queues for one, tally in queue.lanes if one is lane]
+        lane_queues = [
+            queue._replace(committed=tally.start, tally=tally)
+            for queue in queues
+            for each, tally in queue.lanes
+            if each is lane
+        ]
         yield bodies.LaneMatching(
-            lane.id,
-            kind,
-            expression,
-            tuple(sorted(lane.members)),
-            tuple(
-                _queue_matching(queue._replace(committed=tally.start, tally=tally))
-                for queue, tally in own
-            ),
+            lane=lane.id,
+            kind=kind,
+            expression=expression,
+            client_ids=tuple(sorted(lane.members)),
+            queues=tuple(map(_queue_matching, lane_queues)),
         )
 
 
@@ -590,18 +627,18 @@ def _queue_matching(queue: QueueLag) -> bodies.QueueMatching:
     tally = queue.tally
     eta_s = tally.eta_s if tally is not None else None
     return bodies.QueueMatching(
-        queue.queue_id,
-        queue.committed,
-        queue.offset_min,
-        queue.offset_max,
-        tally.count if tally is not None else None,
-        None if eta_s is None else round(eta_s * 1000),
-        queue.in_flight,
-        queue.extra,
+        queue_id=queue.queue_id,
+        committed=queue.committed,
+        offset_min=queue.offset_min,
+        offset_max=queue.offset_max,
+        matching=tally.count if tally is not None else None,
+        eta_ms=None if eta_s is None else round(eta_s * 1000),
+        in_flight=queue.in_flight,
+        extra=queue.extra,
     )
 
 
-def eta_s(tallies: list[Tally]) -> float | None:
+def combined_eta_s(tallies: list[Tally]) -> float | None:
     """Return the seconds until the slowest queue is done; None if one of them is unknown."""
     times = [tally.eta_s for tally in tallies]
     known = [time for time in times if time is not None]

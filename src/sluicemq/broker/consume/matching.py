@@ -107,9 +107,10 @@ class StoredProperties:
 class MatchCriteria:
     """What a subscription or the rule of a lane matches, prepared for counting.
 
-    `key` identifies the criteria. For tags, `tags` and `codes` are set; `codes` None means that the
-    filter does not select by tags. For SQL92, `vectorised` evaluates blocks of columns and
-    `verdict` the properties of one message; `weight` is the length of the expression.
+    `key` identifies the criteria. A filter by tags sets `tags` and their `codes`. An SQL92 filter,
+    or the rule of a lane, sets `vectorised`, which evaluates blocks of columns, `verdict`, which
+    evaluates the properties of one message, and `weight`, the length of its expressions. If
+    `codes` and `vectorised` are None, every message matches.
     """
 
     __slots__ = ("codes", "key", "matches_nothing", "tags", "vectorised", "verdict", "weight")
@@ -140,14 +141,17 @@ class MatchCriteria:
     @classmethod
     def from_rule(cls, rule: Rule) -> "MatchCriteria":
         """Return the criteria of a lane's rule."""
-        made = cls(Subscription("", ALL))
-        made.key = ("RULE", rule)
-        judge = RuleFilter(rule)
-        made.weight = judge.weight
+        criteria = cls(Subscription("", ALL))
+        criteria.key = ("RULE", rule)
+        rule_filter = RuleFilter(rule)
+        criteria.weight = rule_filter.weight
         if rule != clause([EVERYTHING]):
-            made.vectorised, made.verdict = judge.vectorised, judge.by_commit_log
-        made.matches_nothing = not rule
-        return made
+            criteria.vectorised, criteria.verdict = (
+                rule_filter.vectorised,
+                rule_filter.by_commit_log,
+            )
+        criteria.matches_nothing = not rule
+        return criteria
 
     @property
     def matches_everything(self) -> bool:
@@ -185,7 +189,8 @@ class Tally:
         """
         if not self.count:
             return 0.0
-        (begin_s, passed, arrived), (end_s, *_) = self.samples[0], self.samples[-1]
+        begin_s, passed, arrived = self.samples[0]
+        end_s, *_ = self.samples[-1]
         drained = (self.passed_count - passed) - (self.arrived_count - arrived)
         return self.count * (end_s - begin_s) / drained if drained > 0 else None
 
@@ -218,15 +223,18 @@ class MatchCounter:
         first, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(start, first), end)
         count = partial(self.count_range, topic, queue_id, criteria)
-        kept, known = self._tallies.get(key, (None, None))
+
+        known_key, known = self._tallies.get(key, (None, None))
         if known is not None and (
-            kept != criteria.key
+            known_key != criteria.key
             or known.start < first
             or known.last_position != self._position_of(topic, queue_id, known.end - 1)
         ):
             known = None
+
         if known is not None and known.start <= start <= known.end <= end:
-            if start - known.start <= known.end - start:  # the shorter part tells of both
+            # Count the shorter one of the parts before and after `start`.
+            if start - known.start <= known.end - start:
                 passed = yield from count(known.start, start)
             else:
                 passed = known.count - (yield from count(start, known.end))
@@ -235,17 +243,28 @@ class MatchCounter:
             passed, arrived = known.passed_count + passed, known.arrived_count + arrived
             samples = known.samples.copy()
         else:
-            if known is not None and start < known.start <= known.end <= end:  # it went back
+            if known is not None and start < known.start <= known.end <= end:
+                # The offset of the group was reset to an earlier one.
                 before = yield from count(start, known.start)
                 total = before + known.count + (yield from count(known.end, end))
             else:
                 total = yield from count(start, end)
             passed, arrived, samples = 0, 0, deque(maxlen=SAMPLES_KEPT)
         samples.append((now_s, passed, arrived))
-        place = self._position_of(topic, queue_id, end - 1)
-        tally = Tally(start, end, total, place, passed, arrived, samples)
-        went = self._store.queue_offsets(topic, queue_id)[0] > start  # while we were counting
-        if not went and (place >= 0 or start == end):
+
+        last_position = self._position_of(topic, queue_id, end - 1)
+        tally = Tally(
+            start=start,
+            end=end,
+            count=total,
+            last_position=last_position,
+            passed_count=passed,
+            arrived_count=arrived,
+            samples=samples,
+        )
+        # Retention may have deleted messages of the range while they were counted.
+        is_deleted = self._store.queue_offsets(topic, queue_id)[0] > start
+        if not is_deleted and (last_position >= 0 or start == end):
             self._tallies[key] = (criteria.key, tally)
             if len(self._tallies) > TALLIES_KEPT:
                 del self._tallies[next(iter(self._tallies))]
@@ -260,21 +279,20 @@ class MatchCounter:
         are counted again each time: they are gone once the lane has passed them.
         """
         first, end = self._store.queue_offsets(topic, queue_id)
-        start = at = min(max(place.position, first), end)
-        closed: list[tuple[int, int, Rule]] = []
-        rule, until = place.rule_at(at)
+        start = rule_start = min(max(place.position, first), end)
+        earlier: list[tuple[int, int, Rule]] = []
+        rule, until = place.rule_at(rule_start)
         while until is not None and until < end:
-            closed.append((at, until, rule))
-            at = until
-            rule, until = place.rule_at(at)
-        tally = yield from self.count_lag(
-            name, topic, queue_id, MatchCriteria.from_rule(rule), at, now_s
-        )
+            earlier.append((rule_start, until, rule))
+            rule_start = until
+            rule, until = place.rule_at(rule_start)
+
+        criteria = MatchCriteria.from_rule(rule)
+        tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
         count = tally.count
-        for low, high, other in closed:
-            count += yield from self.count_range(
-                topic, queue_id, MatchCriteria.from_rule(other), low, high
-            )
+        for low, high, earlier_rule in earlier:
+            criteria = MatchCriteria.from_rule(earlier_rule)
+            count += yield from self.count_range(topic, queue_id, criteria, low, high)
         return replace(tally, start=start, count=count)
 
     def _position_of(self, topic: str, queue_id: int, offset: int) -> int:
@@ -341,8 +359,9 @@ class MatchCounter:
         for part, count in zip(batch, counts, strict=True):
             if count is None:
                 first = part.first_offset if isinstance(part, ColumnBlock) else part.start
-                count = yield from self._count_verdicts(topic, queue_id, criteria, first, part.end)  # noqa: PLW2901
-            total += count
+                total += yield from self._count_verdicts(topic, queue_id, criteria, first, part.end)
+            else:
+                total += count
         return total
 
     def _count_verdicts(
@@ -350,11 +369,11 @@ class MatchCounter:
     ) -> Steps[int]:
         """Count the matches row by row, with records where columns cannot decide."""
         total = 0
-        for found in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
-            if callable(found):
-                yield found
+        for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
+            if callable(step):
+                yield step
             else:
-                total += 0 if found is None else found[1].tobytes().count(TRUE)
+                total += 0 if step is None else step[1].tobytes().count(TRUE)
                 yield None
         return total
 
@@ -380,7 +399,7 @@ class MatchCounter:
         pruning = criteria.vectorised if only_matches else None
         blocks = columns.blocks(topic, queue_id, start, end, pruning)
         if blocks is None:
-            import numpy as np  # noqa: PLC0415 - only when somebody filters
+            import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
             for low in range(start, end, RECORDS_PER_STEP):
                 high = min(low + RECORDS_PER_STEP, end)
@@ -395,8 +414,8 @@ class MatchCounter:
         for block in blocks:
             judged: list[NDArray[np.uint8]] = []
 
-            def judge(block: ColumnBlock = block) -> None:  # in any thread
-                judged.append(vectorised.verdicts(block))  # noqa: B023 - before the next block
+            def judge(block: ColumnBlock = block) -> None:  # runs on any thread
+                judged.append(vectorised.verdicts(block))  # noqa: B023 - runs before the next block
 
             if criteria.is_fast_for(block.rows):
                 judge()
@@ -405,17 +424,18 @@ class MatchCounter:
             verdicts = judged[0]
             if NEEDS_RECORD in verdicts:
                 verdicts = verdicts.copy()
-                asked = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
-                while chunk := list(islice(asked, RECORDS_PER_STEP)):
-                    at = partial(self.properties.read_at, topic, queue_id)
-                    found = [at(block.first_offset + row) for row in chunk]
-                    yield from _judge_records(criteria, chunk, found, verdicts)
+                undecided = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
+                while rows := list(islice(undecided, RECORDS_PER_STEP)):
+                    read_at = partial(self.properties.read_at, topic, queue_id)
+                    properties = [read_at(block.first_offset + row) for row in rows]
+                    yield from _judge_records(criteria, rows, properties, verdicts)
             yield block.first_offset, verdicts
 
     def _count_tags(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> Steps[int]:
-        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
+        """Count the messages whose tag is one of the wanted tags."""
+        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is loaded only for filters
 
         assert criteria.codes is not None
         columns = self._store.columns
@@ -456,17 +476,19 @@ class MatchCounter:
             self._store.columns.loaded(part)
             block = None if part.block is None else part.block.part(part.start, part.end)
         count = None if block is None else _count_rows(criteria, block, hits)
-        if part is None and len(hits) >= RECORDS_PER_STEP:  # few ones are read one by one
+        if part is None and len(hits) >= RECORDS_PER_STEP:
+            # Decode the hits as one block of columns. Fewer hits are read one by one below.
             begins = [hit * UNIT_BYTES for hit in hits]
             joined = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-            if (picked := self._store.columns.picked(joined)) is not None:
-                made: list[ColumnBlock] = []
-                yield lambda: made.append(picked())
-                count = _count_rows(criteria, made[0], range(len(hits)))
+            if (decode := self._store.columns.picked(joined)) is not None:
+                decoded: list[ColumnBlock] = []
+                yield lambda: decoded.append(decode())
+                count = _count_rows(criteria, decoded[0], range(len(hits)))
         if count is not None:
             return count
-        total, coming = 0, iter(hits)
-        while chunk := list(islice(coming, RECORDS_PER_STEP)):
+
+        total, remaining = 0, iter(hits)
+        while chunk := list(islice(remaining, RECORDS_PER_STEP)):
             total += sum(tag in criteria.tags for tag in self.properties.iter_tags(units, chunk))
             yield None
         return total
@@ -474,14 +496,14 @@ class MatchCounter:
 
 def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
     """Return how many of these rows have a wanted tag; None if the columns cannot decide."""
-    import numpy as np  # noqa: PLC0415 - only when somebody filters
+    import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
     if len(block.odd) or TAGS in block.excluded:
         return None
     column = block.columns.get(TAGS)
     if column is None:
         return len(rows) if "" in criteria.tags else 0
-    codes = [at for at, tag in enumerate(column.values) if tag in criteria.tags]
+    codes = [code for code, tag in enumerate(column.values) if tag in criteria.tags]
     if "" in criteria.tags:
         codes.append(-1)
     return int(np.isin(column.codes[np.array(rows, np.intp)], codes).sum())
@@ -490,19 +512,19 @@ def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[in
 def _judge_records(
     criteria: MatchCriteria,
     rows: list[int],
-    found: Sequence[Mapping[str, str] | None],
+    properties: Sequence[Mapping[str, str] | None],
     verdicts: "NDArray[np.uint8]",
 ) -> Iterator[Job | None]:
     """Write the verdict on each of `rows` into `verdicts`, in steps.
 
-    `found` are the properties of the rows, None where there is no message.
+    `properties` are those of the rows, None where there is no message.
     """
     verdict = criteria.verdict
     assert verdict is not None
 
     def judge(start: int, stop: int) -> None:
-        for row, properties in zip(rows[start:stop], found[start:stop], strict=True):
-            verdicts[row] = FALSE if properties is None else verdict_of(verdict, properties)
+        for row, values in zip(rows[start:stop], properties[start:stop], strict=True):
+            verdicts[row] = FALSE if values is None else verdict_of(verdict, values)
 
     if criteria.weight > WEIGHT_INLINE:
         yield partial(judge, 0, len(rows))
