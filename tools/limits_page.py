@@ -61,7 +61,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Retries of a message until it is a dead letter", "model.topic:GroupConfig.retry_times_max", "it is in `%DLQ%GROUP`", how="the group's `retryMaxTimes`: `sluice group create`"),
         Row("Retry queues of a group", "model.topic:GroupConfig.retry_queues", how="the group's `retryQueueNums`"),
         Row("Notices of changes that a group is sent at once", "broker.consume.notices:NOTICES_BURST", "they wait, and one stands for several changes"),
-        Row("... and after that, per second", "broker.consume.notices:NOTICES_PER_S", "they wait, at most 1.2 s"),
+        Row("... and after that, per second", "broker.consume.notices:NOTICES_PER_SECOND", "they wait, at most 1.2 s"),
         Row("Producer groups that a broker notes", "broker.consume.clients:PRODUCER_GROUPS_MAX", "further ones are not noted"),
     ),
     "Delays and timers": (

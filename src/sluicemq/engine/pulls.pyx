@@ -3,8 +3,9 @@
 
 A consumer's pulls of a queue differ in three numbers: `opaque`, `queueOffset` and `commitOffset`.
 The rest of their header, with the numbers cut out, is the key of a *plan*: what the checks of the
-reference made of the first such pull (`PullHandlers._save_plan` of `broker/consume/pull.py`). `Pulls.run` cuts the numbers
-out, compares what the plan relies on with what is there now, reads, and answers.
+reference made of the first such pull (`PullHandlers._save_plan` of `broker/consume/pull.py`).
+`Pulls.run` cuts the numbers out, compares what the plan relies on with what is there now, reads,
+and answers.
 
 Whatever is not so plain is not touched: `run` ends before it, and the reference decides, which
 leaves a plan for the next one.

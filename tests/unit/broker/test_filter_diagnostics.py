@@ -204,7 +204,7 @@ def test_long_work_is_answered_later_and_leaves_room_between(
     background = broker.core.background
     heartbeat(filled, "UNIQ_KEY <> 'U3'")
     monkeypatch.setattr(background, "_clock", Watched())
-    monkeypatch.setattr(matching, "RECORDS_A_STEP", 1)
+    monkeypatch.setattr(matching, "RECORDS_PER_STEP", 1)
     request = filled.request(900131, {"consumerGroup": "G", "topic": "T"})
     filled.feed(request)
     assert request.opaque not in filled.answers, "it takes more than a slice"

@@ -8,7 +8,7 @@ import pytest
 from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.broker.consume.notices import (
     NOTICES_BURST,
-    NOTICES_PER_S,
+    NOTICES_PER_SECOND,
     WAIT_S_MAX,
     GroupChangeNotices,
 )
@@ -86,13 +86,13 @@ def test_300_members_that_join_or_leave_cost_few_notices(period_s: float, leaves
     group.wait(WAIT_S_MAX + SWEEP_S)
     assert (
         group.count
-        <= NOTICES_BURST + NOTICES_PER_S * (size * period_s + WAIT_S_MAX + SWEEP_S) + size
+        <= NOTICES_BURST + NOTICES_PER_SECOND * (size * period_s + WAIT_S_MAX + SWEEP_S) + size
     )
     assert all(group.heard_s[name][-1] >= changed_s for name in group.members)
     counted = group.count
     group.wait(5)
     assert group.count == counted, "nothing has changed since"
-    assert not group.broker.core.consumers.notices._groups, "an idle group takes no memory"
+    assert not group.broker.core.consumers.notices._budgets, "an idle group takes no memory"
 
 
 def test_the_members_of_a_small_group_hear_of_each_change_at_once() -> None:

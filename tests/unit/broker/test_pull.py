@@ -288,7 +288,7 @@ def test_a_large_answer_leaves_in_pieces(
     fill(client, 100, body=bytes(1000))
     many = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)
     joined = client.call(11, many)
-    monkeypatch.setattr(pull, "PIECES_BYTES_MIN", 1)
+    monkeypatch.setattr(pull, "UNJOINED_BYTES_MIN", 1)
     written: list[int] = []
     if takes_pieces:
 
