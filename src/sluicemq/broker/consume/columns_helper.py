@@ -3,7 +3,7 @@
 Decoding a block of 65,536 messages takes about 100 ms of computing. On a thread of the broker, that
 time would be shared with the event loop by the interpreter's lock (GIL), and producers would wait.
 The process has an interpreter and a core of its own, runs with a low priority (nice), and does what
-`store.columns.seal` describes. It lives as long as it is in use.
+`store.columns.file.serve` describes. It ends after IDLE_S without a job.
 
 The broker runs it as `python -m sluicemq.broker.consume.columns_helper NICE`.
 """
@@ -30,7 +30,7 @@ IDLE_S: Final = 60.0
 
 
 class SealingProcess:
-    """The broker's side of the process: a `store.columns.seal.Sealer`.
+    """The broker's side of the process: a `store.columns.file.Sealer`.
 
     It runs one job at a time. Jobs may be started on any thread.
     """

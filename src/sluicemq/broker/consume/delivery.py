@@ -2,8 +2,8 @@
 
 RocketMQ's push consumers pause for 50 ms when the first and the last unprocessed message of a queue
 are too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets in Java). A filter that matches one
-message in a hundred reaches that limit with twenty messages. The broker is not told the limit, but
-it can infer it from the time between an answer and the next pull:
+message in a hundred reaches that limit with twenty messages. Clients do not report the limit, but
+the broker can infer it from the time between an answer and the next pull:
 
     at once         below QUICK_S: the client was not over its limit, so the span may grow. It does
                     not grow in the first second, because most clients have the default limit and

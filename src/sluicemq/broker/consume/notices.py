@@ -2,12 +2,13 @@
 
 A member that joins, leaves or changes its topics makes every member of its group rebalance. When n
 members join one after the other, RocketMQ's broker sends n * n / 2 notices: 45,000 for 300 members,
-and each makes a client ask every broker for the members. Here each group has a token bucket, which
-is filled with NOTICES_PER_SECOND tokens a second up to NOTICES_BURST. While it has tokens, members are
-notified at once, before the answer to the heartbeat that made the change (spec/traffic, item 2).
-Later changes wait until the bucket has tokens again, at most WAIT_S_MAX and the time until the next
-`send_due`, and are then announced together. If n members change within s seconds, the broker sends
-about n + NOTICES_PER_SECOND * s notices.
+and each makes a client ask every broker for the members.
+
+Here each group has a token bucket, which is filled with NOTICES_PER_SECOND tokens a second up to
+NOTICES_BURST. While it has tokens, members are notified at once, before the answer to the heartbeat
+that made the change (spec/traffic, item 2). Later changes wait until the bucket has tokens again,
+at most WAIT_S_MAX and the time until the next `send_due`, and are then announced together. If n
+members change within s seconds, the broker sends about n + NOTICES_PER_SECOND * s notices.
 
 A notice says only that there was a change, so nothing is lost when one notice stands for several.
 """
@@ -44,8 +45,8 @@ class NoticeBudget:
 
     def refill(self, now_s: float) -> None:
         """Add the tokens for the time since the last call."""
-        grown = self.tokens + NOTICES_PER_SECOND * (now_s - self.refilled_s)
-        self.tokens = min(grown, float(NOTICES_BURST))
+        refilled = self.tokens + NOTICES_PER_SECOND * (now_s - self.refilled_s)
+        self.tokens = min(refilled, float(NOTICES_BURST))
         self.refilled_s = now_s
 
 
@@ -91,4 +92,9 @@ class GroupChangeNotices:
                 del self._budgets[group]
 
     def _send_now(self, group: str, budget: NoticeBudget, keys: SubscriptionKeys) -> None:
-        budget.tokens = max(budget.tokens - self.send(group, keys), -NOTICES_PER_SECOND * WAIT_S_MAX)
+        """Send a notice to each member now, at the cost of one token per member.
+
+        The number of tokens is limited below, so that the group waits at most WAIT_S_MAX.
+        """
+        tokens_min = -NOTICES_PER_SECOND * WAIT_S_MAX
+        budget.tokens = max(budget.tokens - self.send(group, keys), tokens_min)

@@ -320,17 +320,20 @@ class PullHandlers:
         if that is not the pull of `command`, or if the pull is not plain enough for the engine.
         """
         key, header = missed
-        values, wanted, config = orjson.loads(header), context.filter, self.settings.broker
+        values, message_filter = orjson.loads(header), context.filter
+        config = self.settings.broker
         assert engine.pulls is not None, "the engine has reported a missed pull"
         reader, store = self.store.reader, self.store.reader.config
         is_sluice_client = ANY_SPAN_FIELD in context.fields
         count_max = min(max(context.count_max, 1), reader.near_max[is_sluice_client])
-        codes = None if wanted is None else reader.codes_alone(wanted)
-        scan = None if wanted is None or codes is not None else reader.scan_known(wanted)
+        codes = None if message_filter is None else reader.codes_alone(message_filter)
+        scan = None
+        if message_filter is not None and codes is None:
+            scan = reader.scan_known(message_filter)
         if (
             [values[name] for name in ("opaque", "flag", "extFields")]
             != [command.opaque, 0, command.fields]
-            or (wanted is not None and codes is None and scan is None)
+            or (message_filter is not None and codes is None and scan is None)
             or context.bytes_max is not None
             or count_max > engine.pulls.count_max
             or config.slave_read
@@ -345,7 +348,7 @@ class PullHandlers:
         plan.found_topic = self.topics.table[context.topic]
         plan.topic_config, plan.broker = plan.found_topic.config, config
         plan.delivered, plan.scan = context.delivery, scan
-        plan.codes = codes if scan is None else wanted.vectorised  # type: ignore[union-attr]
+        plan.codes = codes if scan is None else message_filter.vectorised  # type: ignore[union-attr]
         plan.any_span = is_sluice_client
         if not context.sys_flag & FLAG_SUBSCRIPTION:
             plan.members = self.consumers.groups[context.group]
